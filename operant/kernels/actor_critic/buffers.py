@@ -24,6 +24,11 @@ class Flat(NamedTuple):
     second: Any
 
 
+def flat_of(adam: dict[str, Any], parameters: Any) -> Flat:
+    """A flat vector with what Adam keeps of it."""
+    return Flat(parameters, adam["exp_avg"], adam["exp_avg_sq"])
+
+
 class Layers(NamedTuple):
     """What a network's weights learn from, each layer's (G, B, H) after another's."""
 

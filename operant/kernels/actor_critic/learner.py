@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from operant.kernels.actor_critic.acting import Acting, act
-from operant.kernels.actor_critic.buffers import Flat, Layers, Pack, Temperature, Update, Work
+from operant.kernels.actor_critic.buffers import Layers, Pack, Temperature, Update, Work, flat_of
 from operant.kernels.actor_critic.gradients import evaluate, improve, judge
 from operant.kernels.actor_critic.shape import TILE, Net, Shape
 from operant.kernels.actor_critic.steps import account, pack_network, step
@@ -219,9 +219,3 @@ class Learner(Rehearsed):
             self._batch, self._work, self._actor_layers, self._actor, self._next_actor, self._actor_pack, self._next_pack, self._temperature,
             self._updates[0], SPEC=shape, NET=net, POLICY=True, TARGET=not shape.stochastic, num_warps=STEP_WARPS,
         )  # fmt: skip
-
-
-
-def flat_of(adam: dict[str, Tensor], parameters: Tensor) -> Flat:
-    """A flat vector with what Adam keeps of it."""
-    return Flat(parameters, adam["exp_avg"], adam["exp_avg_sq"])

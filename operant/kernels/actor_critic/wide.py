@@ -8,36 +8,26 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from operant.kernels.actor_critic import wide_first, wide_heads, wide_layers, wide_shape, wide_steps
-from operant.kernels.actor_critic.buffers import Flat, Passes, Temperature, Trained, Update, Work
-from operant.kernels.actor_critic.learner import Learner, flat_of
+from operant.kernels.actor_critic import wide_heads, wide_shape, wide_steps
+from operant.kernels.actor_critic.buffers import Flat, Passes, Temperature, Trained, Update, Work, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, HEADS, ROWS, STAGES, Wide, WideNet, first_tile, layer_tile
-
-BESIDE = True
-"""Whether what does not depend on each other is launched side by side."""
-
-OWN, PRODUCT = True, (128, 256, 64)
-"""Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
+from operant.kernels.actor_critic.wide_passes import BESIDE, WidePasses
+from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, HEADS, ROWS, Wide, WideNet, first_tile, layer_tile
 
 
-class WideLearner(Learner):
+class WideLearner(WidePasses):
     """SAC's fused kernels for such networks."""
-
-    shape: Wide  # type: ignore[assignment]
 
     def __init__(self, shape: Wide, task: Task) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
         on_gpu = task.actor.device.type == "cuda"
-        self._side, self._learning = (torch.cuda.Stream(task.actor.device) if on_gpu else None for _ in range(2))
+        self._side, self._learning, self._far = (torch.cuda.Stream(task.actor.device) if on_gpu else None for _ in range(3))
+        self._heads: tuple[Tensor, Tensor] = (task.totals, task.totals)  # of critics and their targets as two operands, where they learn distributions
         self._begun = -1  # the update that is learned from beside acting
+        self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
         self._room = self._max_shared(task.actor.device) if on_gpu else 1 << 20
@@ -84,7 +74,7 @@ class WideLearner(Learner):
         blocks = -(-flat.parameters.numel() // wide_shape.BLOCK)
         return Trained(
             net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient),
-            self._zeros(G, self.shape.parts, net.layers[0].width, (2 if first_tile(self.shape, net) else 1) * self.shape.columns),
+            self._zeros(G, self.shape.parts, net.layers[0].width, (2 if first_tile(self.shape, net) else 1) * self.shape.columns),  # with a one, or without
             self._zeros(net.programs, G, net.vectors, net.pad), self._zeros(net.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
 
@@ -102,163 +92,11 @@ class WideLearner(Learner):
         moments = [self._zeros(net.towers, rows if self.shape.layer_norm else 1, 2) for _ in net.layers]
         return Passes(sums, hidden, moments, zeros(backward), self._zeros(rows, net.outputs) if self._ready else hidden[-1])
 
-    # PASSES
-
-    def _rowwise(
-        self, kernel: object, net: WideNet, at: int, samples: int, second: int, *arguments: object, product: bool = False, programs: int = 0, warps: int = 1,
-        each: int = 8, **options: object,
-    ) -> None:  # fmt: skip
-        """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size.
-
-        `product`: it has one; else a thread has `each` numbers of a part.
-        """
-        rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, max(1, each * 32 * warps // max(net.layers[at].parts))), warps)
-        grid = (min(programs or samples, samples // rows), second)
-        self.launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
-
-    def _forward(
-        self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool = False, values: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """All hidden layers of rows (n, columns); an actor's last activations, too; into `values` (towers, n) critics'. `keep`: what a way back needs."""
-        rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
-        both = self._first_layers(net, x, flat, weights, passes, keep=keep)
-        size = next(size for size in (wide_shape.FIRST_ROWS, 32, ROWS) if rows % size == 0)
-        if not both:
-            self.launch(
-                wide_first.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
-                SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and first_tile(self.shape, net) is None,
-                CHUNK=wide_shape.FIRST_CHUNK, ROWS=size, num_warps=4,
-            )  # fmt: skip
-        for k in range(2 if both else 1, top + 1):
-            tile, z, h, m = layer_tile(self.shape, net, k, rows, self._room), passes.sums[k], passes.hidden[k], passes.moments[k]
-            if tile is None:
-                if self._asked is None:
-                    torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=z)
-                self._rowwise(wide_layers.forward_layer, net, k, rows, net.towers, z, h, m, flat, rows, programs=wide_shape.PROGRAMS // net.towers, NET=net)
-                continue
-            end = "hidden", flat
-            if k == top and net is self.shape.actor:
-                end = "policy" if self._ready else "hidden", passes.end
-            elif k == top:
-                end = ("hidden" if self.shape.atoms else "", flat) if values is None else ("value", values)
-            size, deep = tile
-            part = net.layers[k].parts[0]
-            self.launch(
-                wide_layers.hidden_layer, (rows // size, net.towers), *described((passes.hidden[k - 1], size, deep), (weights[k], part, deep)),
-                *described((z, size, part), (h, size, part)), m,
-                flat, end[1], rows, SPEC=self.shape, NET=net, AT=k, KEEP=keep, END=end[0], ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
-            )  # fmt: skip
-        if values is not None and tile is None:
-            self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.hidden[top], flat, values)
-
-    def _first_layers(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool) -> bool:
-        """The first two hidden layers in one launch, where the second is none of the last and fits; whether they were."""
-        rows = passes.hidden[0].shape[1]
-        tile = layer_tile(self.shape, net, 1, rows, self._room)
-        if tile is None or len(net.layers) < 3 or (keep and self.shape.needs_sums and first_tile(self.shape, net) is None):
-            return False
-        (size, deep), part = tile, net.layers[1].parts[0]
-        self.launch(
-            wide_first.first_layers, (rows // size, net.towers), x, *described((weights[0], deep, self.shape.columns), (weights[1], part, deep)),
-            *described((passes.sums[1], size, part), (passes.hidden[0], size, deep), (passes.hidden[1], size, part)), passes.moments[1], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep, ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
-        )  # fmt: skip
-        return True
-
-    def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
-        """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
-        net, B, idle = trained.net, self.shape.batch, self._asked is not None
-        tiled = first_tile(self.shape, net)
-        for k in range(len(net.layers) - 1, 0, -1):
-            if train and not idle:
-                with self._aside():
-                    self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
-            if k == 1 and tiled:
-                self._first_backward(trained, x, passes, tiled, train=train)
-                break
-            self._input_gradient(trained, passes, k)
-            self._layer_backward(trained, passes, k - 1, train=train, begin=begin)
-        if not train and not idle and not tiled:
-            self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
-        if train:
-            if not idle and not tiled:
-                with self._aside():  # few columns: parts of the batch side by side, for more programs
-                    for tower, by_first in enumerate(trained.by_first):
-                        g = passes.gradient[0][tower].unflatten(0, (len(by_first), -1))
-                        self._product(g.transpose(1, 2), x.unflatten(0, (len(by_first), -1)), by_first)
-                    torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
-            grid = (net.vectors, net.towers, -(-net.pad // wide_shape.SUM_UNITS))
-            sizes = {"FIRST": 0 if tiled else net.programs, "CHUNK": min(wide_shape.SUM_ROWS, net.programs), "WIDE": wide_shape.SUM_UNITS}
-            self.launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, **sizes, num_warps=4)
-            self._join()
-
-    def _layer_backward(self, trained: Trained, passes: Passes, at: int, *, train: bool, begin: int = 0) -> None:
-        """In place from the gradient in a layer's activations to that in what it sums up."""
-        net, z, saved, hidden = trained.net, passes.sums[at], passes.moments[at], passes.hidden[at]
-        self._rowwise(
-            wide_layers.backward_layer, net, at, self.shape.batch, net.towers, passes.gradient[at], z, saved, hidden,
-            trained.flat.parameters, trained.partial, hidden.shape[1], begin,
-            programs=net.programs if train else wide_shape.PROGRAMS // net.towers, NET=net, TRAIN=train,
-        )  # fmt: skip
-
-    def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool) -> None:
-        """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
-        net, B, (size, columns, deep) = trained.net, self.shape.batch, tile
-        (tiles, parts), share = wide_shape.slope_tiles(net, columns), B // self.shape.parts
-        read, weight, out = described((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
-        self.launch(
-            wide_first.first_slopes, (tiles, B // size, net.towers), read, weight, x, trained.weights[0], trained.flat.parameters, out, self._shares,
-            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, PARTS=parts, DEEP=deep, STAGES=STAGES, num_warps=8,
-        )  # fmt: skip
-        if train:
-            units = {"SPEC": self.shape, "NET": net, "WIDE": 2 * self.shape.columns}
-            size = min(64, share & -share)
-            self.launch(
-                wide_first.first_gradient, (tiles * parts, self.shape.parts, net.towers), *described((passes.gradient[0], size, columns)), x, trained.by_first,
-                **units, ROWS=size, COLUMNS=columns, STAGES=STAGES, num_warps=4,
-            )  # fmt: skip
-            grid = net.layers[0].width // 16, net.towers
-            self.launch(wide_first.first_reduce, grid, trained.by_first, trained.gradient, **units, UNITS=16, num_warps=4)
-        else:
-            self.launch(
-                wide_first.action_slopes, (B // size, net.towers), self._shares, self._work.value_slope, SPEC=self.shape, TILES=tiles, ROWS=size, num_warps=4,
-            )  # fmt: skip
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Launches beside what follows, until `_join`: passes over memory and products take turns well."""
-        if self._side is None or self._asked is not None or not BESIDE:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _join(self) -> None:
-        """Go on once all that was launched aside is done."""
-        if self._side is not None and self._asked is None and BESIDE:
-            torch.cuda.current_stream(self._device).wait_stream(self._side)
-
-    def _input_gradient(self, trained: Trained, passes: Passes, k: int) -> None:
-        """The gradient in what layer k reads, before an activation."""
-        layer, (rows, columns, deep) = trained.net.layers[k], PRODUCT
-        if OWN and self.shape.precision == "bf16" and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0:
-            self.launch(
-                wide_layers.input_gradient, (self.shape.batch // rows * (layer.inputs // columns), trained.net.towers),
-                passes.gradient[k], trained.weights[k], passes.gradient[k - 1],
-                SPEC=self.shape, NET=trained.net, AT=k, ROWS=rows, COLUMNS=columns, DEEP=deep, num_warps=8,
-            )  # fmt: skip
-        elif self._asked is None:
-            torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
-
-    def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """A b in float32."""
-        torch.bmm(a, b, out=out, **({} if a.dtype == out.dtype else {"out_dtype": out.dtype}))
-
     # ACT
 
     def prepare(self) -> None:
         """Take parameters and normalizer as they are, for an iteration."""
+        self._made = None
         normalizer = self.task.actor.features.normalizer
         if normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
@@ -291,35 +129,51 @@ class WideLearner(Learner):
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
-        shape, due = self.shape, self.task.config.actor_learns(number)
+        due = self.task.config.actor_learns(number)
         if self._begun == number and self._learning is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._learning)
         else:
             self._learn(ticks, number)
         self._begun = -1
-        blocks = len(self._critics.squares)
-        with self._aside():
-            self.launch(
-                wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, self._work,
-                blocks, SPEC=shape, DUE=due, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
-            )  # fmt: skip
         if due:
             self._step(self._policy, target=False)
         self._join()
+        self._join(far=True)
 
     def _learn(self, ticks: int, number: int) -> None:
-        """Take a batch, step the critics, and where it is due find the actor's gradient.
+        """Take a batch, step the critics, and where it is due find the actor's gradient; else step the temperature.
 
         Of the newest tick a batch reads what was seen before it, from the rollout.
         """
         due = self.task.config.actor_learns(number)
         with self._aside():
             self.launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, DUE=due, num_warps=1)
-        self.sample(ticks, number)
+        if self._made != (ticks, number):
+            self.sample(ticks, number)
+        self._made = None
         self._learn_critics(due=due)
+        if not due:
+            self._sample_ahead(ticks, number + 1)
         self._step(self._critics, target=True)
+        blocks = len(self._critics.squares)
+        with self._aside():
+            sizes = {"SPEC": self.shape, "BLOCKS": 1 << (blocks - 1).bit_length()}
+            self.launch(wide_steps.norm, (1,), self._critics.squares, self._temperature, blocks, **sizes, num_warps=4)
         if due:
             self._learn_actor()
+            self._sample_ahead(ticks, number + 1)
+
+    def _sample_ahead(self, ticks: int, number: int) -> None:
+        """Beside what follows the batch of the next update, where the same tick has one."""
+        if number in self.cycle.config.due(ticks - 1):
+            with self._aside(far=True):
+                self.sample(ticks, number)
+            self._made = ticks, number
+
+    def _finish(self, *, due: bool) -> None:
+        """The temperature's step, and what an update says of itself."""
+        terms = self._critics.terms, self._policy.terms
+        self.launch(wide_steps.finish, (1,), *terms, self._temperature, self._policy.update, self._work, SPEC=self.shape, DUE=due, num_warps=4)
 
     def _learn_critics(self, *, due: bool) -> None:
         """The gradient of the critics, at targets by the actor as it is; and where it is due the actor's own actions."""
@@ -334,6 +188,9 @@ class WideLearner(Learner):
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=None if self.shape.atoms else work.next_value)
         self._join()
         self._criticise()
+        if not due:
+            with self._aside(far=True):
+                self._finish(due=due)
         self._backward(critic, self._rows[1], self._critic_passes, train=True)
 
     def _criticise(self) -> None:
@@ -358,6 +215,8 @@ class WideLearner(Learner):
             self._rowwise(wide_heads.improve_few, actor.net, last, B, 1, *arguments, programs=actor.net.programs, **HEADS, STAGES=wide_shape.HEAD_STAGES)
         else:
             self._rowwise(wide_heads.improve, actor.net, last, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
+        with self._aside(far=True):
+            self._finish(due=True)
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 
     def _judge(self) -> None:
@@ -372,21 +231,10 @@ class WideLearner(Learner):
         following, packed, first = (self._followed, self._target_packed, self._target_weights[0]) if target else (flat.parameters, *[trained.packed] * 2)
         self.launch(
             wide_steps.step, (-(-size // wide_shape.BLOCK),),
-            flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, trained.update, trained.squares, size,
+            flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, *self._heads, trained.update, trained.squares, size,
             SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=wide_shape.BLOCK, num_warps=4,
         )  # fmt: skip
-
-    @staticmethod
-    def _first_of(net: WideNet, vector: Tensor) -> Tensor:
-        """The first layer's weight in a vector of parameters, (towers, width, inputs)."""
-        first = net.layers[0]
-        return vector[first.weight :][: net.towers * first.width * first.inputs].view(net.towers, first.width, first.inputs)
 
     def _widen(self, net: WideNet, vector: Tensor, weights: list[Tensor]) -> None:
         """Copy the first layer's weight to where it has columns to spare."""
         weights[0][:, :, : net.layers[0].inputs].copy_(self._first_of(net, vector))
-
-
-def described(*matrices: tuple[Tensor, int, int]) -> tuple[TensorDescriptor, ...]:
-    """Descriptors of matrices (towers, rows, columns), a tower's rows behind another's, with the rows and columns of a block of each."""
-    return tuple(TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices)

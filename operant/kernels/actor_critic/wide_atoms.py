@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from operant.kernels.actor_critic.buffers import Passes, Trained
+from operant.kernels.actor_critic.buffers import Passes
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide import WideLearner
 from operant.kernels.actor_critic.wide_shape import ROWS, Wide
@@ -20,23 +20,10 @@ from operant.kernels.blocks import operand
 PROJECT, CRITICISE, JUDGE = (ROWS, 4), (ROWS, 4), (ROWS, 4)
 """Rows of a program's tile, where a batch allows, and its warps: on an H200 8 rows or 8 warps do as well."""
 
-DENSE, NEAR = tl.constexpr(0.5), tl.constexpr(6)
-"""The least discount with which an atom moves by so much of a step that four at most come near another; so many are looked at, for the sake of rounding."""
+FEW, SEVERAL = tl.constexpr(2 / 3), tl.constexpr(0.5)
+"""The least discounts with which three atoms at most, or four, come near another."""
 
 # KERNELS
-
-
-@triton.jit
-def split(flat, out, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """The head's weight as two operands that add up to it, `out` (towers, 2 atoms, width): program 0 is a tile of atoms, 1 the tower."""
-    tower, atom, unit = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, NET.layers[AT].pad)
-    WIDTH: tl.constexpr = NET.layers[AT].width
-    mask = (atom < NET.outputs)[:, None] & (unit < WIDTH)[None, :]
-    w = tl.load(flat + NET.head_weight + (tower * NET.outputs + atom)[:, None] * WIDTH + unit[None, :], mask=mask, other=0.0)
-    first = operand(w, SPEC)
-    place = out + (tower * 2 * SPEC.atoms + atom)[:, None] * WIDTH + unit[None, :]
-    tl.store(place, first, mask=mask)
-    tl.store(place + SPEC.atoms * WIDTH, operand(w - first.to(tl.float32), SPEC), mask=mask)
 
 
 @triton.jit
@@ -61,21 +48,24 @@ def _support(support, NET: tl.constexpr, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _shares(probability, rows, begin, discount, SPEC: tl.constexpr, NET: tl.constexpr):
-    """What each atom gets, of the few that come near it and of those beyond an end; `rows`: where each row's probabilities begin."""
+def _shares(rows, begin, discount, NEAR: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr):
+    """What each atom gets, of the NEAR that come near it and of those beyond an end; `rows`: where each row's probabilities begin."""
     OUTPUTS: tl.constexpr = NET.outputs
     LAST: tl.constexpr = OUTPUTS - 1.0
     atom, slope = tl.arange(0, SPEC.atoms)[None, :], tl.where(discount > 0.0, discount, 1.0)[:, None]
-    moved = begin[:, None] + slope * atom
-    below, above = tl.sum(tl.where(moved < 0.0, probability, 0.0), axis=1), tl.sum(tl.where(moved > LAST, probability, 0.0), axis=1)
+    # What comes beyond an end is shared as anywhere, and what would be lost there is the end's.
+    moved, probability = begin[:, None] + slope * atom, tl.load(rows[:, None] + atom)
+    below = tl.sum(probability * tl.minimum(tl.maximum(-moved, 0.0), 1.0), axis=1)
+    above = tl.sum(probability * tl.minimum(tl.maximum(moved - LAST, 0.0), 1.0), axis=1)
     found = tl.where(atom == 0, below[:, None], 0.0) + tl.where(atom == OUTPUTS - 1, above[:, None], 0.0)
-    first = tl.floor((atom - 1.0 - begin[:, None]) / slope)
+    # The first atom that comes nearer than one, and those after it.
+    first = tl.floor((atom - 1.0 - begin[:, None]) / slope) + 1.0
+    first = tl.minimum(tl.maximum(first, -NEAR), OUTPUTS)
+    i, off = first.to(tl.int32), begin[:, None] + slope * first - atom
     for k in tl.static_range(NEAR):
-        i = first + k
-        moved = begin[:, None] + slope * i
-        inside = (i >= 0.0) & (i <= LAST) & (moved >= 0.0) & (moved <= LAST)
-        share = tl.maximum(1.0 - tl.abs(moved - atom), 0.0)
-        found += tl.load(rows[:, None] + tl.where(inside, i, 0.0).to(tl.int32), mask=inside, other=0.0) * share
+        share = tl.maximum(1.0 - tl.abs(off), 0.0)
+        found += tl.load(rows[:, None] + i + k, mask=(i + k >= 0) & (i + k < OUTPUTS), other=0.0) * share
+        off += slope
     # Nothing is left of what would come: all of it goes to one place.
     ended = tl.minimum(tl.maximum(begin, 0.0), LAST)[:, None]
     return tl.where((discount > 0.0)[:, None], found, tl.maximum(1.0 - tl.abs(ended - atom), 0.0))
@@ -85,7 +75,7 @@ def _shares(probability, rows, begin, discount, SPEC: tl.constexpr, NET: tl.cons
 def project(products, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """The critics' targets (B, atoms): r + discount (Z' - alpha log pi) on the support, Z' of the critic whose mean is the least; a tile of rows a program.
 
-    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where discounts are 0 or DENSE at least.
+    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where discounts are 0 or SEVERAL at least.
     `products` (towers, B, 2 atoms) of the target critics; `least` (B, atoms) holds what a row's other threads ask for.
     """
     NET: tl.constexpr = SPEC.critic
@@ -110,13 +100,15 @@ def project(products, flat, batch, work, temperature, support, factor, least, ta
     low, high = tl.load(support), tl.load(support + OUTPUTS - 1)
     step = (high - low) / (OUTPUTS - 1)
     begin = (reward + discount * low - low) / step  # where atom 0 goes, in atoms; atom i by i discounts more
-    found = tl.zeros((ROWS, ATOMS), tl.float32)
-    if tl.min(tl.where(discount > 0.0, discount, 1.0), axis=0) >= DENSE:
-        found += _shares(probability, least + row * SPEC.atoms, begin, discount, SPEC, NET)
+    rows, found, smallest = least + row * SPEC.atoms, tl.zeros((ROWS, ATOMS), tl.float32), tl.min(tl.where(discount > 0.0, discount, 1.0), axis=0)
+    if smallest >= FEW:
+        found += _shares(rows, begin, discount, 3, SPEC, NET)
+    elif smallest >= SEVERAL:
+        found += _shares(rows, begin, discount, 4, SPEC, NET)
     else:
         for i in range(OUTPUTS):
             moved = tl.minimum(tl.maximum(begin + discount * i, 0.0), OUTPUTS - 1.0)
-            found += tl.load(least + row * SPEC.atoms + i)[:, None] * tl.maximum(1.0 - tl.abs(moved[:, None] - atom[None, :]), 0.0)
+            found += tl.load(rows + i)[:, None] * tl.maximum(1.0 - tl.abs(moved[:, None] - atom[None, :]), 0.0)
     tl.store(target + place, tl.where((atom < OUTPUTS)[None, :], found, 0.0))
 
 
@@ -190,26 +182,18 @@ class AtomsLearner(WideLearner):
         self._least, self._target = self._zeros(B, atoms), self._zeros(B, atoms)
         # Heads as two operands with rows to spare, which products take well, what is multiplied with them, and their gradient, likewise.
         self._slopes = torch.zeros(net.towers, B, atoms, dtype=self._kind, device=self._device)
-        self._head, self._target_head = (torch.zeros(net.towers, 2 * atoms, width, dtype=self._kind, device=self._device) for _ in range(2))
+        self._heads = tuple(torch.zeros(net.towers, 2 * atoms, width, dtype=self._kind, device=self._device) for _ in range(2))
         self._products, self._target_products = (self._zeros(net.towers, B, 2 * atoms) for _ in range(2))
         self._by_head, self._by_bias = self._zeros(net.towers, atoms, width), self._zeros(net.programs, net.towers, atoms)
 
     def prepare(self) -> None:
         """Take parameters and normalizer as they are, for an iteration."""
         super().prepare()
-        self._split()
-
-    def _step(self, trained: Trained, *, target: bool) -> None:
-        super()._step(trained, target=target)
-        if target:
-            with self._aside():
-                self._split()
-
-    def _split(self) -> None:
-        """Heads as products take them."""
         net = self.shape.critic
-        for flat, out in ((self._critics.flat.parameters, self._head), (self._followed, self._target_head)):
-            self.launch(split, (self.shape.atoms // ROWS, net.towers), flat, out, SPEC=self.shape, NET=net, AT=len(net.layers) - 1, ROWS=ROWS, num_warps=4)
+        for flat, out in ((self._critics.flat.parameters, self._heads[0]), (self._followed, self._heads[1])):
+            head = flat[net.head_weight :][: net.towers * net.outputs * out.shape[-1]].view(net.towers, net.outputs, -1)
+            out[:, : net.outputs].copy_(head)
+            out[:, self.shape.atoms :][:, : net.outputs].copy_(head - out[:, : net.outputs])
 
     def _multiply(self, passes: Passes, head: Tensor, out: Tensor) -> None:
         """The last activations times both parts of a head."""
@@ -220,8 +204,8 @@ class AtomsLearner(WideLearner):
         net, K, passes, critic = self.shape.critic, self.shape.critic.outputs, self._critic_passes, self._critics
         flat, scale, width = critic.flat.parameters, (self._scale.support, self._scale.reward_factor), net.layers[-1].width
         with self._aside():
-            self._multiply(passes, self._head, self._products)
-        self._multiply(self._target_passes, self._target_head, self._target_products)
+            self._multiply(passes, self._heads[0], self._products)
+        self._multiply(self._target_passes, self._heads[1], self._target_products)
         own = self._target_products, self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
         self._tiled(project, PROJECT, self.shape.batch, 1, *own)
         self._join()
@@ -235,8 +219,7 @@ class AtomsLearner(WideLearner):
         self._through_head(train=True)
 
     def _judge(self) -> None:
-        self._join()
-        self._multiply(self._critic_passes, self._head, self._products)
+        self._multiply(self._critic_passes, self._heads[0], self._products)
         own = self._products, self._critics.flat.parameters, self._scale.support, self._slopes, self._work
         self._tiled(judge, JUDGE, self.shape.batch, 1, *own)
         self._through_head(train=False)
@@ -251,5 +234,5 @@ class AtomsLearner(WideLearner):
         """From the gradient in outputs to that in what the last hidden layers sum up."""
         passes = self._critic_passes
         if self._asked is None:
-            torch.bmm(self._slopes, self._head[:, : self.shape.atoms], out=passes.gradient[-1])
+            torch.bmm(self._slopes, self._heads[0][:, : self.shape.atoms], out=passes.gradient[-1])
         self._layer_backward(self._critics, passes, len(passes.gradient) - 1, train=train)

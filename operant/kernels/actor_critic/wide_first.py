@@ -211,7 +211,7 @@ def action_slopes(shares, slope, SPEC: tl.constexpr, TILES: tl.constexpr, ROWS: 
 def first_gradient(
     gradient, x, by_first, SPEC: tl.constexpr, NET: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """Products of what `first_slopes` has left, the descriptor `gradient`, and what first layers read and a one: `by_first` (towers, parts, width, WIDE).
+    """Products of the gradient in what first layers sum up, a descriptor, and what they read, and a one where WIDE allows: (towers, parts, width, WIDE).
 
     Program 0 takes COLUMNS units, 1 a part of the batch, 2 is the tower.
     """
@@ -230,7 +230,7 @@ def first_gradient(
 
 @triton.jit
 def first_reduce(by_first, gradient, SPEC: tl.constexpr, NET: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr):
-    """The gradients of the first layer's weight and bias, the sums of those products."""
+    """The gradient of the first layer's weight, and with a one its bias's, the sums of those products."""
     tower, unit, column = tl.program_id(1), tl.program_id(0) * UNITS + tl.arange(0, UNITS), tl.arange(0, WIDE)
     WIDTH: tl.constexpr = NET.layers[0].width
     PARTS: tl.constexpr = SPEC.parts
@@ -238,6 +238,7 @@ def first_reduce(by_first, gradient, SPEC: tl.constexpr, NET: tl.constexpr, WIDE
     for part in tl.static_range(PARTS):
         total += tl.load(by_first + ((tower * PARTS + part) * WIDTH + unit)[:, None] * WIDE + column[None, :])
     vector = tower * WIDTH + unit
-    tl.store(gradient + NET.layers[0].bias + vector, tl.sum(tl.where((column == SPEC.columns)[None, :], total, 0.0), axis=1))
+    if SPEC.columns < WIDE:
+        tl.store(gradient + NET.layers[0].bias + vector, tl.sum(tl.where((column == SPEC.columns)[None, :], total, 0.0), axis=1))
     place = gradient + NET.layers[0].weight + vector[:, None] * NET.layers[0].inputs + column[None, :]
     tl.store(place, total, mask=(column < NET.layers[0].inputs)[None, :] & (unit >= 0)[:, None])

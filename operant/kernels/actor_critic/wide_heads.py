@@ -230,16 +230,6 @@ def _least(values, row, SPEC: tl.constexpr):
 
 
 @triton.jit
-def value(hidden, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """Critics' values (towers, B), of their last hidden layers' activations."""
-    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    NET: tl.constexpr = SPEC.critic
-    weight = wide.load_vector(flat, NET.head_weight, tower, NET, AT)
-    h = wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT)
-    tl.store(values + tower * SPEC.batch + row, wide.row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
-
-
-@triton.jit
 def _times(rows, vector, NET: tl.constexpr, AT: tl.constexpr):
     """The outer product of (rows) with a vector."""
     x = ()

@@ -105,3 +105,54 @@ def input_gradient(
     for k in tl.range(0, WIDTH, DEEP, num_stages=4):
         total = tl.dot(tl.load(left + k), tl.load(right + k * INPUTS), total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
     tl.store(out + place[:, None] * INPUTS + column[None, :], operand(total, SPEC))
+
+
+@triton.jit
+def value(hidden, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Critics' values (towers, B), of their last hidden layers' activations."""
+    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    NET: tl.constexpr = SPEC.critic
+    weight = wide.load_vector(flat, NET.head_weight, tower, NET, AT)
+    h = wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT)
+    tl.store(values + tower * SPEC.batch + row, wide.row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
+
+
+@triton.jit
+def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
+    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers.
+
+    The first layer's have FIRST rows, and with none are found elsewhere.
+    """
+    vector, tower = tl.program_id(0), tl.program_id(1)
+    unit = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    # How many numbers the vector has.
+    size = 0
+    for k in tl.static_range(len(NET.layers)):
+        number = vector - NET.layers[k].partial
+        used = ((number >= 0) & (number < NET.layers[k].vectors)) if SPEC.layer_norm else ((number == 0) | ((number > 2) & (number < NET.layers[k].vectors)))
+        size = tl.where(used, max(NET.layers[k].width, NET.outputs), size)
+    rows = tl.where(vector < NET.layers[1].partial, FIRST, NET.programs)
+    inside = (unit < size) & (rows > 0)
+    total = tl.zeros((CHUNK, WIDE), tl.float32)
+    for start in range(0, rows, CHUNK):
+        row = start + tl.arange(0, CHUNK)
+        place = (row * NET.towers + tower) * NET.vectors + vector
+        total += tl.load(partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (row < rows)[:, None], other=0.0)
+    g = tl.sum(total, axis=0)
+    for k in tl.static_range(len(NET.layers)):
+        number = vector - NET.layers[k].partial
+        here = (unit < NET.layers[k].width) & (rows > 0)
+        place = gradient + tower * NET.layers[k].width + unit
+        if number == 0:
+            tl.store(place + NET.layers[k].bias, g, mask=here)
+        if SPEC.layer_norm:
+            if number == 1:
+                tl.store(place + NET.layers[k].gain, g, mask=here)
+            if number == 2:
+                tl.store(place + NET.layers[k].shift, g, mask=here)
+        if k == len(NET.layers) - 1:
+            output = number - 3
+            if (output >= 0) & (output < NET.outputs):
+                tl.store(gradient + NET.head_weight + (tower * NET.outputs + output) * NET.layers[k].width + unit, g, mask=here)
+            if output == NET.outputs:
+                tl.store(gradient + NET.head_bias + tower * NET.outputs + unit, g, mask=unit < NET.outputs)

@@ -40,8 +40,8 @@ BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 """Parameters that a program steps; rows of sums and units that are added up at a time."""
 
 SLOPE_PARTS = 2
-FIRST_TILE = 128
-"""Tiles of a program on the way back to the first layer, and rows and columns of each."""
+FIRST_TILE, GRADIENT_ROWS = 128, 64
+"""Tiles of a program on the way back to the first layer, and rows and columns of each; rows at a time of one that finds its gradient."""
 
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
@@ -182,6 +182,13 @@ def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
     columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
     own = not shape.layer_norm and min(columns, deep) >= 16 and (shape.precision == "bf16" or first.width <= 64) and shape.action <= FEW_ACTIONS
     return (rows, columns, deep) if own else None
+
+
+def gradient_tile(shape: Wide, net: WideNet) -> tuple[int, int] | None:
+    """Rows and columns at a time of a program that finds the first layer's gradient; None where the library's product does."""
+    width, share = net.layers[0].width, shape.batch // shape.parts
+    columns = min(FIRST_TILE, width & -width)
+    return (min(GRADIENT_ROWS, share & -share), columns) if columns >= 16 and (shape.precision == "bf16" or width <= 64) else None
 
 
 def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
