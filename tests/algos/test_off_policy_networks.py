@@ -137,3 +137,12 @@ def test_bf16_is_near_float32(activation, layer_norm):
     other.square().mean().backward()
     for a, b in zip(exact.parameters(), short.parameters(), strict=True):
         assert b.grad.dtype == torch.float32 and (a.grad - b.grad).norm() <= 0.05 * a.grad.norm() + 1e-6
+
+
+@pytest.mark.parametrize("made_on", [sac_on, td3_on])
+def test_a_start_forgets_what_running_episodes_had_returned(made_on):
+    algo = iterate(made_on(PUSH, normalize_returns=True), 1)
+    accrued = algo.state("train")["algo/accrued"]
+    assert accrued.abs().max() > 0
+    algo.start()
+    assert accrued.abs().max() == 0

@@ -120,6 +120,7 @@ class SAC:
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""
+        self._accrued.carried.zero_()  # what running episodes had returned, for the scale of rewards
         self.cycle.start()
 
     def _train(self) -> None:
