@@ -1,7 +1,7 @@
 """Triton functions of rows of a wide layer: loaded and stored in parts, activated, on the way back, and summed up. Know no network's order of work.
 
 Rows are samples, (rows, units), a tower's behind another's; a row is held as a tuple of parts, (rows, part) each, whose widths are powers of two. Sums over the
-batch have a fixed order: each program adds up its tiles into a row of `partial` (programs, towers, vectors, pad), and `wide_steps.reduce` the rows.
+batch have a fixed order: each program adds up its tiles into a row of `partial` (programs, towers, vectors, pad), and `wide_layers.reduce` the rows.
 """
 
 from __future__ import annotations
