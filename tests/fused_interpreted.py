@@ -152,10 +152,15 @@ def tree_case(chunks, shards):
 
 
 def muon_case(shapes, half, skip):
-    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left."""
+    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left.
+
+    Where the step is skipped, every matrix has a gradient that is not a number.
+    """
     found = torch.randn(3, sum(m * n for m, n in shapes), generator=torch.Generator().manual_seed(3))
     places = [sum(m * n for m, n in shapes[:k]) for k in range(len(shapes))]
     rate, skipped = torch.tensor([3e-3]), torch.tensor([skip])
+    if skip:
+        found[1, places] = torch.nan
     values, gradient, momentum = found.double()
     matrices = [(at, (1, m, n)) for at, (m, n) in zip(places, shapes, strict=True)]
     exact = Muon(values, gradient, rate.double(), 1e-5, matrices)
@@ -168,7 +173,7 @@ def muon_case(shapes, half, skip):
     ours.step(lambda kernel, grid, *arguments, **options: kernel[grid](*arguments, **options), *found, squares, skipped, rate, 0.5)
     steps = [[(moved - before)[at : at + m * n] for moved in (found[0], values)] for at, (_, m, n) in matrices]
     return {
-        "step": max(float((one - other).norm()) / max(float(other.norm()), 1e-9) for one, other in steps),
+        "step": float(torch.stack([(one - other).norm() / other.norm().clamp_min(1e-9) for one, other in steps]).max()),
         "momentum": relative_error(found[2], exact.tensors()["momentum"]),
         "gradient": float(found[1].abs().max()),
     }

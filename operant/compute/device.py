@@ -40,7 +40,9 @@ def device_call(function: Callable[..., Any]) -> Any:
     _number_apart()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **UNCOUNTED}
     called: Any = njit(**options)(function)
-    # Compiled code calls it without what Python and C would call it by: a tenth of all compilation.
+    if not hasattr(called, "get_call_template"):  # NUMBA_DISABLE_JIT: plain Python
+        return called
+    # Compiled code calls one without numba's wrappers for calls from Python and C: they take a tenth of all compilation.
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     bare: Any = njit(**options)(function)
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload

@@ -1,7 +1,7 @@
 """Triton kernels of Muon's step, `operant.nn.Muon`: of small matrices in one launch, a program a matrix; of larger ones in launches of tiled products.
 
 Larger ones are not left to a library: on an H200 that several processes shared, cuBLAS's product of twelve matrices of 512 x 512 in bf16 (a kernel of clusters)
-died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23). Knows no network and no algorithm.
+died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23). What torch runs (`algo.kernels=torch`) still calls it. Knows no network and no algorithm.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOST_SIDE = 128
 SIDE, TILE = tl.constexpr(64), tl.constexpr(4096)
 """Of larger ones: what their sides are padded to a multiple of, and numbers that a program takes outside of products."""
 
-PLACE, ROWS_AT, COLUMNS_AT, SHORT, LONG, SPREAD, SQUARE = (tl.constexpr(k) for k in range(7))
+PLACE, ROWS_AT, COLUMNS_AT, SHORT, LONG, X_AT, SQUARE_AT = (tl.constexpr(k) for k in range(7))
 """What is said of a larger matrix, in this order: where it lies in the vectors, its rows and columns; the shorter and the longer of them, padded; and where
-its padded numbers lie in the scratch, and those of its square."""
+x, its padded numbers, lies in the scratch, and x x^T."""
 
 MOMENTUM, PER_ADAM_STEP = tl.constexpr(0.95), tl.constexpr(0.2)
 A, B, C = tl.constexpr(3.4445), tl.constexpr(-4.7750), tl.constexpr(2.0315)
@@ -122,8 +122,8 @@ def muon_step(
     # Places once more, so that no register held them meanwhile.
     at, inside = _places(matrices, ROWS, COLUMNS)
     longer = tl.maximum(tl.load(matrices + 3 * tl.program_id(0) + 1), tl.load(matrices + 3 * tl.program_id(0) + 2)).to(tl.float32)
-    rate = tl.where(skipped, 0.0, tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer))
-    tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - rate * x.to(tl.float32), mask=inside)
+    rate, values = tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer), tl.load(parameters + at, mask=inside, other=0.0)
+    tl.store(parameters + at, tl.where(skipped, values, values - rate * x.to(tl.float32)), mask=inside)
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def _numbers(entry):
     i, j = number // long, number % long
     inside = (i < tl.minimum(m, n)) & (j < tl.maximum(m, n))
     place = tl.load(entry + PLACE) + tl.where(m > n, j * n + i, i * n + j)
-    return place, inside, tl.load(entry + SPREAD) + number, number < tl.load(entry + SHORT) * long
+    return place, inside, tl.load(entry + X_AT) + number, number < tl.load(entry + SHORT) * long
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def product(
     """
     entry = table + 7 * tl.program_id(1)
     short, long = tl.multiple_of(tl.load(entry + SHORT), 64), tl.multiple_of(tl.load(entry + LONG), 64)
-    wide, place = tl.multiple_of(tl.load(entry + SPREAD), 64), tl.multiple_of(tl.load(entry + SQUARE), 64)
+    wide, place = tl.multiple_of(tl.load(entry + X_AT), 64), tl.multiple_of(tl.load(entry + SQUARE_AT), 64)
     columns = short if SQUARED else long
     tile, tiles = tl.program_id(0), columns // BLOCK_N
     if tile < short // BLOCK_M * tiles:

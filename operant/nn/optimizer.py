@@ -71,11 +71,13 @@ class Muon(Adam):
     @torch.no_grad()
     def step_matrices(self, skip: Tensor | None = None) -> None:
         """Step the matrices, whose gradients are then zero: a step of Adam leaves them so."""
-        taken: Tensor | float = 1.0 if skip is None else 1.0 - skip
         for weight, gradient, momentum in self._matrices:  # (G, m, n) each
-            momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
-            update = orthogonalised(gradient + self.MOMENTUM * momentum)
-            weight.sub_(update * (self.learning_rate * (taken * self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5)))
+            held = momentum * self.MOMENTUM + gradient
+            update = orthogonalised(gradient + self.MOMENTUM * held)
+            moved = weight - update * (self.learning_rate * (self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5))
+            # Chosen, not multiplied by 0: a skipped step may have a gradient that is not finite.
+            momentum.copy_(held if skip is None else torch.where(skip > 0, momentum, held))
+            weight.copy_(moved if skip is None else torch.where(skip > 0, weight, moved))
             gradient.zero_()
 
     def step(self, skip: Tensor | None = None) -> None:

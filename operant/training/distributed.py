@@ -124,7 +124,7 @@ class SymmetricExchange(GroupExchange):
     @property
     def untimed(self) -> str:
         """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that count."""
-        return f"no value so far: there is none where iterations hand over more than {MOST_WORDS:,} words at once" if self._in_kernel else super().untimed
+        return f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once" if self._in_kernel else super().untimed
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
         """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""
@@ -141,7 +141,7 @@ class SymmetricExchange(GroupExchange):
         size = rows.nbytes // 4
         in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
         if self.counts and not in_kernel:
-            self._cannot_count("hand over more than 65,536 words at once")
+            self._cannot_count("exchange more than 65,536 numbers at once")
         if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
             return super().gather(rows)
         own = rows.detach().contiguous().view(-1).view(torch.int32)

@@ -54,7 +54,7 @@ def lstm_forward(
     UNITS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gates, c and h of all steps, (G, 4 M, T, B) and (G, M, T, B), from what the input adds to the gates and the h and c before. `apart`: M T B."""
-    tower = tl.program_id(1)
+    tower, apart = tl.program_id(1), tl.cast(apart, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     present = lane < lanes
     mask = present[:, None] & (unit < UNITS)[None, :]
@@ -95,7 +95,7 @@ def lstm_backward(
     UNITS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From the gradient in all h (G, M, T, B): those in what the input adds to the gates, (G, 4 M, T, B)."""
-    tower = tl.program_id(1)
+    tower, apart = tl.program_id(1), tl.cast(apart, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     present = lane < lanes
     mask = present[:, None] & (unit < UNITS)[None, :]
