@@ -1,7 +1,8 @@
 """Triton kernels of Muon's step, `operant.nn.Muon`: of small matrices in one launch, a program a matrix; of larger ones in launches of tiled products.
 
 Larger ones are not left to a library: on an H200 that several processes shared, cuBLAS's product of twelve matrices of 512 x 512 in bf16 (a kernel of clusters)
-died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23). What torch runs (`algo.kernels=torch`) still calls it. Knows no network and no algorithm.
+died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23). What torch runs (`algo.kernels=torch`) still calls it.
+Knows no network and no algorithm.
 """
 
 from __future__ import annotations

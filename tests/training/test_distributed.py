@@ -58,7 +58,7 @@ def trained(config, exchange=SOLO, iterations=3):
 
 
 def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(monkeypatch, caplog):
-    """What kernels exchange is counted by them; more than 65,536 words go another way. (Of one rank without a GPU: no kernel, and no stream.)"""
+    """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no kernel, and no stream.)"""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
     exchange, large = distributed.SymmetricExchange(0, 1, group, torch.device("cpu"), in_kernel=True), torch.zeros(1, distributed.MOST_NUMBERS + 1)
@@ -69,7 +69,7 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
     with caplog.at_level("INFO"):
         exchange.gather(large)
         exchange.gather(large)
-    assert "more than 65,536 words" in exchange.untimed
+    assert "more than 65,536 numbers" in exchange.untimed
     assert math.isnan(exchange.spent_s()) and caplog.text.count("the exchange's share is not measured") == 1
 
 

@@ -1,7 +1,8 @@
 """Acting on a rollout and learning from it as launches of fused kernels, over the buffers that an algorithm owns. Knows what is launched when, not how a
 network runs, and of the algorithm only what `task.Work` says.
 
-Nothing here reads back, or allocates but by torch, once it is made, so that a CUDA graph can hold it. Kernels compile at their first launch, which must be before a capture.
+Nothing here reads back, or allocates but by torch, once it is made, so that a CUDA graph can hold it. Kernels compile at their first launch, which must be
+before a capture.
 """
 
 from __future__ import annotations
