@@ -174,7 +174,10 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
     }
     if lines := [f"does not fit checkpoint {checkpoint.path.name}: {line}" for name, line in odd.items() if not name.startswith(_WORLD) or name == _CLOCK]:
         raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), lines)
-    if odd:  # of another version's environment, or of a file that was edited: of its lanes the clock alone goes on
+    # Of another version's environment, which had more or less state or another type of it, or of a file that was edited: of its lanes the clock alone goes on.
+    lanes = {name: tensor for name, tensor in there.items() if name.startswith(_WORLD)}
+    anew = bool(odd) or any(name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items())
+    if anew:
         own = {name: here for name, here in own.items() if not name.startswith(_WORLD) or name == _CLOCK}
     problem = find_nonfinite({name: there[name] for name in must_be_finite(algo) if name in own})
     if problem is not None:
@@ -183,7 +186,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
         for name, here in own.items():
             here.copy_(there[name])
     algo.world.restored()
-    return _OTHER_STATE if odd else None if algo.world.resumes else "an outside environment cannot be saved"
+    return _OTHER_STATE if anew else None if algo.world.resumes else "an outside environment cannot be saved"
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
