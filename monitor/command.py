@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from monitor import plain
 from operant import runs
-from operant.errors import NotFoundError, UsageError
+from operant.errors import BadFileError, NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -175,7 +175,10 @@ def _without_screen(
     if not ended:
         return 128 + signal.SIGHUP
     found = runs.load(run.path) or run
-    code = runs.exit_code(runs.observe(found))
+    look = runs.observe(found)
+    code = runs.exit_code(look)
+    if look.broken is not None:
+        return code or BadFileError.exit_code
     return 1 if code is None else code
 
 

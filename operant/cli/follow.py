@@ -22,7 +22,7 @@ from typing import TextIO
 from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
-from operant.errors import MachineError
+from operant.errors import BadFileError, MachineError
 from operant.runs import EVALUATION, FLAG_EVAL, RETURN, TERMINAL, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states, text_of
 from operant.runs import folder as runfolder
 
@@ -292,9 +292,9 @@ class _Viewer:
         return 0
 
     def _close(self, look: Observation) -> int:
-        """Say how it ended and what to type next; the run's exit code."""
+        """Say how it ended and what to type next; the run's exit code, or for one that ended well and cannot be read that of a damaged file."""
         run, state = self._follower.run, self._follower.state
-        code = states.exit_code(look) or 0
+        code = states.exit_code(look) or (BadFileError.exit_code if state.word == "unreadable" else 0)
         if self._record is not None and not self._screen.is_terminal:
             self._draw(time.monotonic(), last=True)
         self._screen.end()
@@ -303,7 +303,7 @@ class _Viewer:
             return code or MachineError.exit_code
         if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
             self._screen.above(log)
-        if code in (2, 3, 4) and self._record is None:
+        if code in (2, 3, 4) and self._record is None and state.word != "unreadable":
             return code  # the log has said it all, and the front end deletes the folder
         short = text.safe(run.short)
         kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(run.checkpoints_path.glob("step-*"))

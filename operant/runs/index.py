@@ -351,7 +351,9 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
 def discard_unstarted(run: Run, code: int) -> bool:
     """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made; whether it was deleted."""
     look = observe(run)
-    if code not in (2, 3, 4) or look.held is not False or look.record is not None or not os.path.lexists(run.path) or any(run.checkpoints_path.glob("step-*")):
+    if code not in (2, 3, 4) or look.held is not False or look.record is not None or (look.broken is not None and exit_code(look) == 0):
+        return False  # a run that ended well and cannot be read is damaged
+    if not os.path.lexists(run.path) or any(run.checkpoints_path.glob("step-*")):
         return False
     remove(run)
     return True

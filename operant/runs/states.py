@@ -308,7 +308,7 @@ def describe(run: Run) -> dict[str, Any]:
         else:
             look = observe(run)
     except BadFileError as error:
-        look = Observation(runfolder.probe(run.path), broken=text.safe(error, 400))
+        look = observe(run)._replace(broken=text.safe(error, 400))
     word, cause = judge(look, None, time.monotonic()).state
     paused = word == "paused"
     document, record = run.document, look.record

@@ -230,6 +230,18 @@ def test_wait_ends_with_the_runs_code(started, here, behaviour, code):
     assert told.code == code and document["state"] in states.ENDED and document.keys() == json.loads(here("show", run.id, "--json").out).keys()
 
 
+def test_a_run_whose_metrics_file_is_damaged_has_not_ended_well_for_a_script(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "damaged", "x", {})
+    runs.write_json(run.exit_path, {"exit": 0, "signal": None})
+    run.metrics_path.write_bytes(b"OPERANT" * 14)
+    for words in (("wait", "damaged"), ("monitor", "damaged")):
+        done = here(*words)
+        assert done.code == 3 and "unreadable" in done.out + done.err, (words, done)
+    shown = json.loads(here("show", "damaged", "--json").out)
+    assert (shown["state"], shown["exit"]) == ("unreadable", 0)
+    assert not runs.discard_unstarted(run, 3) and run.path.is_dir()
+
+
 def test_wait_gives_up_in_time_and_ctrl_c_leaves_the_run(started, here):
     run = training(started("forever"))
     done = here("wait", run.id, "--timeout", "0.3")
