@@ -157,6 +157,8 @@ class Trainer:
                 self._loop()
             except OperantError as error:
                 if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.alone:
+                    if self.algo.device.type == "cuda":
+                        torch.cuda.synchronize(self.algo.device)  # sync: updates beside the step that failed, which would tear the checkpoint
                     self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
                 self._end(states.get(type(error), "failed"), error)
