@@ -79,7 +79,7 @@ class SequenceBackend(TorchBackend):
         # What lanes saw and remembered when they were last truncated, where several steps are judged at once.
         world, seen = parts.collector.world, parts.collector.rollout.final_observation
         self._gap = min(world.truncation_gap, T)
-        together = self.sets_aside and self.device.type == "cuda" and world.can_truncate and self._gap > 1
+        together = self.sets_aside and world.can_truncate and self._gap > 1
         self._cut_off = tuple(torch.zeros_like(part) for part in (seen[0], *self._state)) if together else ()
 
     sets_aside = True
@@ -153,7 +153,7 @@ class SequenceBackend(TorchBackend):
     def _final_values(self, t: int, seen: Tensor) -> None:
         """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value` may be written, too."""
         out, N, shards = self.experience.final_value[t], len(self.experience.final_value[t]), self.parts.minibatches.layout.shards
-        if self._cut_off:  # a graph cannot choose: of as many steps as truncate a lane once at most, all together
+        if self._cut_off:  # of as many steps as truncate a lane once at most, all together: a graph cannot choose, and a CPU likes few large products
             truncated = self.collector.rollout.truncated[t].bool()
             for kept, part in zip(self._cut_off, (seen, *self._state), strict=True):
                 torch.where(truncated, part, kept, out=kept)
