@@ -94,7 +94,7 @@ def export_metrics(
     from operant import runs as folders
     from operant.export import metrics, trackers
 
-    formats, meant = (*metrics.FILES, *metrics.TRACKERS), next((name for name, ending in metrics.FILES.items() if (path or "").endswith(ending)), None)
+    formats, meant = (*metrics.FILES, *metrics.TRACKERS), next((name for name, ending in metrics.FILES.items() if (path or "").lower().endswith(ending)), None)
     to = to or meant or "csv"
     if to not in formats:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
@@ -109,6 +109,8 @@ def export_metrics(
         check_free(target, force, in_place=follow and to == "csv")
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:
+        if not follow:
+            metrics.names_of(run, wait=False)  # none is an error of all formats
         sink = trackers.sink(to, run, out=out_path, project=project, offline=offline)
     if follow:
         say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends that, not the run")

@@ -96,22 +96,25 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
     """A file of a format of FILES. Raises MachineError, and NotFoundError for a run without records."""
     if what == "parquet":
         require(what, "pyarrow")
-    names = _names(run, wait=follow)
-    if not names:
-        raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to export")
+    names = names_of(run, wait=follow)
     return ParquetFile(path, names) if what == "parquet" else CsvFile(path, names, follow=follow)
 
 
-def _names(run: Run, *, wait: bool) -> list[str]:
-    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there is a record."""
+def names_of(run: Run, *, wait: bool) -> list[str]:
+    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there is a record.
+
+    Raises NotFoundError for a run without records.
+    """
     stream = Stream(run)
     try:
         while True:
             found: dict[str, None] = {}
             for chunk in stream.poll():
                 found.update(dict.fromkeys(chunk.names))
-            if found or not wait or stream.over:
+            if found:
                 return list(found)
+            if not wait or stream.over:
+                raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to export")
             time.sleep(_PERIOD_S)
     finally:
         stream.close()
@@ -150,7 +153,9 @@ class CsvFile:
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Give what was written columns for more metrics, which are empty there."""
+        """Give what was written columns for more metrics, which are empty there. Raises MachineError for a pipe or a device, which keeps what it got."""
+        if not self._place.is_file():
+            raise MachineError(f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, which is no file, cannot get more columns")
         self._file.close()
         wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
         with self._place.open(newline="", encoding="utf-8") as before, wider.open("w", newline="", encoding="utf-8") as after:

@@ -18,6 +18,7 @@ from made_runs import METRICS, made
 from waiting import wait_until
 
 from operant import runs
+from operant.errors import MachineError
 from operant.export import metrics
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
@@ -86,12 +87,17 @@ def test_a_file_is_of_the_format_that_its_name_says(run, here, tmp_path):
     assert here("export", "metrics", "twice", "-o", "a.parquet").code == 0 and (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
     refused = here("export", "metrics", "twice", "--to", "csv", "-o", "b.parquet")
     assert refused.code == 2 and "--out is 'b.parquet'; a file of --to csv ends in .csv" in refused.err
+    refused = here("export", "metrics", "twice", "--to", "parquet", "-o", "A.CSV")
+    assert refused.code == 2 and "--out is 'A.CSV'; a file of --to parquet ends in .parquet" in refused.err
 
 
-def test_a_run_without_records_is_not_exported(here, tmp_path):
+@pytest.mark.parametrize("what", ["csv", "parquet", "tensorboard"])
+def test_a_run_without_records_is_not_exported(here, tmp_path, what):
+    if what == "parquet":
+        pytest.importorskip("pyarrow")
     runs.create(tmp_path / "runs", "young", "x", {})
-    done = here("export", "metrics", "young", "-o", "a.csv")
-    assert done.code == 3 and "young has no records: there is nothing to export" in done.err and not (tmp_path / "a.csv").exists()
+    done = here("export", "metrics", "young", "-o", f"a.{what}", "--to", what)
+    assert done.code == 3 and "young has no records: there is nothing to export" in done.err and not (tmp_path / f"a.{what}").exists()
 
 
 def test_tensorboard_reads_back_as_the_history(run, here, tmp_path):
@@ -212,6 +218,23 @@ def test_a_metric_that_comes_while_a_run_is_followed_gets_a_column(here, tmp_pat
 
         found = parquet.read_table(path).to_pydict()
         assert found["step"] == [10, 20, 30, 40, 50] and found["clip"] == [None, None, None, 0.4, 0.5]
+
+
+def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path):
+    """The run of before its second session, which brings a metric."""
+    os.mkfifo(tmp_path / "pipe")
+    stream = runs.Stream(run)
+    chunks = list(stream.poll())
+    stream.close()
+    first, second = chunks[0], chunks[-1]
+    with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+        sink = metrics.CsvFile(tmp_path / "pipe", first.names, follow=True)
+        sink.add(first)
+        with pytest.raises(MachineError, match=r"a later session has more metrics \(extra\), and .*pipe, which is no file, cannot get more columns"):
+            sink.add(second)
+        sink.close(False)
+        assert len(reader.readlines()) == 1 + len(first.n)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
