@@ -168,8 +168,8 @@ def _without_screen(
     try:
         if once:
             return _print_once(feed, group, ascii_only=ascii_only, theme=theme)
-        with _ended_by_signals():
-            ended = plain.follow(feed, sys.stdout)
+        with _ended_by_signals(), open(os.devnull, "w", encoding="utf-8") as nowhere:
+            ended = plain.follow(feed, sys.stdout or nowhere)
     finally:
         feed.close()
     if not ended:
@@ -186,6 +186,8 @@ def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: s
     from monitor.screen.app import MonitorApp
     from monitor.screen.capture import picture
 
+    if sys.stdout is None:  # it was closed
+        return 0
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
     app = MonitorApp(feed, overlay=_over(group), ascii_only=ascii_only, theme=theme)
     text = picture(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))

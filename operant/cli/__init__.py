@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import os
 import sys
+from typing import NoReturn, TextIO
 
 from operant.errors import MachineError, OperantError
 
@@ -26,30 +27,47 @@ def main() -> None:
         if sys.argv[1:2] == ["monitor"] and "_OPERANT_COMPLETE" not in os.environ:
             from monitor import command
 
-            sys.exit(command.main(sys.argv[2:]))
-        from operant.cli import program
+            code = command.main(sys.argv[2:])
+        else:
+            from operant.cli import program
 
-        code = program.run()
+            code = program.run()
         if sys.stdout is not None:
             sys.stdout.flush()
         sys.exit(code)
     except OperantError as error:
-        from operant.cli.common import fail
-
-        fail(error)
-        sys.exit(error.exit_code)
+        _end(error, error.exit_code)
     except OSError as error:
         if error.errno not in (errno.EPIPE, *_FULL):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would try once more at its end
+        if error.filename is not None:
+            _end(f"{error.filename} cannot be written ({error.strerror}): make room", MachineError.exit_code)
         if error.errno == errno.EPIPE:  # who was told has gone
-            sys.exit(1)
-        from operant.cli.common import fail
-
-        fail(f"what there is to say cannot be written ({error.strerror}): make room")
-        sys.exit(MachineError.exit_code)
+            _end(None, 1)
+        _end(f"the output cannot be written ({error.strerror}): make room", MachineError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(problem: object, code: int) -> NoReturn:
+    """End the process with `code`, after telling the problem where there is one; an output that cannot be written changes nothing of it."""
+    _flush(sys.stdout, None)
+    _flush(sys.stderr, problem)
+    sys.exit(code)
+
+
+def _flush(stream: TextIO | None, problem: object) -> None:
+    """Write what a stream holds, and a problem where there is one, if it can be."""
+    if stream is None:
+        return
+    try:
+        if problem is not None:
+            from operant.cli.common import fail
+
+            fail(problem)
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the interpreter would try once more at its end, and end with 120
 
 
 def _check_folder() -> None:

@@ -54,12 +54,14 @@ def out(*lines: object, flush: bool = False) -> None:
 
 def say(*lines: object) -> None:
     """Print lines of text for a person to stderr, as plain text, too."""
-    for line in lines:
+    for line in lines if sys.stderr is not None else ():  # None where it is closed: `print` would take stdout
         print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
 
 
 def fail(problem: object) -> None:
-    """Print an error after the word `error:`, which is red where stderr is a terminal with colours."""
+    """Print an error after the word `error:`, which is red where stderr is a terminal with colours; nothing where there is no stderr."""
+    if sys.stderr is None:
+        return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     mark = "\x1b[31merror:\x1b[0m" if coloured else "error:"
     print(f"{mark} {safe(problem, _LINE_CELLS, lines=True)}", file=sys.stderr, flush=True)

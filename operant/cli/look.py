@@ -120,7 +120,7 @@ def list_runs(
     reach = folders.reach(runs)
     empty = "no such runs" if wanted or any(asked.values()) else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
     if watch:
-        if as_json or not sys.stdout.isatty():
+        if as_json or sys.stdout is None or not sys.stdout.isatty():
             raise UsageError("--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted")
         from operant.cli.listing import Listing, draw
 

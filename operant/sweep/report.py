@@ -73,7 +73,11 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     chosen = plan.overrides(plan.decoded(best.params))
     config = replace(plan.request, overrides=tuple(chosen)).load(trusted)
     path = plan.folder / "best.toml"
-    path.write_text("\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)]), encoding="utf-8")
+    text = "\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)])
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # where there is no room it does not know the file's name
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -13,6 +14,8 @@ import torch
 from processes import environment
 from toys import MY_ENV
 
+from operant import runs
+from operant.cli import program
 from operant.config import load as config
 from operant.config import recipes, request
 from operant.errors import MachineError, NotFoundError, UsageError
@@ -233,10 +236,30 @@ def test_where_nothing_can_be_written_or_found_there_is_no_traceback(tmp_path, w
     with open("/dev/full" if where == "a full disk" else writer, "wb") as output:
         done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == {
-        "a full disk": (4, "error: what there is to say cannot be written (No space left on device): make room\n"),
+        "a full disk": (4, "error: the output cannot be written (No space left on device): make room\n"),
         "a reader who has gone": (1, ""),
         "a folder that is gone": (4, "error: the working directory cannot be used (No such file or directory): change to another one\n"),
     }[where]
+
+
+@pytest.mark.parametrize(("words", "missing", "code"), [(("show", "x"), "stderr", 3), (("show", "x"), "stdout", 3), (("monitor", "young"), "stdout", 0)])
+def test_an_output_that_is_full_or_closed_leaves_the_exit_code(here, tmp_path, monkeypatch, words, missing, code):
+    run = runs.create(tmp_path / "runs", "young", "x", {})
+    runs.write_json(run.exit_path, {"exit": 0, "signal": None})
+    monkeypatch.setattr(sys, missing, None)
+    assert here(*words).code == code
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, missing, full)
+        assert here(*words).code == code or (words[0], missing) == ("monitor", "stdout")
+
+
+def test_a_file_without_room_is_told_by_its_name(here, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device", "sweeps/best.toml")
+
+    monkeypatch.setattr(program, "run", full)
+    done = here("runs")
+    assert (done.code, done.err) == (4, "error: sweeps/best.toml cannot be written (No space left on device): make room\n")
 
 
 # LIGHT AND QUIET
