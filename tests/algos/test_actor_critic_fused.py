@@ -41,6 +41,9 @@ CASES = [
     ("sac", "push", {"hidden": [32, 16], "activation": "silu", "layer_norm": True}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9}),
     # Layer normalization, where widths allow no such products.
     ("sac", "push", {"hidden": [24, 40], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
+    # Distributions that a step narrows to two thirds or less: four atoms may come near one, or any number.
+    ("sac", "push", {"hidden": [16, 16], "activation": "silu"}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.8, "n_step": 2}),
+    ("sac", "push", {"hidden": [16, 16], "activation": "silu"}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.6, "n_step": 2}),
 ]  # fmt: skip
 
 
@@ -48,7 +51,7 @@ def words(case):
     return dict(zip(("name", "env", "net", "algo"), CASES[case], strict=True))
 
 
-@pytest.mark.parametrize("cases", [(1, 3, 5), pytest.param((0, 2, 4, 6, 7, 8), marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize("cases", [(1, 3, 5, 9), pytest.param((0, 2, 4, 6, 7, 8, 10), marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_are_the_torch_paths(cases):
     for differences in interpreted([("iteration", words(case)) for case in cases], "actor_critic_interpreted"):
         assert max(differences.values()) < 1e-5, differences
