@@ -59,6 +59,8 @@ def profile(
     try:
         found = profiling.profile(resolved, updates, trace=path, report=say)
     except OSError as error:
+        if error.filename is None:  # there is no folder for temporary files, for one
+            raise MachineError(f"{error.strerror or error}: make room, or set TMPDIR to a folder where there is some") from None
         if str(error.filename) != str(path):  # of an outside environment, say
             raise
         raise MachineError(f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room") from None
@@ -95,6 +97,8 @@ def _place(trace: str) -> Path:
     if not path.absolute().parent.is_dir():
         raise NotFoundError(f"--trace: no folder {safe(path.absolute().parent, 400)!r} to put {safe(path.name, 100)} in")
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"--trace: {safe(trace, 400)!r} is a folder, a device or a pipe: name a file")
         path.open("ab").close()
     except (OSError, ValueError) as error:
         kind = MachineError if isinstance(error, PermissionError) else UsageError

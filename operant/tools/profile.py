@@ -236,11 +236,12 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     finally:
         with _without_stderr():
             recorder.stop()
-    path.unlink(missing_ok=True)  # an earlier profile's
+    place = path.resolve()  # a link stays
+    place.unlink(missing_ok=True)  # an earlier profile's
     with _without_stderr():
-        recorder.export_chrome_trace(str(path))
-    if not path.exists() or path.stat().st_size == 0:  # the profiler only logs that it failed
-        path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
+        recorder.export_chrome_trace(str(place))
+    if not place.exists() or place.stat().st_size == 0:  # the profiler only logs that it failed
+        place.with_name(f"{place.name}.tmp").unlink(missing_ok=True)
         raise OSError(errno.EIO, "the trace could not be written", str(path))
 
 

@@ -3,6 +3,7 @@ of a small trainer on the CPU, as a document and as the command prints it."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
@@ -295,6 +296,22 @@ def test_the_command_wants_a_place_for_its_trace(trace, error, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "profile", pytest.fail)
     assert isinstance(run("profile", "--trace", trace).exception, error)
+
+
+def test_a_device_is_no_place_for_a_trace(tmp_path, monkeypatch):
+    (tmp_path / "full.json").symlink_to("/dev/full")
+    monkeypatch.setattr(profile, "profile", pytest.fail)
+    refused = run("profile", "--trace", tmp_path / "full.json").exception
+    assert isinstance(refused, UsageError) and "is a folder, a device or a pipe: name a file" in str(refused)
+
+
+def test_a_machine_without_room_for_temporary_files_is_told(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(profile, "profile", full)
+    told = run("profile", *SMALL, "--trace", tmp_path / "trace.json").exception
+    assert isinstance(told, MachineError) and "No usable temporary directory found" in str(told) and "TMPDIR" in str(told)
 
 
 def test_a_broken_configuration_leaves_no_trace(tmp_path):
