@@ -68,7 +68,7 @@ class _Cache:
 
     def versions(self) -> tuple[Any, ...]:
         """Of all that compiles."""
-        return _FORMAT, sys.version, platform.machine(), *(metadata.version(name) for name in ("numba", "llvmlite", "numpy")), _settings(config)
+        return _FORMAT, sys.version, platform.machine(), *(metadata.version(name) for name in ("numba", "llvmlite", "numpy")), _settings(config, but="CUDA")
 
     def reduced(self, result: Any) -> Any:
         """What numba compiled, as something that can be pickled. Raises _NotKeptError where it must not outlive the process."""
@@ -170,10 +170,13 @@ class _Cuda(_Cache):
         return kernel
 
 
-def _settings(module: Any) -> list[tuple[str, str]]:
-    """All of numba's settings that code depends on, however they were made: not how many threads there are, which compiled code asks for when it runs."""
+def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
+    """All of numba's settings that code depends on, however they were made: not how many threads there are, which compiled code asks for when it runs.
+
+    Left out are those whose names begin with `but`: of numba's own, settings of CUDA are there only once its package for CUDA was imported.
+    """
     plain = (bool, int, float, str, type(None))
-    kept = {name: value for name, value in vars(module).items() if name.isupper() and not name.endswith("NUM_THREADS")}
+    kept = {name: value for name, value in vars(module).items() if name.isupper() and not name.endswith("NUM_THREADS") and not name.startswith(but)}
     return sorted((name, repr(value)) for name, value in kept.items() if isinstance(value, plain))
 
 
