@@ -18,9 +18,11 @@ from operant import runs
 from operant.algos.ppo.algorithm import PPO
 from operant.config import load
 from operant.errors import BadFileError, ConfigError
+from operant.runs import launch
 from operant.runs.checkpoints import Store
 from operant.runs.checkpoints.tensors import pack
 from operant.runs.metrics import Reader
+from operant.training import worker
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
 KEEP = ("checkpoint.every=2", "checkpoint.keep=20", "eval.episodes=8")
@@ -124,6 +126,21 @@ def test_a_resume_with_nothing_to_do_or_to_begin_from_changes_nothing(here, tmp_
         done = here("resume", run.id, *words)
         assert done.code == code and said in done.err, (words, done.err)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_a_resume_on_a_machine_that_does_not_fit_leaves_the_run_as_it_was(here, tmp_path, monkeypatch):
+    """The worker in this process, in place of one that `launch.start` starts."""
+
+    def begin(run, argv):
+        runs.write_json(run.exit_path, {"exit": worker.worked(run.path, "last", goes_on=True), "signal": None})
+
+    monkeypatch.setattr(launch, "start", begin)
+    assert inline(here, f"run.steps={ITERATION}").code == 0
+    run = the_run(tmp_path)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    refused = here("resume", run.id, "run.steps=1M", "run.device=cuda:999")
+    assert refused.code == 4 and "cuda:999" in refused.err
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
 def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_path):
