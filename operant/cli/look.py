@@ -134,7 +134,7 @@ def list_runs(
         print_json(shown)
         return
     for name in folders.misnamed(reach.root):
-        say(f"not listed, as its name is no run's id: {safe(f'{folders.shown(reach.root)}/{name}', 400)}")
+        say(f"not listed: {safe(f'{folders.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: rename it, or give its path")
     if not shown:
         say(empty)
         return

@@ -155,7 +155,7 @@ class CsvFile:
     def _widen(self, names: Sequence[str]) -> None:
         """Give what was written columns for more metrics, which are empty there. Raises MachineError for a pipe or a device, which keeps what it got."""
         if not self._place.is_file():
-            raise MachineError(f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, which is no file, cannot get more columns")
+            raise MachineError(f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, not a file, cannot get more columns")
         self._file.close()
         wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
         with self._place.open(newline="", encoding="utf-8") as before, wider.open("w", newline="", encoding="utf-8") as after:

@@ -7,6 +7,7 @@ this user's is run only where `trusted` says so (see operant/config/trust.py).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,8 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
         raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
     run = _run_around(given, what) if given is not None else runs.resolve(what, *reach)
     if not run.config_path.is_file():
+        if os.path.lexists(run.config_path):
+            raise BadFileError(f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be read: put it back")
         raise NotFoundError(f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}")
 
     from operant.compute.runtime import find_device, quiet_threads, set_threads

@@ -294,7 +294,8 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
                 _check_readable(path)
     if text in misnamed(root):
         given = safe(f"{shown(root)}/{text}", 400)
-        raise NotFoundError(f"the folder '{given}' is no run's id (letters, digits, '.', '_' and '-'): rename it, or give that path")
+        allowed = "letters, digits, '.', '_' and '-'"
+        raise NotFoundError(f"'{safe(text, 80)}' cannot be a run's id (allowed: {allowed}): rename the folder, or give its path, {given}")
     raise NotFoundError(_unknown(text, runs, root))
 
 
@@ -343,9 +344,11 @@ def _when(run: Run) -> str:
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
     if not runs:
         return f"no run is called '{safe(text, 80)}'; there are none yet in {shown(root)}. Start one: operant train"
-    ids = {run.id.lower(): run.id for run in runs[:1000]}
-    near = difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0)
-    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(safe(ids[one]) for one in near)}"
+    ids: dict[str, list[str]] = {}  # by their small letters
+    for run in runs[:1000]:
+        ids.setdefault(run.id.lower(), []).append(run.id)
+    near = [id_ for one in difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0) for id_ in dict.fromkeys(ids[one])][:3]
+    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(map(safe, near))}"
 
 
 def discard_unstarted(run: Run, code: int) -> bool:

@@ -475,6 +475,9 @@ def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
     resumed, played = here("resume", "young"), here("eval", "young")
     assert resumed.code == 3 and "no checkpoint to go on from" in resumed.err
     assert played.code == 3 and "never began to train" in played.err
+    run.config_path.mkdir()
+    played = here("eval", "young")
+    assert played.code == 3 and "config.toml is not a regular file" in played.err and "never began" not in played.err
     assert here("logs", run.path).code == 3
 
 

@@ -230,7 +230,7 @@ def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path)
     with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
         sink = metrics.CsvFile(tmp_path / "pipe", first.names, follow=True)
         sink.add(first)
-        with pytest.raises(MachineError, match=r"a later session has more metrics \(extra\), and .*pipe, which is no file, cannot get more columns"):
+        with pytest.raises(MachineError, match=r"a later session has more metrics \(extra\), and .*pipe, not a file, cannot get more columns"):
             sink.add(second)
         sink.close(False)
         assert len(reader.readlines()) == 1 + len(first.n)

@@ -289,6 +289,9 @@ def test_no_match_names_the_closest_three(root):
 def test_case_does_not_make_a_name_far(root):
     for name in ("fin", "other-ppo-77b0", "third-ppo-77b1", "again"):
         make(root, name)
+    make(root, "AGAIN")
+    with pytest.raises(NotFoundError, match=r"Closest: (?=.*\bagain\b).*\bAGAIN\b"):
+        runs.resolve("Again", root)
     with pytest.raises(NotFoundError, match=r"no run is called 'FINN'\. Closest: fin, "):
         runs.resolve("FINN", root)
 
@@ -307,7 +310,7 @@ def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
 
 def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
     make(root, "mine").path.rename(root / "my best rün")
-    with pytest.raises(NotFoundError, match=r"the folder '.*/my best rün' is no run's id .*: rename it, or give that path"):
+    with pytest.raises(NotFoundError, match=r"^'my best rün' cannot be a run's id \(allowed: .*\): rename the folder, or give its path, .*/my best rün$"):
         runs.resolve("my best rün", root)
     assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün" and runs.misnamed(root) == ["my best rün"]
 
