@@ -129,6 +129,7 @@ def within(option: str, value: float | None, low: float, high: float) -> None:
 
 def check_free(path: Path, force: bool, *, in_place: bool = False) -> None:
     """Raise UsageError for a file that is there already, unless it may be replaced. A device or a pipe never is: it may be written `in_place`."""
-    special = path.is_dir() or (path.exists() and not path.is_file() and not in_place)
+    system = path.parent.resolve().parts[:2] == ("/", "proc") or path.parent.resolve() == Path("/dev")  # /dev/stdout may be a link to a plain file
+    special = path.is_dir() or (path.exists() and (system or not path.is_file()) and not in_place)
     if special or (path.exists() and not force):
         raise UsageError(f"{safe(path, 400)} is there already: " + ("name a file with --out" if special else "choose another --out, or give --force"))

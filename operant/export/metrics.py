@@ -157,6 +157,8 @@ class CsvFile:
         if not self._place.is_file():
             raise MachineError(f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, not a file, cannot get more columns")
         self._file.close()
+        if self._place == self._path:
+            self._path = self._place = self._place.resolve()  # a link stays one
         wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
         with self._place.open(newline="", encoding="utf-8") as before, wider.open("w", newline="", encoding="utf-8") as after:
             writer = csv.writer(after)

@@ -235,6 +235,12 @@ def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path)
         sink.close(False)
         assert len(reader.readlines()) == 1 + len(first.n)
     assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.csv").symlink_to("there.csv")
+    sink = metrics.CsvFile(tmp_path / "link.csv", first.names, follow=True)
+    sink.add(first)
+    sink.add(second)
+    sink.close(True)
+    assert (tmp_path / "link.csv").is_symlink() and len(read_csv(tmp_path / "there.csv")) == len(first.n) + len(second.n)
 
 
 def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
@@ -244,9 +250,10 @@ def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
     done = here("export", "metrics", "twice", "--out", "no/folder/a.csv")
     assert done.code == 4 and "no/folder/a.csv cannot be written (No such file or directory): choose another place with --out" in done.err
     os.mkfifo(tmp_path / "pipe")
-    for target in ("pipe", "."):  # never replaced
-        refused = here("export", "metrics", "twice", "--out", target, "--force")
-        assert refused.code == 2 and f"{target} is there already: name a file with --out" in refused.err
+    with (tmp_path / "out.txt").open("w") as opened:
+        for target in ("pipe", ".", f"/proc/self/fd/{opened.fileno()}"):  # never replaced; the last is what /dev/stdout is a link to
+            refused = here("export", "metrics", "twice", "--out", target, "--force")
+            assert refused.code == 2 and f"{target} is there already: name a file with --out" in refused.err
     (tmp_path / "full.csv").symlink_to("/dev/full")
     done = here("export", "metrics", "twice", "--out", "full.csv", "--follow", "--force")
     assert done.code == 4 and "full.csv cannot be written (No space left on device): choose another place with --out" in done.err
