@@ -196,7 +196,8 @@ def exit_code(observation: Observation) -> int | None:
     if observation.held:
         return None
     ending, status = observation.exit or {}, observation.status
-    if number := runfolder.integer_of(ending, "signal"):
+    said = status is not None and status.state in TERMINAL and not observation.earlier  # a signal that comes after its last word changes nothing
+    if not said and (number := runfolder.integer_of(ending, "signal")):
         return 130 if (observation.record is None or observation.earlier) and number in (signal.SIGTERM, signal.SIGINT) else 137
     if (code := runfolder.integer_of(ending, "exit")) is not None:
         return code & 0xFF

@@ -677,6 +677,16 @@ def test_a_resume_of_a_finished_run_that_dies_before_its_first_record(root, name
     assert (described["state"], described["exit"]) == (word, code)
 
 
+def test_a_signal_after_the_last_word_does_not_change_how_a_run_ended(root):
+    """A second SIGTERM may find a stopped worker on its way out."""
+    run = make(root)
+    runs.update_document(run.path, **runs.identity())
+    write_metrics(run, state="stopped", exit_code=130)
+    runs.write_json(run.exit_path, {"exit": None, "signal": 15, "pid": 1 << 22})
+    described = runs.describe(runs.load(run.path))
+    assert (described["state"], described["exit"]) == ("stopped", 130)
+
+
 def test_time_in_a_pause_is_no_part_of_an_iteration():
     judged = None
     for k in range(5):
