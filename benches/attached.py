@@ -1,10 +1,12 @@
-"""What a monitor costs the run it watches: a real `operant train`, and a real `operant monitor` in a pseudo-terminal that comes and goes. Linux.
+"""What a monitor costs the run it watches: a real `operant train`, and a real `operant monitor` in a pseudo-terminal
+that comes and goes. Linux.
 
     python benches/attached.py [--pairs 12] [--seconds 5] [--device auto] [key=value ...]
 
-Regions with and without the monitor alternate, and so does which of a pair comes first; each region leaves out its first second, in which the monitor starts.
-Steps a second are counted from the records themselves. Three comparisons: the overview with the agent's picture (the default: the trainer plays and shades for
-it), a page without the agent, and none twice, which is the noise. Prints Markdown for benches/LOG.md.
+Regions with and without the monitor alternate, and so does which of a pair comes first; each region leaves out its
+first second, in which the monitor starts. Steps a second are counted from the records themselves. Three comparisons:
+the overview with the agent's picture (the default: the trainer plays and shades for it), a page without the agent, and
+none twice, which is the noise. Prints Markdown for benches/LOG.md.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def compare(run: Path, name: str, keys: str | None, pairs: int, seconds: float) 
         differences.append(100 * (with_one / without - 1))
     error = statistics.stdev(differences) / pairs**0.5
     print(
-        f"| {name} | {pairs} | {statistics.median(plain) / 1e6:.2f} | {statistics.mean(differences):+.2f} ± {error:.2f} "
+        f"| {name} | {pairs} | {statistics.median(plain) / 1e6:.2f} | {statistics.mean(differences):+.2f} ± "
+        f"{error:.2f} "
         f"| {statistics.median(differences):+.2f} | {min(differences):+.2f} to {max(differences):+.2f} |",
         flush=True,
     )
@@ -105,12 +108,25 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         os.environ |= {"OPERANT_RUNS": f"{temporary}/runs", "XDG_STATE_HOME": temporary}
-        words = ["run.steps=100G", "eval.every=0", "checkpoint.every=1000000", "algo.anneal=false", "algo.learning_rate=2.5e-4", *arguments.overrides]
-        subprocess.run([*OPERANT, "train", "--detach", "--name", "watched", "--device", arguments.device, *words], check=True)
+        words = [
+            "run.steps=100G",
+            "eval.every=0",
+            "checkpoint.every=1000000",
+            "algo.anneal=false",
+            "algo.learning_rate=2.5e-4",
+            *arguments.overrides,
+        ]
+        subprocess.run(
+            [*OPERANT, "train", "--detach", "--name", "watched", "--device", arguments.device, *words], check=True
+        )
         run = Path(temporary, "runs", "watched")
         try:
             region(run, "", 2.0)  # the first picture compiles its kernels
-            print("| monitor | pairs | M SPS without | difference %, mean ± standard error | median | range |\n|---|---|---|---|---|---|", flush=True)
+            print(
+                "| monitor | pairs | M SPS without | difference %, mean ± standard error | median | range "
+                "|\n|---|---|---|---|---|---|",
+                flush=True,
+            )
             compare(run, "none, twice", None, arguments.pairs, arguments.seconds)
             compare(run, "overview, with the agent", "", arguments.pairs, arguments.seconds)
             compare(run, "charts page", "2", arguments.pairs, arguments.seconds)

@@ -2,9 +2,10 @@
 
     python benches/commands.py [--runs 200] [--repeats 15]
 
-Makes run folders as training leaves them (a metrics file of 30 metrics and 1,024 records, run.json, exit.json; one in ten crashed), then measures each
-command from its start to its end, the commands taking turns. Prints a Markdown table for benches/LOG.md: median and slowest tenth, and the ratio to an
-interpreter that does nothing, which is what the machine is worth.
+Makes run folders as training leaves them (a metrics file of 30 metrics and 1,024 records, run.json, exit.json; one in
+ten crashed), then measures each command from its start to its end, the commands taking turns. Prints a Markdown table
+for benches/LOG.md: median and slowest tenth, and the ratio to an interpreter that does nothing, which is what the
+machine is worth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from pathlib import Path
 from operant import runs
 from operant.runs.metrics import Metric, Writer
 
-METRICS = [Metric(name) for name in ("return", "length", "episodes", "iterations", "sps", "eval/return", "eval/best_return", *(f"loss/{k}" for k in range(23)))]
+METRICS = [
+    Metric(name)
+    for name in (
+        "return",
+        "length",
+        "episodes",
+        "iterations",
+        "sps",
+        "eval/return",
+        "eval/best_return",
+        *(f"loss/{k}" for k in range(23)),
+    )
+]
 
 
 def make(root: Path, count: int) -> None:
@@ -35,15 +48,24 @@ def make(root: Path, count: int) -> None:
                 writer.publish(1000 * n, [float(n)] * 30)
             if not crashed:
                 writer.set_state("finished")
-        runs.write_json(run.exit_path, {"exit": None if crashed else 0, "signal": 9 if crashed else None, "ended_realtime_ns": time.time_ns()})
-        runs.update_document(run.path, env="cartpole", algo="ppo", steps=1_024_000, seed=k, lanes=1024, device="cpu", pid=1, session=1)
+        runs.write_json(
+            run.exit_path,
+            {"exit": None if crashed else 0, "signal": 9 if crashed else None, "ended_realtime_ns": time.time_ns()},
+        )
+        runs.update_document(
+            run.path, env="cartpole", algo="ppo", steps=1_024_000, seed=k, lanes=1024, device="cpu", pid=1, session=1
+        )
 
 
 def commands(last: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """What is measured: words behind `operant`, and what the shell sets for TAB."""
 
     def tab(line: str) -> dict[str, str]:
-        return {"_OPERANT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - (not line.endswith(" ")))}
+        return {
+            "_OPERANT_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split()) - (not line.endswith(" "))),
+        }
 
     return {
         "runs": (["runs"], {}),
@@ -61,7 +83,9 @@ def commands(last: str) -> dict[str, tuple[list[str], dict[str, str]]]:
 def measure(command: list[str], folder: Path, extra: dict[str, str]) -> float:
     """Milliseconds from the start of a command to its end."""
     began = time.perf_counter()
-    subprocess.run(command, cwd=folder, env=os.environ | extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        command, cwd=folder, env=os.environ | extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
     return 1e3 * (time.perf_counter() - began)
 
 
@@ -77,7 +101,10 @@ def main() -> None:
         make(folder / "runs", arguments.runs)
         program = [sys.executable, "-c", "from operant.cli import main; main()"]
         asked = {"python -c pass": ([sys.executable, "-c", "pass"], {})}
-        asked |= {label: ([*program, *words], extra) for label, (words, extra) in commands(runs.list_ids(folder / "runs")[0]).items()}
+        asked |= {
+            label: ([*program, *words], extra)
+            for label, (words, extra) in commands(runs.list_ids(folder / "runs")[0]).items()
+        }
         found: dict[str, list[float]] = {label: [] for label in asked}
         for round_ in range(arguments.repeats + 1):
             for label, (command, extra) in asked.items():
@@ -85,10 +112,16 @@ def main() -> None:
                 if round_:  # the first is for the caches
                     found[label].append(took)
     bare = statistics.median(found["python -c pass"])
-    print(f"| command, {arguments.runs} runs, n = {arguments.repeats} | median ms | slowest tenth ms | x an interpreter that does nothing |")
+    print(
+        f"| command, {arguments.runs} runs, n = {arguments.repeats} | median ms | slowest tenth ms | x an interpreter "
+        "that does nothing |"
+    )
     print("|---|---|---|---|")
     for label, times in found.items():
-        print(f"| `{label}` | {statistics.median(times):.0f} | {sorted(times)[int(0.9 * (len(times) - 1))]:.0f} | {statistics.median(times) / bare:.1f} |")
+        print(
+            f"| `{label}` | {statistics.median(times):.0f} | {sorted(times)[int(0.9 * (len(times) - 1))]:.0f} | "
+            f"{statistics.median(times) / bare:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""PPO by Operant beside the same PPO in JAX (benches/jax_ppo.py), each in a process's own time. Prints Markdown for benches/LOG.md.
+"""PPO by Operant beside the same PPO in JAX (benches/jax_ppo.py), each in a process's own time. Prints Markdown for
+benches/LOG.md.
 
     python benches/compare_jax.py [--python PYTHON] [--sizes 2048x16,8192x64] [--device auto] [--repeats 5]
 
@@ -19,14 +20,34 @@ PROGRAM = Path(__file__).with_name("jax_ppo.py")
 LIMIT_S = 900.0
 
 
-def jax_training(lanes: int, horizon: int, device: str, *, python: str = sys.executable, repeats: int = 5) -> tuple[dict[str, Any], str]:
+def jax_training(
+    lanes: int, horizon: int, device: str, *, python: str = sys.executable, repeats: int = 5
+) -> tuple[dict[str, Any], str]:
     """The PPO in JAX on "cuda" or "cpu", in a process of its own: its figures, or else why there are none."""
-    command = [python, str(PROGRAM), "--json", "--lanes", str(lanes), "--horizon", str(horizon), "--repeats", str(repeats)]
+    command = [
+        python,
+        str(PROGRAM),
+        "--json",
+        "--lanes",
+        str(lanes),
+        "--horizon",
+        str(horizon),
+        "--repeats",
+        str(repeats),
+    ]
     # A card that torch has used is not all free, and JAX would ask for three quarters of all of it.
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **({} if device == "cuda" else {"JAX_PLATFORMS": "cpu"})}
+    environment = {
+        **os.environ,
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        **({} if device == "cuda" else {"JAX_PLATFORMS": "cpu"}),
+    }
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=environment)
-        return (json.loads(done.stdout), "") if done.returncode == 0 else ({}, (done.stderr.strip().splitlines() or ["it ended without a message"])[-1])
+        return (
+            (json.loads(done.stdout), "")
+            if done.returncode == 0
+            else ({}, (done.stderr.strip().splitlines() or ["it ended without a message"])[-1])
+        )
     except (subprocess.TimeoutExpired, ValueError, OSError) as error:
         return {}, f"{type(error).__name__} at {lanes:,} x {horizon}"
 
@@ -35,7 +56,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="a Python that has JAX")
-    parser.add_argument("--sizes", type=lambda text: [tuple(map(int, size.split("x"))) for size in text.split(",")], default=[], help="lanes x horizon")
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [tuple(map(int, size.split("x"))) for size in text.split(",")],
+        default=[],
+        help="lanes x horizon",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
@@ -58,7 +84,11 @@ def main() -> None:
         if not result:
             sys.exit(f"JAX failed: {problem}")
         own = f"{size[0]:,} x {size[1]} | {best.sps / 1e6:.3g}, {best.precision}"
-        print(f"| {own} | {result['sps'] / 1e6:.3g} | {best.sps / result['sps']:.2f} | {result['device']}, JAX {result['jax']} |", flush=True)
+        print(
+            f"| {own} | {result['sps'] / 1e6:.3g} | {best.sps / result['sps']:.2f} | {result['device']}, JAX "
+            f"{result['jax']} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

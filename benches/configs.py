@@ -40,7 +40,11 @@ def operant(*words: str, folder: Path) -> str:
 
 def trained_s(run: Path) -> float:
     """Seconds of collecting and updating after the first record: each record tells those since the one before."""
-    spent = [a + b for chunk in read(run / "history") for a, b in zip(chunk.columns["seconds/collect"], chunk.columns["seconds/update"], strict=True)]
+    spent = [
+        a + b
+        for chunk in read(run / "history")
+        for a, b in zip(chunk.columns["seconds/collect"], chunk.columns["seconds/update"], strict=True)
+    ]
     return sum(spent[1:])
 
 
@@ -52,7 +56,9 @@ def row(name: str, seed: str, episodes: str) -> str:
         wall_s = time.perf_counter() - began
         (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
         steps = json.loads(operant("show", str(run), "--json", folder=Path(folder)))["step"]
-        played = json.loads(operant("eval", str(run), "--episodes", episodes, "--greedy", "--json", folder=Path(folder)))
+        played = json.loads(
+            operant("eval", str(run), "--episodes", episodes, "--greedy", "--json", folder=Path(folder))
+        )
         seconds = trained_s(run)
     mark, mean = MARKS[name], played["mean"]
     verdict = "ok" if mean >= mark else "MISSED"
@@ -67,8 +73,13 @@ def main() -> None:
     parser.add_argument("--episodes", default="1024")
     parser.add_argument("--at-once", type=int, default=1)
     arguments = parser.parse_args()
-    print("| configuration | seed | wall s | training s | M steps | greedy return, fresh episodes | mark | |\n|---|---|---|---|---|---|---|---|", flush=True)
-    runs = [(name, seed, arguments.episodes) for name in arguments.names or MARKS for seed in arguments.seeds.split(",")]
+    print(
+        "| configuration | seed | wall s | training s | M steps | greedy return, fresh episodes | mark | |\n|---|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    runs = [
+        (name, seed, arguments.episodes) for name in arguments.names or MARKS for seed in arguments.seeds.split(",")
+    ]
     with ThreadPoolExecutor(arguments.at_once) as pool:
         for line in pool.map(lambda run: row(*run), runs):
             print(line, flush=True)

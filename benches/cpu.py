@@ -1,9 +1,11 @@
-"""What Operant does on this machine's CPU: stepping alone, and PPO at 1,024 lanes x 16, two 4-64-64 tanh towers, 4 epochs x 4 minibatches.
+"""What Operant does on this machine's CPU: stepping alone, and PPO at 1,024 lanes x 16, two 4-64-64 tanh towers, 4
+epochs x 4 minibatches.
 
     python benches/cpu.py [--repeats 9] [--only stepping,ppo,chunks] [--jax PYTHON]
 
-PPO is measured with the manual backward pass, with autograd, and with JAX where PYTHON has it, in turns: on a machine that others use only ratios within one
-run mean anything. Prints Markdown for benches/LOG.md; medians. On two cores one busy neighbour halves every number.
+PPO is measured with the manual backward pass, with autograd, and with JAX where PYTHON has it, in turns: on a machine
+that others use only ratios within one run mean anything. Prints Markdown for benches/LOG.md; medians. On two cores one
+busy neighbour halves every number.
 """
 
 from __future__ import annotations
@@ -66,16 +68,28 @@ def ppo(repeats: int, jax_python: str | None) -> None:
     for name, algo in trainers.items():
         works |= {f"{name}|collect": algo.collect, f"{name}|update": algo.update}
     times = in_turns(works, repeats, 10)
-    print("\n| PPO at 1,024 x 16 | M SPS | ms an iteration | collect | update | ratio, in turns |\n|---|---|---|---|---|---|")
-    sums = {name: [a + b for a, b in zip(times[f"{name}|collect"], times[f"{name}|update"], strict=True)] for name in trainers}
+    print(
+        "\n| PPO at 1,024 x 16 | M SPS | ms an iteration | collect | update | ratio, in turns "
+        "|\n|---|---|---|---|---|---|"
+    )
+    sums = {
+        name: [a + b for a, b in zip(times[f"{name}|collect"], times[f"{name}|update"], strict=True)]
+        for name in trainers
+    }
     for name, spent in sums.items():
         ratio = statistics.median(slow / own for slow, own in zip(sums["autograd"], spent, strict=True))
         halves = " | ".join(f"{statistics.median(times[f'{name}|{half}']) * 1e3:.1f}" for half in ("collect", "update"))
         whole = statistics.median(spent)
-        print(f"| {name} | {LANES * HORIZON / whole / 1e6:.3f} | {whole * 1e3:.1f} | {halves} | {ratio:.2f} |", flush=True)
+        print(
+            f"| {name} | {LANES * HORIZON / whole / 1e6:.3f} | {whole * 1e3:.1f} | {halves} | {ratio:.2f} |", flush=True
+        )
     if jax_python is not None:
         found, problem = jax_training(LANES, HORIZON, "cpu", python=jax_python, repeats=repeats)
-        line = f"| JAX {found['jax']} | {found['sps'] / 1e6:.3f} | {found['iteration_s'] * 1e3:.1f} | | | |" if found else f"JAX: {problem}"
+        line = (
+            f"| JAX {found['jax']} | {found['sps'] / 1e6:.3f} | {found['iteration_s'] * 1e3:.1f} | | | |"
+            if found
+            else f"JAX: {problem}"
+        )
         print(line)
 
 
@@ -90,7 +104,9 @@ def chunks(repeats: int) -> None:
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
         sizes = [chunk] * (size // chunk)
-        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, sizes, pool), batch)
+        works[f"chunks of {chunk:,}"] = functools.partial(
+            manual_backward.Gradient(algo.policy, algo.config, sizes, pool), batch
+        )
     manual_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
     for name, spent in manual_times.items():
@@ -106,12 +122,19 @@ def main() -> None:
     arguments = parser.parse_args()
     repeats, wanted = arguments.repeats, arguments.only.split(",")
     threads = set_threads(0)
-    print(f"{threads} threads, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, load before {os.getloadavg()[0]:.2f}, medians of {repeats}\n")
+    print(
+        f"{threads} threads, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, load before "
+        f"{os.getloadavg()[0]:.2f}, medians of {repeats}\n"
+    )
     if "stepping" in wanted:
         print("| environment | lanes | M SPS, stepping |\n|---|---|---|")
         for name in envs.names():
             for lanes in (1024, 65536) if name == "cartpole" else (65536,):
-                print(f"| {name} | {lanes:,} | {bench.stepping(envs.find(name), lanes, CPU, repeats=repeats).sps / 1e6:.0f} |", flush=True)
+                print(
+                    f"| {name} | {lanes:,} | "
+                    f"{bench.stepping(envs.find(name), lanes, CPU, repeats=repeats).sps / 1e6:.0f} |",
+                    flush=True,
+                )
     if "ppo" in wanted:
         ppo(repeats, arguments.jax)
     if "chunks" in wanted:

@@ -2,9 +2,10 @@
 
     python -m benches.draw [--seconds 10] [--hz 4,10] [--cases growing,sliding,still] [--pure]
 
-`growing`: the whole history of a run that writes 100 records a second (600,000 there already), in a window that grows in jumps, so that only the newest
-columns change: what a monitor shows by default. `sliding`: the newest 3,000 records, so that every column changes with every picture: the worst case.
-`still`: nothing new. `plain`: growing, without the diff renderer. CPU is of one core, by the process's own user and system time; it includes asking the series.
+`growing`: the whole history of a run that writes 100 records a second (600,000 there already), in a window that grows
+in jumps, so that only the newest columns change: what a monitor shows by default. `sliding`: the newest 3,000 records,
+so that every column changes with every picture: the worst case. `still`: nothing new. `plain`: growing, without the
+diff renderer. CPU is of one core, by the process's own user and system time; it includes asking the series.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Run:
         numbers = range(self.records + 1, self.records + count + 1)
         rows = [self.values(number, self.random.gauss) for number in numbers]
         columns = [list(column) for column in zip(*rows, strict=True)]
-        self.table.extend([16384.0 * n for n in numbers], [n / HZ for n in numbers], [float(n) for n in numbers], columns)
+        self.table.extend(
+            [16384.0 * n for n in numbers], [n / HZ for n in numbers], [float(n) for n in numbers], columns
+        )
         self.records += count
 
     @staticmethod
@@ -60,9 +63,13 @@ class Run:
         """The metrics of one record."""
         x = number / HISTORY
         return (
-            500 / (1 + math.exp(-10 * (x - 0.4))) + gauss(0, 25), 4.7e6 * (1 + gauss(0, 0.02)), 0.69 * math.exp(-2 * x) + gauss(0, 0.01),
-            abs(gauss(0.008, 0.004)), 0.4 + 2 * math.exp(-4 * x) + abs(gauss(0, 0.2)) ** 2, gauss(-0.004, 0.003),
-        )  # fmt: skip
+            500 / (1 + math.exp(-10 * (x - 0.4))) + gauss(0, 25),
+            4.7e6 * (1 + gauss(0, 0.02)),
+            0.69 * math.exp(-2 * x) + gauss(0, 0.01),
+            abs(gauss(0.008, 0.004)),
+            0.4 + 2 * math.exp(-4 * x) + abs(gauss(0, 0.2)) ** 2,
+            gauss(-0.004, 0.003),
+        )
 
     def data(self, index: int, columns: int, case: str) -> ChartData:
         """What the chart shows now."""
@@ -75,7 +82,20 @@ class Run:
         mean = curve.latest or 0.0
         marks = [ChartMark("checkpoint", k * 6e8 / shown[1]) for k in range(1, 16)] if case != "sliding" else ()
         points = curve.view("step", *shown, columns)
-        return ChartData(curve.label, f"{mean:.4g}", "▲", "+1.2/min", "", "ok", points, (), marks, "0", f"{shown[1] / 1e6:.0f} M", colour=index)
+        return ChartData(
+            curve.label,
+            f"{mean:.4g}",
+            "▲",
+            "+1.2/min",
+            "",
+            "ok",
+            points,
+            (),
+            marks,
+            "0",
+            f"{shown[1] / 1e6:.0f} M",
+            colour=index,
+        )
 
 
 def pure() -> None:
@@ -118,7 +138,10 @@ def picture() -> None:
             draw_picture(frame, width, height, palette, mode)  # type: ignore[arg-type]
             times.append(time.perf_counter() - start)
         spent[mode] = 1e6 * sorted(times)[100]
-    print(f"four lanes of {side}x{side} on {width}x{height}, microseconds a picture: " + ", ".join(f"{mode} {value:.0f}" for mode, value in spent.items()))
+    print(
+        f"four lanes of {side}x{side} on {width}x{height}, microseconds a picture: "
+        + ", ".join(f"{mode} {value:.0f}" for mode, value in spent.items())
+    )
 
 
 def app(case: str, hz: float) -> None:

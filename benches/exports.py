@@ -1,10 +1,13 @@
-"""Every shipped recipe, trained for some iterations and exported: what the files' check found. Prints a JSON line an export; what fails says so.
+"""Every shipped recipe, trained for some iterations and exported: what the files' check found. Prints a JSON line an
+export; what fails says so.
 
-python benches/exports.py [--iterations 5] [--formats onnx,pt2,numpy,safetensors] [--device auto] [--only ppo/snake,...] [--lanes 64]
+python benches/exports.py [--iterations 5] [--formats onnx,pt2,numpy,safetensors] [--device auto] [--only ppo/snake,...]
+[--lanes 64]
                           [--seconds 60] [--kept FILE]
 
-One worker trains all runs, with few lanes, small batches and one pass over each: networks, inputs and heads are the recipe's. A check takes 200 steps of 5
-lanes, those of a recipe with a memory carry its state. With `--kept` lines go to that file, too, and recipes that are in it are left out.
+One worker trains all runs, with few lanes, small batches and one pass over each: networks, inputs and heads are the
+recipe's. A check takes 200 steps of 5 lanes, those of a recipe with a memory carry its state. With `--kept` lines go to
+that file, too, and recipes that are in it are left out.
 """
 
 from __future__ import annotations
@@ -39,14 +42,24 @@ def smaller(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Overrides that make a recipe's iterations short, as far as it takes them."""
     words = [f"run.device={arguments.device}", "run.threads=1", "eval.every=0"]
     config = request.make(words, config=recipe, environment_file=None, settings={}).load()
-    most = {"env.lanes": 8 if config.hosted else arguments.lanes, "algo.horizon": 32, "algo.epochs": 1, "algo.batch_size": 256, "algo.learning_starts": 512}
+    most = {
+        "env.lanes": 8 if config.hosted else arguments.lanes,
+        "algo.horizon": 32,
+        "algo.epochs": 1,
+        "algo.batch_size": 256,
+        "algo.learning_starts": 512,
+    }
     for key, limit in most.items():
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name, None)
         if isinstance(value, int) and value > limit:
             with contextlib.suppress(OperantError):
-                trial = request.make([*words, f"{key}={limit}"], config=recipe, environment_file=None, settings={}).load()
-                words += [] if isinstance(trial.env.lanes, int) and trial.problems(trial.env.lanes) else [f"{key}={limit}"]
+                trial = request.make(
+                    [*words, f"{key}={limit}"], config=recipe, environment_file=None, settings={}
+                ).load()
+                words += (
+                    [] if isinstance(trial.env.lanes, int) and trial.problems(trial.env.lanes) else [f"{key}={limit}"]
+                )
     return words
 
 
@@ -55,7 +68,9 @@ def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namesp
     words = smaller(recipe, arguments)
     config = request.make(words, config=recipe, environment_file=None, settings={}).load()
     lanes = config.env.lanes if isinstance(config.env.lanes, int) else 1
-    steps = lanes * getattr(config.algo, "horizon", 16) * arguments.iterations + getattr(config.algo, "learning_starts", 0)
+    steps = lanes * getattr(config.algo, "horizon", 16) * arguments.iterations + getattr(
+        config.algo, "learning_starts", 0
+    )
     asked = request.make([*words, f"run.steps={steps}"], config=recipe, environment_file=None, settings={})
     run = runs.create(place / "runs", None, asked.prefix, asked.document())
     worker.begin(run)
@@ -96,18 +111,31 @@ def main() -> None:
             began = time.perf_counter()
             run = trained(worker, place, recipe, arguments)
             seconds = time.perf_counter() - began
-            loaded = load_policy.load(str(run.path), runs.Reach(place / "runs"), which="last", device="cpu", report=lambda line: None)
+            loaded = load_policy.load(
+                str(run.path), runs.Reach(place / "runs"), which="last", device="cpu", report=lambda line: None
+            )
         except Exception as error:
             worker.close()
             worker = Worker(place / "worker.log")
-            say(arguments, recipe=recipe, error=f"{type(error).__name__}: {str(error)[:300]}", at=traceback.format_exc()[-300:])
+            say(
+                arguments,
+                recipe=recipe,
+                error=f"{type(error).__name__}: {str(error)[:300]}",
+                at=traceback.format_exc()[-300:],
+            )
             continue
         for target in arguments.formats.split(","):
             began = time.perf_counter()
             row = {"memory": len(loaded.policy.initial_state(1)), "step": loaded.step, "training_s": round(seconds, 2)}
             try:
-                found = policy.write(loaded.policy, loaded.config.params, place / f"policy{policy.ENDINGS[target]}", target)
-                row |= {key: value for key, value in found._asdict().items() if key in ("checked", "difference", "ties", "actor_rounding", "file_rounding")}
+                found = policy.write(
+                    loaded.policy, loaded.config.params, place / f"policy{policy.ENDINGS[target]}", target
+                )
+                row |= {
+                    key: value
+                    for key, value in found._asdict().items()
+                    if key in ("checked", "difference", "ties", "actor_rounding", "file_rounding")
+                }
             except Exception as error:
                 row |= {"error": f"{type(error).__name__}: {str(error)[:300]}"}
             say(arguments, recipe=recipe, format=target, **row, export_s=round(time.perf_counter() - began, 2))

@@ -1,11 +1,13 @@
-"""The fused kernels on this machine's GPU: gradients beside float64 autograd's, actions beside the torch path's, bits, then speed. Prints Markdown.
+"""The fused kernels on this machine's GPU: gradients beside float64 autograd's, actions beside the torch path's, bits,
+then speed. Prints Markdown.
 
-    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5]
-    OUT=FOLDER python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py
-    OUT=FOLDER python benches/fused.py --wide --games [--seconds 120] [--only snake,go]    the games: benches/fused_games.py
-    OUT=FOLDER python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
+    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5] OUT=FOLDER
+    python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py OUT=FOLDER python
+    benches/fused.py --wide --games [--seconds 120] [--only snake,go]    the games: benches/fused_games.py OUT=FOLDER
+    python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
 
-A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a region is replays of a captured graph.
+A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a
+region is replays of a captured graph.
 """
 
 from __future__ import annotations
@@ -67,13 +69,17 @@ def gradient_error(env: str, net: mlp.Config, algo: dict, precision: str) -> tup
     """Relative error of a minibatch's gradient, and of the loss's numbers; or what went wrong."""
     try:
         rules = wide(118, 3) if env == "wide" else ENVS[env]
-        ppo = trainer(rules, net, lanes=1024, where="cuda", horizon=8, precision=precision, kernels="fused", eager=True, **algo)
+        ppo = trainer(
+            rules, net, lanes=1024, where="cuda", horizon=8, precision=precision, kernels="fused", eager=True, **algo
+        )
         prepared(ppo)
         found, wanted, numbers, exact = gradients(ppo)
     except Exception as error:
         traceback.print_exc(limit=-3)
         return f"FAILED: {type(error).__name__}: {str(error)[:60]}", float("nan")
-    return relative_error(found, wanted), max(abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True))
+    return relative_error(found, wanted), max(
+        abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True)
+    )
 
 
 def gradient_errors(combination: tuple[str, str, mlp.Config, dict]) -> tuple[dict[str, float | str], float]:
@@ -109,17 +115,30 @@ def check_gradients(quick: bool) -> Iterator[str]:
 def first_actions(precision: str) -> str:
     """How many of the first iteration's actions differ between the paths."""
     algo = {"horizon": 1, "precision": precision, "minibatches": 1}
-    ours, theirs = (trainer(CARTPOLE, mlp.Config(), lanes=65536, where="cuda", kernels=kernels, **algo) for kernels in ("fused", "torch"))
+    ours, theirs = (
+        trainer(CARTPOLE, mlp.Config(), lanes=65536, where="cuda", kernels=kernels, **algo)
+        for kernels in ("fused", "torch")
+    )
     for ppo in (ours, theirs):
         ppo.collect()
     different = int((ours.experience.raw != theirs.experience.raw).sum())
     values = (ours.experience.value[0] - theirs.experience.value[0]).abs().max()
-    return f"- {precision}: {different} of {ours.experience.raw.numel():,} actions differ, values by up to {float(values):.1e}"
+    return (
+        f"- {precision}: {different} of {ours.experience.raw.numel():,} actions differ, values by up to "
+        f"{float(values):.1e}"
+    )
 
 
 def repeatable(precision: str, iterations: int = 200) -> str:
     """Whether two runs of the same seed end with the same bytes, eager as graphs, and resumed as uninterrupted."""
-    algo = {"horizon": 16, "normalize_observations": True, "normalize_rewards": True, "target_kl": 0.05, "precision": precision, "kernels": "fused"}
+    algo = {
+        "horizon": 16,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "target_kl": 0.05,
+        "precision": precision,
+        "kernels": "fused",
+    }
 
     def run(seed: int = 1, eager: bool = False, break_at: int | None = None) -> bytes:
         ppo = trainer(CARTPOLE, mlp.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
@@ -143,7 +162,9 @@ def repeatable(precision: str, iterations: int = 200) -> str:
         "resumed at 77 = uninterrupted": run(break_at=77) == reference,
         "finite": reference != b"not finite",
     }
-    return f"- {precision}, {iterations} iterations: " + ", ".join(f"{text}: {'ok' if good else 'FAILED'}" for text, good in verdicts.items())
+    return f"- {precision}, {iterations} iterations: " + ", ".join(
+        f"{text}: {'ok' if good else 'FAILED'}" for text, good in verdicts.items()
+    )
 
 
 def cartpole(lanes: int, horizon: int, precision: str, kernels: str = "fused", shared: bool = False) -> PPO:
@@ -172,14 +193,18 @@ def speed(repeats: int) -> Iterator[str]:
             whole, collect, update = (seconds(work, repeats, inner) for work in (both, ppo.collect, ppo.update))
             rate = lanes * horizon / whole
             yield (
-                f"| {lanes:,} x {horizon} | {'one trunk' if shared else 'two towers'} | {precision} | {rate / 1e6:.1f} | {rate / goal:.0%} "
+                f"| {lanes:,} x {horizon} | {'one trunk' if shared else 'two towers'} | {precision} | {rate / 1e6:.1f} "
+                f"| {rate / goal:.0%} "
                 f"| {whole * 1e3:.3f} | {collect * 1e3:.3f} | {update * 1e3:.3f} |"
             )
 
 
 def parts(repeats: int) -> Iterator[str]:
     """Microseconds of each launch of an iteration, each in a graph of its own."""
-    yield "| lanes x horizon | precision | act | step | bootstrap | uniforms | advantages | begin | order | gradient | reduce | adam |"
+    yield (
+        "| lanes x horizon | precision | act | step | bootstrap | uniforms | advantages | begin | order | gradient "
+        "| reduce | adam |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for lanes, horizon in SIZES:
         for precision in ("bf16", "tf32"):
@@ -214,7 +239,17 @@ def timed(work, repeats: int, inner: int = 20) -> float:
     return seconds(graph, repeats, 3) / inner
 
 
-CONFIGS = ((64, 4, None), (64, 4, 168), (64, 8, None), (64, 8, 128), (128, 8, None), (128, 8, 128), (128, 4, None), (32, 4, None), (32, 2, None))
+CONFIGS = (
+    (64, 4, None),
+    (64, 4, 168),
+    (64, 8, None),
+    (64, 8, 128),
+    (128, 8, None),
+    (128, 8, 128),
+    (128, 4, None),
+    (32, 4, None),
+    (32, 2, None),
+)
 """Rows, warps and most registers of the gradient's kernel."""
 
 
@@ -223,7 +258,10 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
     with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
-        with_config(ppo.backend.learner, replace(ppo.backend.learner.config, block_m=rows, warps=warps, max_registers=registers or 0)).backward(0)
+        with_config(
+            ppo.backend.learner,
+            replace(ppo.backend.learner.config, block_m=rows, warps=warps, max_registers=registers or 0),
+        ).backward(0)
 
 
 def gradient_us(ppo: PPO, repeats: int, change: dict[str, int]) -> str:
@@ -252,17 +290,29 @@ def main() -> None:
     """Run the parts asked for and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="", help="by default gradients,actions,bits,speed,parts; with --games, all games")
+    parser.add_argument(
+        "--only", default="", help="by default gradients,actions,bits,speed,parts; with --games, all games"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer combinations")
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--games", action="store_true", help="with --wide: the games alone")
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="with --wide and --curves: on a CPU, through Triton's interpreter (TRITON_INTERPRET=1)")
-    parser.add_argument("--seconds", type=float, default=90.0, help="with --wide and --curves: begin nothing more after so long")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="with --wide and --curves: on a CPU, through Triton's interpreter (TRITON_INTERPRET=1)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=90.0, help="with --wide and --curves: begin nothing more after so long"
+    )
     arguments = parser.parse_args()
     if arguments.wide and arguments.games:
-        fused_games.main(tiny=arguments.tiny, limit_s=arguments.seconds, games=arguments.only.split(",") if arguments.only else fused_games.GAMES)
+        fused_games.main(
+            tiny=arguments.tiny,
+            limit_s=arguments.seconds,
+            games=arguments.only.split(",") if arguments.only else fused_games.GAMES,
+        )
     for asked, mode in ((arguments.wide and not arguments.games, fused_wide), (arguments.curves, fused_curves)):
         if asked:
             mode.main(tiny=arguments.tiny, limit_s=arguments.seconds)
@@ -277,7 +327,10 @@ def main() -> None:
         if arguments.out:
             arguments.out.write_text("\n".join(text) + "\n")
 
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {repeats}\n")
+    say(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of "
+        f"{repeats}\n"
+    )
     works = {
         "gradients": lambda: check_gradients(arguments.quick),
         "actions": lambda: map(first_actions, LIMITS),

@@ -40,7 +40,13 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         teach()
     lanes, horizon, iterations = (8, 4, 3) if tiny else (LANES, HORIZON, ITERATIONS)
     # "first": what is measured beside other processes is no measurement.
-    algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal_steps": lanes * horizon * iterations, "kernel_config": "first"}
+    algo = {
+        "horizon": horizon,
+        "precision": precision,
+        "kernels": kernels,
+        "anneal_steps": lanes * horizon * iterations,
+        "kernel_config": "first",
+    }
     episodes, returns = [], []
     try:
         net = mlp.Config(hidden=(16,) if tiny else (64, 64))
@@ -54,8 +60,19 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc(limit=-5)
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
-    verdict = "ok" if ppo.stats[8] == 0 and (ppo.backend.name == "fused") == (kernels == "fused") else "FAILED: not finite, or the wrong path"
-    return {"lanes": lanes, "horizon": horizon, "shape": ppo.chosen.get("kernel_config"), "episodes": episodes, "returns": returns, "verdict": verdict}
+    verdict = (
+        "ok"
+        if ppo.stats[8] == 0 and (ppo.backend.name == "fused") == (kernels == "fused")
+        else "FAILED: not finite, or the wrong path"
+    )
+    return {
+        "lanes": lanes,
+        "horizon": horizon,
+        "shape": ppo.chosen.get("kernel_config"),
+        "episodes": episodes,
+        "returns": returns,
+        "verdict": verdict,
+    }
 
 
 # FIGURES
@@ -83,7 +100,10 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
 def table(curves: dict[str, list[list[float]]]) -> str:
     """Mean and deviation over seeds after so many iterations, and how far each kind is from torch: in standard errors of the difference."""
     marks = [mark for mark in MARKS if mark <= min(len(run) for runs in curves.values() for run in runs)]
-    lines = [f"| kernels | seeds | {' | '.join(f'iteration {mark}' for mark in marks)} |", f"|---|---|{'---|' * len(marks)}"]
+    lines = [
+        f"| kernels | seeds | {' | '.join(f'iteration {mark}' for mark in marks)} |",
+        f"|---|---|{'---|' * len(marks)}",
+    ]
     reference = curves.get("torch fp32")
     for kind, runs in curves.items():
         cells = []
@@ -111,9 +131,28 @@ def picture(curves: dict[str, list[list[float]]], step: int, path: Path) -> None
     for kind, runs in curves.items():
         columns = list(zip(*runs, strict=True))
         steps = [step * (k + 1) / 1e6 for k in range(len(columns))]
-        axes.fill_between(steps, [min(column) for column in columns], [max(column) for column in columns], color=COLOURS[kind], alpha=0.12, linewidth=0)
-        axes.plot(steps, [statistics.mean(column) for column in columns], color=COLOURS[kind], label=f"{kind} ({len(runs)} seeds)", linewidth=1.4)
-    axes.set(xlabel="million steps", ylabel="mean return of the episodes", title="PPO on CartPole-v1: mean and range over seeds", xlim=(0, None), ylim=(0, 510))
+        axes.fill_between(
+            steps,
+            [min(column) for column in columns],
+            [max(column) for column in columns],
+            color=COLOURS[kind],
+            alpha=0.12,
+            linewidth=0,
+        )
+        axes.plot(
+            steps,
+            [statistics.mean(column) for column in columns],
+            color=COLOURS[kind],
+            label=f"{kind} ({len(runs)} seeds)",
+            linewidth=1.4,
+        )
+    axes.set(
+        xlabel="million steps",
+        ylabel="mean return of the episodes",
+        title="PPO on CartPole-v1: mean and range over seeds",
+        xlim=(0, None),
+        ylim=(0, 510),
+    )
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
@@ -138,7 +177,11 @@ def main(*, tiny: bool, limit_s: float) -> None:
     records = Records("curves")
     seeds = 2 if tiny else SEEDS
     # A kind after the other would leave none complete, were time to run out: so a seed after the other.
-    tasks = [(kernels, precision, seed, tiny) for seed in range(1, seeds + 1) for kernels, precision in (KINDS[:2] if tiny else KINDS)]
+    tasks = [
+        (kernels, precision, seed, tiny)
+        for seed in range(1, seeds + 1)
+        for kernels, precision in (KINDS[:2] if tiny else KINDS)
+    ]
     workers = 2 if tiny else min(12, max(2, (os.cpu_count() or 2) - 2))
     for (kernels, precision, seed, _), result in side_by_side(curve, tasks, workers=workers, limit_s=limit_s):
         found = result if isinstance(result, dict) else {"verdict": f"not finished: {type(result).__name__}"}

@@ -66,7 +66,15 @@ class Game(Task):
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
         """A trainer of it."""
         given = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
-        return trainer(find(self.env), mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **given)
+        return trainer(
+            find(self.env),
+            mlp.Config(**self.net),
+            lanes=lanes,
+            horizon=horizon,
+            where=sizes.where,
+            kernels=kernels,
+            **given,
+        )
 
 
 def game(name: str, precision: str, *, tiny: bool = False) -> Game:
@@ -122,7 +130,14 @@ def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[st
             task = game(name, precision, tiny=sizes.where == "cpu")
             task = replace(task, algo={**task.algo, "anneal": False, "learning_rate": 2.5e-4})
             ppo = task.trainer(sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config="")
-            yield "speed", {**said, "net": task.net["hidden"], **rates(ppo, sizes, tuple(task.net["hidden"]), peak.get(precision, float("nan")))}
+            yield (
+                "speed",
+                {
+                    **said,
+                    "net": task.net["hidden"],
+                    **rates(ppo, sizes, tuple(task.net["hidden"]), peak.get(precision, float("nan"))),
+                },
+            )
             if ppo.backend.name == "fused" and sizes.where == "cuda":
                 costs = Collected()
                 shape_costs(costs, ppo, tuple(task.net["hidden"]), precision)
@@ -185,11 +200,20 @@ class Children:
 
     def run(self, *words: str, **fields: Any) -> int:
         """Run one to its end; its exit status. `fields` are added to each of its lines."""
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), *(["tiny"] if self._tiny else []), *words]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(Path(__file__).resolve()),
+            *(["tiny"] if self._tiny else []),
+            *words,
+        ]
         with self._lock:
             if self._stopped:
                 return 0
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            )
             self._running.append(process)
         assert process.stdout is not None
         for line in process.stdout:
@@ -201,7 +225,9 @@ class Children:
             self._add(found)
         status = process.wait()
         if status and not self._stopped:
-            self._add({"what": "process", **fields, "words": list(words), "verdict": f"FAILED: it ended with status {status}"})
+            self._add(
+                {"what": "process", **fields, "words": list(words), "verdict": f"FAILED: it ended with status {status}"}
+            )
         return status
 
     def _add(self, found: dict[str, Any]) -> None:
@@ -223,7 +249,11 @@ def check_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: fl
     children = Children(records, tiny=tiny)
     precisions = ("fp32",) if tiny else ("bf16", "tf32", "fp32")
     wanted = [(name, precision) for precision in precisions for name in games]
-    asked = [(*pair, what) for pair in wanted for what in (("gradient",) if pair[1] == "fp32" and not tiny else ("gradient", "actions", "bits", "smooth"))]
+    asked = [
+        (*pair, what)
+        for pair in wanted
+        for what in (("gradient",) if pair[1] == "fp32" and not tiny else ("gradient", "actions", "bits", "smooth"))
+    ]
     timer = threading.Timer(max(0.0, limit_s - records.elapsed_s()), children.stop)
     timer.start()
     with ThreadPoolExecutor(max_workers=2 if tiny else min(15, max(2, (os.cpu_count() or 2) - 1))) as pool:
@@ -234,7 +264,11 @@ def check_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: fl
     for found in children.found:
         if "error" in found:
             worst[found["precision"]] = max(worst.get(found["precision"], 0.0), found["error"])
-    bad = [f"{found.get('game')} {found.get('precision')} {found['what']}" for found in children.found if found.get("verdict") not in ("ok", None)]
+    bad = [
+        f"{found.get('game')} {found.get('precision')} {found['what']}"
+        for found in children.found
+        if found.get("verdict") not in ("ok", None)
+    ]
     records.add(
         "checked",
         worst=worst,

@@ -77,7 +77,9 @@ def one_update(algo, env, net, config, lanes, kernels):
 
 
 def numbers(algo, env, net, config, lanes) -> None:
-    (ours, stats, actions), (theirs, others, chosen) = (one_update(algo, env, net, config, lanes, kernels) for kernels in ("fused", "torch"))
+    (ours, stats, actions), (theirs, others, chosen) = (
+        one_update(algo, env, net, config, lanes, kernels) for kernels in ("fused", "torch")
+    )
     again = one_update(algo, env, net, config, lanes, "fused")[0]
     say(
         numbers=algo, env=env.name, net=net, precision=config["precision"], gradient=float((ours - theirs).norm() / theirs.norm()),
@@ -89,12 +91,24 @@ def numbers(algo, env, net, config, lanes) -> None:
 
 
 def dqn(env, net, config, lanes, kernels="fused", count=10) -> None:
-    made = built("dqn", env, net, {"learning_starts": 1, "replay_capacity": 500 * lanes, **config}, lanes=lanes, kernels=kernels, where=WHERE)
+    made = built(
+        "dqn",
+        env,
+        net,
+        {"learning_starts": 1, "replay_capacity": 500 * lanes, **config},
+        lanes=lanes,
+        kernels=kernels,
+        where=WHERE,
+    )
     for _ in range(3):
         made.train()
     whole, ticks = median_us(made.train, count), made.config.horizon
     found = {"dqn": env.name, "kernels": made.backend.name, "lanes": lanes, "net": net, "config": config}
-    rates = {"tick_us": whole / ticks, "updates_per_s": 1e6 * made.config.updates / whole, "MSPS": lanes * ticks / whole}
+    rates = {
+        "tick_us": whole / ticks,
+        "updates_per_s": 1e6 * made.config.updates / whole,
+        "MSPS": lanes * ticks / whole,
+    }
     if made.backend.name == "fused":
         learner, due = made.backend.learner, [(t, k) for t in range(ticks) for k in made.config.due(t)]
         store, learner._stores = learner._stores, 0
@@ -116,12 +130,23 @@ def dqn(env, net, config, lanes, kernels="fused", count=10) -> None:
         def repeated(work):
             return lambda: [work() for _ in range(50)]
 
-        rates["parts_us"] = {name: round(median_us(Graphed(repeated(work), made.device), count and 5) / 50, 2) for name, work in kinds.items()}
+        rates["parts_us"] = {
+            name: round(median_us(Graphed(repeated(work), made.device), count and 5) / 50, 2)
+            for name, work in kinds.items()
+        }
     say(**found, **rates, finite=bool(torch.isfinite(made.stats).all()))
 
 
 def pqn(env, net, config, lanes, kernels="fused", count=10) -> None:
-    made = built("pqn", env, net, {"epochs": 2, "minibatches": 4, "horizon": 64, **config}, lanes=lanes, kernels=kernels, where=WHERE)
+    made = built(
+        "pqn",
+        env,
+        net,
+        {"epochs": 2, "minibatches": 4, "horizon": 64, **config},
+        lanes=lanes,
+        kernels=kernels,
+        where=WHERE,
+    )
     times = {phase.name: median_us(phase.run, count) for phase in made.phases}
     whole = sum(times.values())
     shape = str(made.backend.learner.config) if made.backend.name == "fused" else ""
@@ -139,31 +164,118 @@ def jobs(tiny: bool):
     wide = {**normed, "hidden": [256, 256]}
     if tiny:
         yield "numbers", numbers, ("dqn", CARTPOLE, {"hidden": [16], **RELU}, {**once, "precision": "fp32"}, 32)
-        yield "numbers", numbers, ("pqn", CARTPOLE, {"hidden": [16], **RELU}, {"horizon": 4, "epochs": 1, "minibatches": 1, "precision": "fp32"}, 32)
+        yield (
+            "numbers",
+            numbers,
+            (
+                "pqn",
+                CARTPOLE,
+                {"hidden": [16], **RELU},
+                {"horizon": 4, "epochs": 1, "minibatches": 1, "precision": "fp32"},
+                32,
+            ),
+        )
         return
     for precision in ("fp32", "tf32", "bf16"):
-        yield "numbers", numbers, ("dqn", CARTPOLE, two, {**once, "precision": precision, "double": True, "n_step": 3}, 256)
-        yield "numbers", numbers, ("dqn", SNAKE, {"hidden": [128, 128], **RELU}, {**once, "precision": precision, "duelling": True}, 256)
-        yield "numbers", numbers, ("pqn", CARTPOLE, normed, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024)
-        yield "numbers", numbers, ("pqn", CARTPOLE, wide, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024)
-        yield "numbers", numbers, ("pqn", find("minatar_asterix"), BOARD, {"horizon": 4, "epochs": 1, "minibatches": 1, "precision": precision}, 128)
+        yield (
+            "numbers",
+            numbers,
+            ("dqn", CARTPOLE, two, {**once, "precision": precision, "double": True, "n_step": 3}, 256),
+        )
+        yield (
+            "numbers",
+            numbers,
+            ("dqn", SNAKE, {"hidden": [128, 128], **RELU}, {**once, "precision": precision, "duelling": True}, 256),
+        )
+        yield (
+            "numbers",
+            numbers,
+            ("pqn", CARTPOLE, normed, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024),
+        )
+        yield (
+            "numbers",
+            numbers,
+            ("pqn", CARTPOLE, wide, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024),
+        )
+        yield (
+            "numbers",
+            numbers,
+            (
+                "pqn",
+                find("minatar_asterix"),
+                BOARD,
+                {"horizon": 4, "epochs": 1, "minibatches": 1, "precision": precision},
+                128,
+            ),
+        )
     for precision in ("bf16", "tf32", "fp32"):
         yield "dqn", dqn, (CARTPOLE, two, {**small, "precision": precision}, 256)
-    yield "dqn", dqn, (CARTPOLE, two, {**small, "precision": "bf16", "double": True, "duelling": True, "n_step": 3}, 256)
+    yield (
+        "dqn",
+        dqn,
+        (CARTPOLE, two, {**small, "precision": "bf16", "double": True, "duelling": True, "n_step": 3}, 256),
+    )
     yield "dqn", dqn, (CARTPOLE, {**two, "layer_norm": True}, {**small, "precision": "bf16"}, 256)
     yield "dqn", dqn, (CARTPOLE, {"hidden": [64, 64], **RELU}, {**small, "precision": "bf16"}, 256)
     for precision in ("bf16", "tf32"):
         yield "dqn", dqn, (CARTPOLE, two, {"batch_size": 4096, "horizon": 64, "precision": precision}, 4096)
-        yield "dqn", dqn, (SNAKE, {"hidden": [128, 128], **RELU}, {**small, "updates_per_step": 0.25, "precision": precision}, 256)
+        yield (
+            "dqn",
+            dqn,
+            (SNAKE, {"hidden": [128, 128], **RELU}, {**small, "updates_per_step": 0.25, "precision": precision}, 256),
+        )
     yield "dqn", dqn, (CARTPOLE, two, {**small, "precision": "tf32"}, 256, "torch", 3)
     for precision in ("bf16", "tf32"):
-        for shape in ((64, 4, 128, 64), (64, 8, 128, 64), (64, 4, 256, 64), (64, 8, 256, 64), (32, 4, 256, 64), (128, 8, 128, 64)):
-            yield "pqn", pqn, (CARTPOLE, normed, {"precision": precision, "kernel_config": RESIDENT.format(*shape)}, 8192)
-    yield "pqn", pqn, (CARTPOLE, {**normed, "layer_norm": False}, {"precision": "bf16", "kernel_config": RESIDENT.format(64, 4, 256, 64)}, 8192)
-    yield "pqn", pqn, (CARTPOLE, normed, {"precision": "bf16", "kernel_config": PER_LAYER.format(128, 64, 64, 4, 3, 64, 131072)}, 8192)
-    for shape in ((128, 128, 64, 8, 3, 64, 131072), (128, 128, 64, 8, 3, 64, 65536), (64, 128, 64, 4, 3, 64, 131072), (128, 64, 64, 4, 3, 64, 131072)):
+        for shape in (
+            (64, 4, 128, 64),
+            (64, 8, 128, 64),
+            (64, 4, 256, 64),
+            (64, 8, 256, 64),
+            (32, 4, 256, 64),
+            (128, 8, 128, 64),
+        ):
+            yield (
+                "pqn",
+                pqn,
+                (CARTPOLE, normed, {"precision": precision, "kernel_config": RESIDENT.format(*shape)}, 8192),
+            )
+    yield (
+        "pqn",
+        pqn,
+        (
+            CARTPOLE,
+            {**normed, "layer_norm": False},
+            {"precision": "bf16", "kernel_config": RESIDENT.format(64, 4, 256, 64)},
+            8192,
+        ),
+    )
+    yield (
+        "pqn",
+        pqn,
+        (
+            CARTPOLE,
+            normed,
+            {"precision": "bf16", "kernel_config": PER_LAYER.format(128, 64, 64, 4, 3, 64, 131072)},
+            8192,
+        ),
+    )
+    for shape in (
+        (128, 128, 64, 8, 3, 64, 131072),
+        (128, 128, 64, 8, 3, 64, 65536),
+        (64, 128, 64, 4, 3, 64, 131072),
+        (128, 64, 64, 4, 3, 64, 131072),
+    ):
         yield "pqn", pqn, (CARTPOLE, wide, {"precision": "bf16", "kernel_config": PER_LAYER.format(*shape)}, 8192)
-    yield "pqn", pqn, (CARTPOLE, wide, {"precision": "tf32", "kernel_config": PER_LAYER.format(128, 128, 32, 8, 3, 64, 131072)}, 8192)
+    yield (
+        "pqn",
+        pqn,
+        (
+            CARTPOLE,
+            wide,
+            {"precision": "tf32", "kernel_config": PER_LAYER.format(128, 128, 32, 8, 3, 64, 131072)},
+            8192,
+        ),
+    )
     yield "pqn", pqn, (CARTPOLE, wide, {"precision": "tf32"}, 8192, "torch", 3)
 
 
@@ -175,7 +287,9 @@ def main() -> None:
     asked = parser.parse_args()
     part, parts = map(int, asked.part.split("/"))
     say(machine=torch.cuda.get_device_name() if WHERE == "cuda" else "CPU", torch=torch.__version__)
-    for what, function, arguments in [job for job in jobs(WHERE == "cpu") if job[0] in asked.only.split(",")][part::parts]:
+    for what, function, arguments in [job for job in jobs(WHERE == "cpu") if job[0] in asked.only.split(",")][
+        part::parts
+    ]:
         begun = time.time()
         try:
             function(*arguments, **({"count": 0} if asked.once and what != "numbers" and len(arguments) < 6 else {}))

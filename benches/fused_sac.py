@@ -82,7 +82,9 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
     )  # fmt: skip
     judging = widths(arguments.critic_hidden) if arguments.critic_hidden else None
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
-    network = NetConfig(hidden=hidden, critic_hidden=judging, activation=arguments.activation, layer_norm=arguments.layer_norm)
+    network = NetConfig(
+        hidden=hidden, critic_hidden=judging, activation=arguments.activation, layer_norm=arguments.layer_norm
+    )
     made = kind(world, config, network, seed=1, steps=1)
     made.start()
     return made
@@ -96,9 +98,25 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     ticks, updates = made.config.horizon, made.config.updates
     large = arguments.batch > 2048
     whole = replay_microseconds(made.train, 10 if large else 30)
-    row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
-    row |= {"algo": arguments.algo, "activation": arguments.activation, "layer_norm": arguments.layer_norm, "critics": arguments.critics}
-    row |= {"critic": arguments.critic, "critic_hidden": arguments.critic_hidden, "updates_a_tick": arguments.ratio, "actor_delay": arguments.delay}
+    row = {
+        "kernels": made.backend.name,
+        "precision": precision,
+        "hidden": hidden,
+        "lanes": arguments.lanes,
+        "batch": arguments.batch,
+    }
+    row |= {
+        "algo": arguments.algo,
+        "activation": arguments.activation,
+        "layer_norm": arguments.layer_norm,
+        "critics": arguments.critics,
+    }
+    row |= {
+        "critic": arguments.critic,
+        "critic_hidden": arguments.critic_hidden,
+        "updates_a_tick": arguments.ratio,
+        "actor_delay": arguments.delay,
+    }
     row |= {
         "us_with_tick": round(whole / updates, 2),
         "updates_with_tick": round(updates * 1e6 / whole, -1),
@@ -109,9 +127,15 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     alone = microseconds(lambda: made.backend.update(ticks, next(numbers)), *((16, 10) if large else ()))
     row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone, -1)}
     if learner is not None and arguments.parts:
-        parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
+        parts = {
+            name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")
+        }
         slot = made.world.bind(made.rollout, 0)
-        parts |= {"sample": lambda: learner.sample(ticks, 0), "act": lambda: learner.act(0), "world.step": lambda: made.world.step(slot, 0)}
+        parts |= {
+            "sample": lambda: learner.sample(ticks, 0),
+            "act": lambda: learner.act(0),
+            "world.step": lambda: made.world.step(slot, 0),
+        }
         row |= {"parts": {name: round(microseconds(f), 2) for name, f in parts.items()}}
     say(**row, stats=[float(f"{x:.4g}") for x in made.stats.tolist()])
 
@@ -129,8 +153,19 @@ def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ..
     def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
         return {name: float(f"{float((one[name] - other[name]).norm() / other[name].norm()):.3g}") for name in one}
 
-    row = {"numbers": arguments.algo, "hidden": hidden, "precision": precision, "fused_torch": apart(ours, torchs), "fused_fp32": apart(ours, exact)}
-    say(**row, torch_fp32=apart(torchs, exact), same_bits=all(torch.equal(ours[name], again[name]) for name in ours), layer_norm=arguments.layer_norm)
+    row = {
+        "numbers": arguments.algo,
+        "hidden": hidden,
+        "precision": precision,
+        "fused_torch": apart(ours, torchs),
+        "fused_fp32": apart(ours, exact),
+    }
+    say(
+        **row,
+        torch_fp32=apart(torchs, exact),
+        same_bits=all(torch.equal(ours[name], again[name]) for name in ours),
+        layer_norm=arguments.layer_norm,
+    )
 
 
 def widths(words: str) -> tuple[int, ...]:
@@ -163,7 +198,13 @@ def fast(arguments: argparse.Namespace) -> None:
     for kernels, critic, ratio, delay, horizon, apart in FAST:
         if kernels not in arguments.kernels.split(","):
             continue
-        given = {"critic": critic, "ratio": ratio, "delay": delay, "horizon": horizon, "critic_hidden": critics if apart else ""}
+        given = {
+            "critic": critic,
+            "ratio": ratio,
+            "delay": delay,
+            "horizon": horizon,
+            "critic_hidden": critics if apart else "",
+        }
         attempt(argparse.Namespace(**vars(arguments) | sizes | given), kernels, "bf16", actor if apart else critics)
 
 

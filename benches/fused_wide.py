@@ -51,7 +51,18 @@ class Sizes:
     observation: str = "118"
 
 
-TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, microbatch=128, workers=2, networks=((24,),), observation="20")
+TINY = Sizes(
+    "cpu",
+    8,
+    4,
+    gradient_lanes=8,
+    run_lanes=8,
+    iterations=2,
+    microbatch=128,
+    workers=2,
+    networks=((24,),),
+    observation="20",
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,9 @@ class Task:
         """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with three actions."""
         rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
         config = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
-        return trainer(rules, mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config)
+        return trainer(
+            rules, mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config
+        )
 
 
 # CHECKS
@@ -92,18 +105,30 @@ def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
     found, wanted, numbers, exact = gradients(ppo)
     error = relative_error(found, wanted)
     off = max(abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True))
-    return {"ran": str(shape), "error": error, "numbers": off, "verdict": "ok" if error <= LIMITS[task.precision] else "TOO LARGE"}
+    return {
+        "ran": str(shape),
+        "error": error,
+        "numbers": off,
+        "verdict": "ok" if error <= LIMITS[task.precision] else "TOO LARGE",
+    }
 
 
 def actions(task: Task, sizes: Sizes) -> dict[str, Any]:
     """How many of the first step's actions differ between fused and torch, and by how much values do."""
-    ours, theirs = (task.trainer(sizes, 8 * sizes.run_lanes, 1, kernels=kernels, minibatches=1) for kernels in ("fused", "torch"))
+    ours, theirs = (
+        task.trainer(sizes, 8 * sizes.run_lanes, 1, kernels=kernels, minibatches=1) for kernels in ("fused", "torch")
+    )
     for ppo in (ours, theirs):
         ppo.collect()
     different = int((ours.experience.raw != theirs.experience.raw).sum())
     values = float((ours.experience.value[0] - theirs.experience.value[0]).abs().max())
     good = different <= ours.experience.raw.numel() / 1000 and values < 0.05
-    return {"different": different, "of": ours.experience.raw.numel(), "values_by": values, "verdict": "ok" if good else "FAILED"}
+    return {
+        "different": different,
+        "of": ours.experience.raw.numel(),
+        "values_by": values,
+        "verdict": "ok" if good else "FAILED",
+    }
 
 
 def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
@@ -156,9 +181,16 @@ def tasks(sizes: Sizes) -> list[Task]:
         plain = Task("gradient", sizes.observation, net, PLAIN, "fp32").trainer(sizes, 64, 8, kernels="torch")
         for precision in reversed(precisions):
             groups = list(candidates(describe(plain.policy, precision), Work(131_072, multiprocessors)))
-            every: list[TileConfig] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
+            every: list[TileConfig] = (
+                [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
+            )
             # Microbatches are alike, and the number of chunks does not change what is compiled.
-            distinct = {str(replace(shape, microbatch=sizes.microbatch, chunks=8) if isinstance(shape, PerLayer) else shape): None for shape in every}
+            distinct = {
+                str(
+                    replace(shape, microbatch=sizes.microbatch, chunks=8) if isinstance(shape, PerLayer) else shape
+                ): None
+                for shape in every
+            }
             first, *more = (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
             likely.append(first)
             others += more
@@ -172,7 +204,10 @@ def tasks(sizes: Sizes) -> list[Task]:
         ("categorical", {"hidden": (256,), "activation": "relu"}, CLIPPED),
         ("128", {"hidden": (160, 256, 256)}, PLAIN),
     ]
-    various = [Task("gradient", *kind, precision) for kind, precision in itertools.product(kinds if sizes.where == "cuda" else (), precisions)]
+    various = [
+        Task("gradient", *kind, precision)
+        for kind, precision in itertools.product(kinds if sizes.where == "cuda" else (), precisions)
+    ]
     return likely + compared + various + others
 
 
@@ -206,21 +241,37 @@ def peaks() -> dict[str, float]:
 
 def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float]) -> None:
     """Steps a second, TFLOP/s of the update (without padding) and their share of the measured peak; and what each shape costs."""
-    timed = ((hidden, kernels, precision) for hidden in sizes.networks for kernels, precision in (("fused", "bf16"), ("fused", "tf32"), ("torch", "tf32")))
+    timed = (
+        (hidden, kernels, precision)
+        for hidden in sizes.networks
+        for kernels, precision in (("fused", "bf16"), ("fused", "tf32"), ("torch", "tf32"))
+    )
     for hidden, kernels, precision in timed:
         if records.elapsed_s() > stop_s:
             records.add("speed", hidden=hidden, kernels=kernels, precision=precision, verdict="not begun: out of time")
             continue
         try:
-            ppo = Task("speed", sizes.observation, {"hidden": hidden}, {"anneal": False, "learning_rate": 2.5e-4}, precision).trainer(
-                sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config=""
+            ppo = Task(
+                "speed", sizes.observation, {"hidden": hidden}, {"anneal": False, "learning_rate": 2.5e-4}, precision
+            ).trainer(sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config="")
+            records.add(
+                "speed",
+                hidden=hidden,
+                kernels=kernels,
+                precision=precision,
+                **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))),
             )
-            records.add("speed", hidden=hidden, kernels=kernels, precision=precision, **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))))
             if ppo.backend.name == "fused" and sizes.where == "cuda":
                 shape_costs(records, ppo, hidden, precision)
         except Exception as error:
             traceback.print_exc(limit=-5)
-            records.add("speed", hidden=hidden, kernels=kernels, precision=precision, verdict=f"FAILED: {type(error).__name__}: {str(error)[:200]}")
+            records.add(
+                "speed",
+                hidden=hidden,
+                kernels=kernels,
+                precision=precision,
+                verdict=f"FAILED: {type(error).__name__}: {str(error)[:200]}",
+            )
 
 
 def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[str, Any]:
@@ -236,9 +287,16 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     for _ in range(3):
         both()
     whole_s, collect_s, update_s = one_s(both), one_s(ppo.collect), one_s(ppo.update)
-    samples, towers, seen = sizes.lanes * sizes.horizon, 1 if ppo.policy.net.config.shared else 2, ppo.policy.env.observation
+    samples, towers, seen = (
+        sizes.lanes * sizes.horizon,
+        1 if ppo.policy.net.config.shared else 2,
+        ppo.policy.env.observation,
+    )
     widths = (seen.columns, *hidden)
-    weights = towers * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.distribution.parameter_rows + 1) * hidden[-1]
+    weights = (
+        towers * sum(a * b for a, b in itertools.pairwise(widths))
+        + (ppo.policy.distribution.parameter_rows + 1) * hidden[-1]
+    )
     # Two a weight forward and four backward, but none for the slopes of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.updates / ppo.config.minibatches
     return {
@@ -252,7 +310,9 @@ def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: 
     """Milliseconds an iteration of each shape that was to choose from."""
     spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.task)
     layout = ppo.backend.learner.layout
-    group = next(candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
+    group = next(
+        candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards))
+    )
     for shape in group:
         learner = with_config(ppo.backend.learner, shape, buffers=spare).spare()
         cost = tuning.seconds(learner) * 1e3 if learner.fits() else None
@@ -267,7 +327,13 @@ def main(*, tiny: bool, limit_s: float) -> None:
         teach()
     sizes = TINY if tiny else Sizes(workers=min(14, max(2, (os.cpu_count() or 2) - 2)))
     records = Records("wide")
-    records.add("began", gpu="none" if tiny else torch.cuda.get_device_name(), torch=torch.__version__, lanes=sizes.lanes, horizon=sizes.horizon)
+    records.add(
+        "began",
+        gpu="none" if tiny else torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        lanes=sizes.lanes,
+        horizon=sizes.horizon,
+    )
     check(records, sizes, 0.6 * limit_s)
     peak = peaks() if not tiny else {}
     records.add("peaks", **peak)

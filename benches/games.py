@@ -1,12 +1,15 @@
 """The games on this machine's GPU: equal to the CPU, and how fast they step. Prints Markdown for benches/LOG.md.
 
-    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--threads 0,1] [--repeats 5] [--steps 1000]
+    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--threads 0,1] [--repeats 5]
+    [--steps 1000]
 
-Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in every bit of every buffer; those of
-fractions are held to one step from a shared state, since a ball that just meets a brick on one device may just miss it on the other.
-Stepping: a captured graph of random (where the rules judge them, legal) actions. A share of bandwidth is the bytes that a step must touch by the contract,
-each buffer once a direction, beside a measured copy. Threads are those that write a lane's observation (0: one for each of its shards); where that is 1, the
-thread that steps the lane writes it, too. Limits: registers and local memory of a thread of each kernel of a step, as the compiler gives them.
+Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in
+every bit of every buffer; those of fractions are held to one step from a shared state, since a ball that just meets a
+brick on one device may just miss it on the other. Stepping: a captured graph of random (where the rules judge them,
+legal) actions. A share of bandwidth is the bytes that a step must touch by the contract, each buffer once a direction,
+beside a measured copy. Threads are those that write a lane's observation (0: one for each of its shards); where that is
+1, the thread that steps the lane writes it, too. Limits: registers and local memory of a thread of each kernel of a
+step, as the compiler gives them.
 """
 
 from __future__ import annotations
@@ -56,7 +59,10 @@ def same(name: str, lanes: int, steps: int) -> str:
             trial.step(action) if t else trial.reset()
         ours, theirs = host.outcome(), other.outcome()
         for part in ours:
-            one, two = (outcome[part].numpy().reshape(-1, lanes).view(np.uint8).reshape(-1, lanes, outcome[part].element_size()) for outcome in (ours, theirs))
+            one, two = (
+                outcome[part].numpy().reshape(-1, lanes).view(np.uint8).reshape(-1, lanes, outcome[part].element_size())
+                for outcome in (ours, theirs)
+            )
             if not np.array_equal(one, two):
                 equal &= (one == two).all(axis=(0, 2))
                 first = first or f"{part}, step {t}"
@@ -80,7 +86,9 @@ def draw_actions(world: DeviceWorld, slot: torch.Tensor, legal: torch.Tensor | N
 
 
 def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, int]:
-    """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones costs is taken off."""
+    """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones
+    costs is taken off.
+    """
     world = DeviceWorld(envs.find(name), lanes, seed=1, device=CUDA, threads=threads)
     slot = world.slot()
     bound = world.bind(slot)
@@ -128,7 +136,9 @@ def limits(name: str) -> list[str]:
     for what in ("step", "show"):
         kernel = getattr(world._kernels, what)
         if kernel is not None:
-            registers, local = (dict(getattr(kernel._shell, read)()) for read in ("get_regs_per_thread", "get_local_mem_per_thread"))
+            registers, local = (
+                dict(getattr(kernel._shell, read)()) for read in ("get_regs_per_thread", "get_local_mem_per_thread")
+            )
             lines.append(f"| {name} | {what} | {max(registers.values())} | {max(local.values())} |")
     return lines
 
@@ -148,17 +158,30 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {arguments.repeats}\n")
+    say(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of "
+        f"{arguments.repeats}\n"
+    )
     if "stepping" in wanted:
         bandwidth = copy_bandwidth(arguments.repeats)
         say(f"Copy bandwidth {bandwidth / 1e12:.2f} TB/s.\n")
-        say("| game | lanes | threads | M SPS | us a step | bytes a step | share of copy bandwidth |\n|---|---|---|---|---|---|---|")
+        say(
+            "| game | lanes | threads | M SPS | us a step | bytes a step | share of copy bandwidth "
+            "|\n|---|---|---|---|---|---|---|"
+        )
         for name in names:
             shards = max(envs.find(name).observation_shards, 1)
-            wanted_threads = dict.fromkeys(min(int(threads), shards) or shards for threads in arguments.threads.split(","))
-            for lanes, threads in itertools.product((int(lanes) for lanes in arguments.lanes.split(",")), wanted_threads):
+            wanted_threads = dict.fromkeys(
+                min(int(threads), shards) or shards for threads in arguments.threads.split(",")
+            )
+            for lanes, threads in itertools.product(
+                (int(lanes) for lanes in arguments.lanes.split(",")), wanted_threads
+            ):
                 rate, size = stepping(name, lanes, threads, arguments.repeats)
-                say(f"| {name} | {lanes:,} | {threads} | {rate / 1e6:,.0f} | {lanes / rate * 1e6:.1f} | {size} | {rate * size / bandwidth:.1%} |")
+                say(
+                    f"| {name} | {lanes:,} | {threads} | {rate / 1e6:,.0f} | {lanes / rate * 1e6:.1f} | {size} | "
+                    f"{rate * size / bandwidth:.1%} |"
+                )
     if "limits" in wanted:
         say("\n| game | kernel | registers of a thread | bytes of local memory |\n|---|---|---|---|")
         for line in (line for name in names for line in limits(name)):
@@ -166,7 +189,10 @@ def main() -> None:
     if "same" in wanted:
         torch.set_num_threads(1)  # small work, of which the threads' meetings would be most
         say(f"\nCPU and CUDA, {arguments.steps:,} steps of 1,024 lanes, the same actions.\n")
-        say("| game | lanes with every bit equal | first difference | one step from a shared state: largest difference | |\n|---|---|---|---|---|")
+        say(
+            "| game | lanes with every bit equal | first difference | one step from a shared state: largest difference "
+            "| |\n|---|---|---|---|---|"
+        )
         for name in names:
             say(same(name, 1024, arguments.steps))
 

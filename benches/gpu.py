@@ -84,7 +84,13 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
     """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each half."""
     world = DeviceWorld(envs.find("cartpole"), lanes, seed=1, device=CUDA)
-    algo = PPO(world, Config(horizon=horizon, precision=precision, anneal=False, learning_rate=2.5e-4), mlp.Config(), seed=1, steps=10**9)
+    algo = PPO(
+        world,
+        Config(horizon=horizon, precision=precision, anneal=False, learning_rate=2.5e-4),
+        mlp.Config(),
+        seed=1,
+        steps=10**9,
+    )
     algo.start()
     inner = max(2, int(1e7 // (lanes * horizon)))
 
@@ -215,7 +221,10 @@ def main() -> None:
         if arguments.out:
             arguments.out.write_text("\n".join(text) + "\n")
 
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {repeats}", "")
+    say(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {repeats}",
+        "",
+    )
     if "checks" in wanted:
         say(*checks(), "")
     if "stepping" in wanted:

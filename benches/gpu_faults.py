@@ -106,8 +106,13 @@ LIMIT_S = 60.0
 def operant(place: Path, *words: str) -> subprocess.Popen[str]:
     """`operant WORDS` in a process of its own, in the folder `place`."""
     command = [sys.executable, "-m", "operant.cli", *words]
-    variables = os.environ | {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    return subprocess.Popen(command, cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    variables = os.environ | {
+        "XDG_STATE_HOME": str(place / "state"),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+    }
+    return subprocess.Popen(
+        command, cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def words_for(name: str, device: str) -> list[str]:
@@ -181,7 +186,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    names = ["oom", "illegal", "lost", "hang"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
+    names = (
+        ["oom", "illegal", "lost", "hang"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
+    )
     with tempfile.TemporaryDirectory() as temporary:
         for name in arguments.only.split(",") if arguments.only else names:
             try:

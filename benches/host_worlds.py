@@ -1,16 +1,17 @@
-"""Our environments on the host's threads and a learner on the device: checks, then rates, all in one process that survives a part that fails. JSON lines.
+"""Our environments on the host's threads and a learner on the device: checks, then rates, all in one process that
+survives a part that fails. JSON lines.
 
     python benches/host_worlds.py                          on a GPU: everything (about 10 minutes on 16 cores)
     python benches/host_worlds.py --tiny --device cpu      the same in small, to try the script
     python benches/host_worlds.py --only check,breakout
 
 Parts
-    once        compiles and measures what the others keep: run it before, if those are timed
-    overlap     acting on one buffer while others are stepped trains to the bits of no overlap, by any buffers
-    cpu         Breakout's rules on CPU threads: no device, no copy
-    check       lanes on the CPU show on the device what one world there shows, by both kinds of world
-    breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
-    buffers     the same by a linear policy, nothing learned, by buffers 1, 2, 4, 8 x threads, with and without pinned memory
+    once        compiles and measures what the others keep: run it before, if those are timed overlap     acting on one
+    buffer while others are stepped trains to the bits of no overlap, by any buffers cpu         Breakout's rules on CPU
+    threads: no device, no copy check       lanes on the CPU show on the device what one world there shows, by both
+    kinds of world breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning
+    included, and the share that steps take buffers     the same by a linear policy, nothing learned, by buffers 1, 2,
+    4, 8 x threads, with and without pinned memory
 
 Environments of others: benches/outside_worlds.py.
 """
@@ -32,7 +33,7 @@ from operant.data import Collector
 from operant.training.build import build
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-CASES = ((65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1))
+CASES = (65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1)
 """Lanes, horizon and buffers of Breakout's rules on the CPU."""
 MORE = {(65536, 32, 2): ((1, True), (4, False), (4, True)), (131072, 16, 4): ((1, True),)}
 """Of some of them: epochs, and whether learning goes on beside the next collection."""
@@ -83,7 +84,11 @@ def check(device: torch.device, tiny: bool) -> None:
     for name in ("breakout", "pendulum", "g2048"):
         env = envs.find(name)
         steps = 40 if tiny else 250
-        compare(f"bridged {name}", rollout(DeviceWorld(env, 96, seed=3), steps), rollout(BridgedWorld(env, 96, seed=3, device=device, buffers=3), steps))
+        compare(
+            f"bridged {name}",
+            rollout(DeviceWorld(env, 96, seed=3), steps),
+            rollout(BridgedWorld(env, 96, seed=3, device=device, buffers=3), steps),
+        )
     for name in ("CartPole-v1", "Pendulum-v1"):
         env = configuration.load(None, [f"env.name=gymnasium:{name}", "env.time_limit=30"]).environment
         worlds = [HostWorld(env, 16, seed=3, device=where) for where in ("cpu", device)]
@@ -93,13 +98,33 @@ def check(device: torch.device, tiny: bool) -> None:
 
 
 def overlap(device: torch.device, tiny: bool) -> None:
-    cases = [("breakout", 128 if tiny else 16384), ("pendulum", 64 if tiny else 2048), ("g2048", 64 if tiny else 2048), ("gymnasium:CartPole-v1", 32)]
+    cases = [
+        ("breakout", 128 if tiny else 16384),
+        ("pendulum", 64 if tiny else 2048),
+        ("g2048", 64 if tiny else 2048),
+        ("gymnasium:CartPole-v1", 32),
+    ]
     for kernels in ("torch",) if device.type == "cpu" else ("fused", "torch"):
         for name, lanes in cases if kernels == "fused" or tiny else (cases[0], cases[3]):
             found = {}
-            for label, buffers in (("none", 2), ("one", 1), ("two", 2), ("five", 5), *((("asynchronous", 1),) if ":" in name else ())):
-                words = [f"env.name={name}", f"env.lanes={lanes}", f"env.buffers={buffers}", f"algo.kernels={kernels}", "algo.horizon=8", "algo.minibatches=2"]
-                words += ["algo.normalize_observations=false", "env.device=cpu"] if ":" not in name else ["env.threads=2"]
+            for label, buffers in (
+                ("none", 2),
+                ("one", 1),
+                ("two", 2),
+                ("five", 5),
+                *((("asynchronous", 1),) if ":" in name else ()),
+            ):
+                words = [
+                    f"env.name={name}",
+                    f"env.lanes={lanes}",
+                    f"env.buffers={buffers}",
+                    f"algo.kernels={kernels}",
+                    "algo.horizon=8",
+                    "algo.minibatches=2",
+                ]
+                words += (
+                    ["algo.normalize_observations=false", "env.device=cpu"] if ":" not in name else ["env.threads=2"]
+                )
                 words += ["env.asynchronous=true"] if label == "asynchronous" else []
                 algo = build(configuration.load(None, words), device)
                 if label == "none":
@@ -112,12 +137,23 @@ def overlap(device: torch.device, tiny: bool) -> None:
                 found[label] = torch.cat([value.double().flatten().cpu() for value in algo.state("policy").values()])
                 if hasattr(algo.world, "close"):
                     algo.world.close()
-            far = {label: float((value - found["none"]).abs().max()) for label, value in found.items() if label != "none"}
-            say("overlap", world=name, kernels=kernels, lanes=lanes, difference=far, moved=float(found["none"].abs().sum()))
+            far = {
+                label: float((value - found["none"]).abs().max()) for label, value in found.items() if label != "none"
+            }
+            say(
+                "overlap",
+                world=name,
+                kernels=kernels,
+                lanes=lanes,
+                difference=far,
+                moved=float(found["none"].abs().sum()),
+            )
 
 
 def trained(config, device: torch.device, seconds: float, before: int = 3) -> dict:
-    """Iterations for so many seconds: steps a second, and of an iteration what its phases take, and the parts of its steps."""
+    """Iterations for so many seconds: steps a second, and of an iteration what its phases take, and the parts of its
+    steps.
+    """
     algo = build(config, device)
     algo.start()
     for _ in range(before):
@@ -127,7 +163,10 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
     inside: dict[str, float] = {}
     clocked(algo.world, "advance", inside)
     clocked(algo.world, "noise", inside)
-    for owner, names in ((getattr(algo, "acting", None), ("prepare", "bootstrap")), (algo, ("_hand_over", "update", "_collect"))):
+    for owner, names in (
+        (getattr(algo, "acting", None), ("prepare", "bootstrap")),
+        (algo, ("_hand_over", "update", "_collect")),
+    ):
         for name in names:
             if callable(getattr(owner, name, None)):
                 clocked(owner, name, inside)
@@ -172,7 +211,14 @@ def clocked(owner, name: str, into: dict[str, float]) -> None:
 
 
 def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ...] = ()):
-    words = [f"env.lanes={lanes}", "env.device=cpu", f"env.buffers={buffers}", f"algo.horizon={horizon}", "net.hidden=[128, 128]", *extra]
+    words = [
+        f"env.lanes={lanes}",
+        "env.device=cpu",
+        f"env.buffers={buffers}",
+        f"algo.horizon={horizon}",
+        "net.hidden=[128, 128]",
+        *extra,
+    ]
     return configuration.load(None, ["env.name=breakout", *words])
 
 
@@ -180,7 +226,11 @@ def once(device: torch.device, tiny: bool) -> None:
     """What the other parts compile and choose, so that it is kept."""
     lanes, horizon, buffers = (64, 8, 2) if tiny else CASES[0]
     for epochs, beside in ((1, "false"), (4, "false"), (1, "true")):
-        words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={beside}")
+        words = (
+            ("algo.minibatches=2",)
+            if tiny
+            else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={beside}")
+        )
         say("once", **trained(breakout_config(lanes, horizon, buffers, words), device, 0.2))
     stepped_alone(2048, 1, 2, 0.05)
     stepped_together(2048, 1, 0.05)
@@ -192,9 +242,20 @@ def breakout(device: torch.device, tiny: bool) -> None:
     say("breakout", stepping_alone=most)
     for lanes, horizon, buffers in ((64, 8, 2),) if tiny else CASES:
         for epochs, beside in ((1, False), *MORE.get((lanes, horizon, buffers), ())):
-            words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={str(beside).lower()}")
+            words = (
+                ("algo.minibatches=2",)
+                if tiny
+                else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={str(beside).lower()}")
+            )
             figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 1.5)
-            told = {"lanes": lanes, "horizon": horizon, "buffers": buffers, "threads": numba.get_num_threads(), "epochs": epochs, "beside": beside}
+            told = {
+                "lanes": lanes,
+                "horizon": horizon,
+                "buffers": buffers,
+                "threads": numba.get_num_threads(),
+                "epochs": epochs,
+                "beside": beside,
+            }
             say("breakout", **told, share_of_alone=figures["sps"] / most, **figures)
 
 
@@ -248,7 +309,14 @@ def cpu(device: torch.device, tiny: bool) -> None:
         if threads <= most:
             for lanes in (2048,) if tiny else (65536, 8192):
                 found = {f"{buffers}_buffers": stepped_alone(lanes, threads, buffers, seconds) for buffers in (1, 2)}
-                say("cpu", threads=threads, lanes=lanes, **found, together=stepped_together(lanes, threads, seconds), layer=numba.threading_layer())
+                say(
+                    "cpu",
+                    threads=threads,
+                    lanes=lanes,
+                    **found,
+                    together=stepped_together(lanes, threads, seconds),
+                    layer=numba.threading_layer(),
+                )
     numba.set_num_threads(most)
 
 
@@ -260,20 +328,35 @@ def buffers(device: torch.device, tiny: bool) -> None:
                 for pinned in (True, False):
                     if threads <= most:
                         numba.set_num_threads(threads)
-                        world = BridgedWorld(envs.find("breakout"), lanes, seed=1, device=device, buffers=count, pinned=pinned)
+                        world = BridgedWorld(
+                            envs.find("breakout"), lanes, seed=1, device=device, buffers=count, pinned=pinned
+                        )
                         rate = overlapped(world, horizon, 2 if tiny or not pinned or threads < 4 else 8)
-                        say("buffers", lanes=lanes, threads=threads, buffers=count, pinned=pinned, sps=rate, horizon_s=horizon * lanes / rate)
+                        say(
+                            "buffers",
+                            lanes=lanes,
+                            threads=threads,
+                            buffers=count,
+                            pinned=pinned,
+                            sps=rate,
+                            horizon_s=horizon * lanes / rate,
+                        )
     numba.set_num_threads(most)
 
 
 def overlapped(world, horizon: int, times: int) -> float:
-    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a training has them.
+    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a
+    training has them.
 
     Where pictures are observed nothing acts.
     """
     collector = Collector(world, horizon, 1)
     rollout = collector.rollout
-    weight = torch.zeros(world.spec.action.n, world.spec.observation.size if rollout.observation.is_floating_point() else 0, device=world.device)
+    weight = torch.zeros(
+        world.spec.action.n,
+        world.spec.observation.size if rollout.observation.is_floating_point() else 0,
+        device=world.device,
+    )
 
     def act(t: int, lanes: slice = slice(None)) -> None:
         if weight.numel():

@@ -1,10 +1,12 @@
-"""PPO on CartPole-v1 in plain JAX, in the manner of PureJaxRL, to compare Operant with: everything in one jitted scan, nothing but jax itself.
+"""PPO on CartPole-v1 in plain JAX, in the manner of PureJaxRL, to compare Operant with: everything in one jitted scan,
+nothing but jax itself.
 
     python benches/jax_ppo.py [--lanes 1024] [--horizon 16] [--repeats 5] [--json]
 
-It is a comparison written by Operant's authors, not PureJaxRL itself: the same work (two 4-64-64 tanh towers, orthogonal weights, 4 epochs x 4 minibatches
-of a fresh permutation of single samples, advantages normalised per minibatch, clipped value loss, Adam with its epsilon at 1e-5, gradients clipped to a
-norm of 0.5), CartPole's own equations with automatic resets, and time limits treated as ends, as there. `--solve` shows that it learns.
+It is a comparison written by Operant's authors, not PureJaxRL itself: the same work (two 4-64-64 tanh towers,
+orthogonal weights, 4 epochs x 4 minibatches of a fresh permutation of single samples, advantages normalised per
+minibatch, clipped value loss, Adam with its epsilon at 1e-5, gradients clipped to a norm of 0.5), CartPole's own
+equations with automatic resets, and time limits treated as ends, as there. `--solve` shows that it learns.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def step(lanes, action, key):
     pushed = (force + 0.05 * theta_dot**2 * sin) / 1.1
     theta_acc = (9.8 * sin - cos * pushed) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
     x_acc = pushed - 0.05 * theta_acc * cos / 1.1
-    state = jnp.stack([x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc], axis=1)
+    state = jnp.stack(
+        [x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc], axis=1
+    )
     age = lanes.age + 1
     done = (jnp.abs(state[:, 0]) > 2.4) | (jnp.abs(state[:, 2]) > 0.20943951) | (age >= 500)
     state = jnp.where(done[:, None], fresh(key, len(done)), state)
@@ -86,7 +90,9 @@ def adam(parameters, moments, gradient):
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g * scale, first, gradient)
     second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * (g * scale) ** 2, second, gradient)
     far, near = 1.0 - 0.9**count, 1.0 - 0.999**count
-    parameters = jax.tree.map(lambda p, m, v: p - RATE * (m / far) / (jnp.sqrt(v / near) + 1e-5), parameters, first, second)
+    parameters = jax.tree.map(
+        lambda p, m, v: p - RATE * (m / far) / (jnp.sqrt(v / near) + 1e-5), parameters, first, second
+    )
     return parameters, (first, second, count)
 
 
@@ -126,7 +132,10 @@ def iteration(carry, _, horizon):
         action = jax.random.categorical(draw, log_p)
         chosen = jnp.take_along_axis(log_p, action[:, None], 1)[:, 0]
         after, reward, done = step(lanes, action, reset)
-        return (after, key), (Sample(lanes.state, action, chosen, value, reward, done), jnp.where(done, lanes.age + 1, 0))
+        return (after, key), (
+            Sample(lanes.state, action, chosen, value, reward, done),
+            jnp.where(done, lanes.age + 1, 0),
+        )
 
     (lanes, key), (samples, lengths) = jax.lax.scan(act, (lanes, key), None, horizon)
 
@@ -170,7 +179,9 @@ def start(seed, lanes):
 
 
 def measure(lanes, horizon, repeats, least_s=1.0):
-    """Seconds of one iteration: the median over regions that are one call each, of as many iterations as take about `least_s`."""
+    """Seconds of one iteration: the median over regions that are one call each, of as many iterations as take about
+    `least_s`.
+    """
     carry = start(1, lanes)
 
     def timed(iterations):
@@ -192,7 +203,9 @@ def main():
     parser.add_argument("--horizon", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--solve", action="store_true", help="train 120 iterations and show the mean length of episodes")
+    parser.add_argument(
+        "--solve", action="store_true", help="train 120 iterations and show the mean length of episodes"
+    )
     arguments = parser.parse_args()
     if arguments.solve:
         _, lengths = train(start(1, arguments.lanes), arguments.horizon, 120)
@@ -201,9 +214,14 @@ def main():
     iteration_s = measure(arguments.lanes, arguments.horizon, arguments.repeats)
     device = jax.devices()[0]
     found = {
-        "sps": arguments.lanes * arguments.horizon / iteration_s, "iteration_s": iteration_s, "lanes": arguments.lanes, "horizon": arguments.horizon,
-        "jax": jax.__version__, "platform": device.platform, "device": device.device_kind,
-    }  # fmt: skip
+        "sps": arguments.lanes * arguments.horizon / iteration_s,
+        "iteration_s": iteration_s,
+        "lanes": arguments.lanes,
+        "horizon": arguments.horizon,
+        "jax": jax.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+    }
     if arguments.json:
         print(json.dumps(found))
     else:

@@ -58,7 +58,9 @@ MARKS = {
 
 def settled(policy: Policy, config: Config) -> float:
     """Mean reward of a step from step `SWING_S` on, greedily, over 512 lanes (one that ended counts with what it gains after its next start)."""
-    world = DeviceWorld(config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1)
+    world = DeviceWorld(
+        config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1
+    )
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -85,7 +87,9 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
     config = configuration.load(find_source(name), overrides)
     world = DeviceWorld(config.environment, config.lanes, seed=seed, device=device, params=config.params)
     algo: Any = algos.load(config.algo_name)(world, config.algo, config.net, seed=seed, steps=config.run.steps)
-    evaluator = Evaluator(algo.policy, config.environment, config.params, episodes=WATCHED, seed=seed, max_steps=LONGEST)
+    evaluator = Evaluator(
+        algo.policy, config.environment, config.params, episodes=WATCHED, seed=seed, max_steps=LONGEST
+    )
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     algo.start()
     iterations, spent, looked, curve, value = 0, 0.0, 0.0, [], float("nan")
@@ -99,14 +103,20 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
             if iterations <= 3 or iterations % 4 == 0:
                 synchronise()  # so that the clock tells what was done rather than asked for
                 gone = time.perf_counter() - began
-                if iterations <= 3 or spent + gone - looked >= max(0.5, looked / 10) or iterations * algo.steps_per_iteration >= config.run.steps:
+                if (
+                    iterations <= 3
+                    or spent + gone - looked >= max(0.5, looked / 10)
+                    or iterations * algo.steps_per_iteration >= config.run.steps
+                ):
                     break
         if iterations > 3:
             spent += gone
             looked = spent
             value = found(mark, evaluator.run(iterations), algo.policy, config)
             curve.append(f"{value:.3g}")
-    fresh = Evaluator(algo.policy, config.environment, config.params, episodes=FRESH, seed=FRESH_SEED, max_steps=LONGEST).run(0)
+    fresh = Evaluator(
+        algo.policy, config.environment, config.params, episodes=FRESH, seed=FRESH_SEED, max_steps=LONGEST
+    ).run(0)
     steps, last = iterations * algo.steps_per_iteration, found(mark, fresh, algo.policy, config)
     reached = "ok" if value >= mark.least else f"MISSED: {', '.join(curve[-12:])}"
     kernels = algo.backend.name
@@ -126,7 +136,10 @@ def main() -> None:
     arguments = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{where}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}\n", flush=True)
-    print("| configuration | seed | training s | M steps | M SPS | kernels | greedy games | mark | |\n|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| configuration | seed | training s | M steps | M SPS | kernels | greedy games | mark | |\n|---|---|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     for name in arguments.names or list(MARKS):
         for seed in (int(seed) for seed in arguments.seeds.split(",")):
             row(name, seed, arguments.limit, arguments.override, lambda line: print(line, flush=True))

@@ -53,30 +53,49 @@ POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
 MEDIUM = "env.params.decks=2 env.params.kinds=4"  # of Count Recall
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
-    "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
+    "chain1000": Task(
+        "memory_chain",
+        "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M",
+        0.99,
+        20,
+    ),
     "tmaze10": Task("tmaze", "", 3.99, 10),
     "tmaze1000": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
     "cartpole": Task("cartpole_positions", "net.shared=true", 475, 10),
     "repeat_first": Task("repeat_first", "", 0.9, 10),
-    "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
-    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
+    "repeat_first_medium": Task(
+        "repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40
+    ),
+    "repeat_first_hard": Task(
+        "repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40
+    ),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
     "repeat_previous_medium": Task("repeat_previous_medium", "", 0.99, 60),
     "repeat_previous_hard": Task(
-        "repeat_previous_medium", "env.params.decks=3 env.params.k=64 net.memory_layers=2 algo.horizon=155 run.steps=60M", 0.99, 100
+        "repeat_previous_medium",
+        "env.params.decks=3 env.params.k=64 net.memory_layers=2 algo.horizon=155 run.steps=60M",
+        0.99,
+        100,
     ),
     "autoencode": Task("autoencode", "", 0.99, 60),
     "autoencode_medium": Task("autoencode", "env.params.decks=2 algo.horizon=207", 0.99, 60),
     "count_recall": Task("count_recall", "", 0.99, 40),
     "count_recall_medium": Task(
-        "count_recall", f"{MEDIUM} algo.precision=bf16 env.lanes=2048 algo.minibatches=16 algo.horizon=103 run.steps=40M", 0.99, 60
+        "count_recall",
+        f"{MEDIUM} algo.precision=bf16 env.lanes=2048 algo.minibatches=16 algo.horizon=103 run.steps=40M",
+        0.99,
+        60,
     ),
-    "count_recall_hard": Task("count_recall", "env.params.decks=4 env.params.kinds=13 algo.horizon=207 run.steps=40M", 0.99, 60),
+    "count_recall_hard": Task(
+        "count_recall", "env.params.decks=4 env.params.kinds=13 algo.horizon=207 run.steps=40M", 0.99, 60
+    ),
     "higher_lower": Task("higher_lower", "", 1.0, 100, fresh=16_384),
     "higher_lower_medium": Task("higher_lower", "env.params.decks=2 algo.horizon=103", 1.0, 60, fresh=16_384),
     "higher_lower_hard": Task("higher_lower", "env.params.decks=3 algo.horizon=155", 1.0, 60, fresh=16_384),
     "concentration": Task("concentration", "", 0.8, 300),
-    "concentration_mlp": Task("concentration", "net.kind=mlp net.shared=true net.memory=lstm net.memory_layers=1 net.hidden=[128]", 0.8, 80),
+    "concentration_mlp": Task(
+        "concentration", "net.kind=mlp net.shared=true net.memory=lstm net.memory_layers=1 net.hidden=[128]", 0.8, 80
+    ),
     "concentration_hard": Task("concentration", "env.params.ranks=true", 0.8, 80),
     "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
@@ -85,7 +104,9 @@ TASKS = {
     "g2048": Task("g2048", "", 0.5, 8, "reached_2048", longest=12_000, look_s=(0.8, 0.1)),
     "g2048_memory": Task("g2048_memory", "", 0.75, 40, "reached_2048", longest=12_000, look_s=(4.0, 2.0)),
     "go_memory": Task("go_memory", "", 0.95, 5, "won", longest=12_000, look_s=(0.3, 0.1)),
-    "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
+    "breakout_memory": Task(
+        "breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000
+    ),
 }
 
 
@@ -94,7 +115,9 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, games: int | None, tiny: bool, parts: int) -> None:
+def trained(
+    name: str, seed: int, more: list[str], limit_s: float | None, games: int | None, tiny: bool, parts: int
+) -> None:
     """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`, all of its steps in so many parts."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
@@ -105,7 +128,15 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, games:
 
     def evaluator(episodes: int, own: int, *, greedy: bool = True) -> Evaluator:
         longest = 64 if tiny else task.longest
-        return Evaluator(algo.actor, judged.environment, judged.params, episodes=8 if tiny else episodes, seed=own, max_steps=longest, greedy=greedy)
+        return Evaluator(
+            algo.actor,
+            judged.environment,
+            judged.params,
+            episodes=8 if tiny else episodes,
+            seed=own,
+            max_steps=longest,
+            greedy=greedy,
+        )
 
     looks, began = evaluator(GAMES, seed), wait()
     iterate(algo, 3)
@@ -125,8 +156,13 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, games:
         if parts or spent - looked >= max(0.3, looked / 3):
             looked = spent
             steps, reward = iterations * algo.steps_per_iteration, float(algo.rollout.reward.mean())
-            say(at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5))
-    fresh, sampled = evaluator(games or task.fresh, FRESH_SEED + seed).run(0), evaluator(FRESH, FRESH_SEED + seed, greedy=False).run(0)
+            say(
+                at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5)
+            )
+    fresh, sampled = (
+        evaluator(games or task.fresh, FRESH_SEED + seed).run(0),
+        evaluator(FRESH, FRESH_SEED + seed, greedy=False).run(0),
+    )
     steps = iterations * algo.steps_per_iteration
     say(
         task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
@@ -165,10 +201,21 @@ def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
         iterate(algo, 10)
         wait()
     rows = sorted(profiler.key_averages(), key=lambda row: -row.device_time_total)
-    say(profile=name, words=more, iteration_us=round(1e6 * whole, 1), steps=algo.steps_per_iteration, msps=round(algo.steps_per_iteration / whole / 1e6, 2))
+    say(
+        profile=name,
+        words=more,
+        iteration_us=round(1e6 * whole, 1),
+        steps=algo.steps_per_iteration,
+        msps=round(algo.steps_per_iteration / whole / 1e6, 2),
+    )
     for row in rows[:16]:
         us = row.device_time_total
-        say(kernel=row.key[:60], launches=row.count / 10, each_us=round(us / row.count, 2), iteration_us=round(us / 10, 1))
+        say(
+            kernel=row.key[:60],
+            launches=row.count / 10,
+            each_us=round(us / row.count, 2),
+            iteration_us=round(us / 10, 1),
+        )
 
 
 def iterate(algo: Any, times: int, done: int = 0) -> None:
@@ -198,7 +245,11 @@ def main() -> None:
         for name, task in TASKS.items():
             say(name=name, **task._asdict())
         return
-    say(machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", torch=torch.__version__, date=time.strftime("%Y-%m-%d"))
+    say(
+        machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU",
+        torch=torch.__version__,
+        date=time.strftime("%Y-%m-%d"),
+    )
     for name in asked.only.split(","):
         for seed in asked.seeds.split(","):
             try:

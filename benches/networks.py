@@ -1,9 +1,11 @@
-"""Networks that read bytes, on this machine's GPU: are they right, are their bits the same again and from a CUDA graph, and how fast are they? Prints Markdown.
+"""Networks that read bytes, on this machine's GPU: are they right, are their bits the same again and from a CUDA graph,
+and how fast are they? Prints Markdown.
 
     python benches/networks.py [--samples 8192] [--repeats 5] [--precision fp32,tf32,bf16]
 
-"error" is the gradient's, against the same network in float64 on the CPU for 512 samples, relative to its length. Times are medians of replays of a graph:
-acting is a forward pass without gradients, learning a forward and a backward pass. "peak" is the most memory that learning took beyond what there was.
+"error" is the gradient's, against the same network in float64 on the CPU for 512 samples, relative to its length. Times
+are medians of replays of a graph: acting is a forward pass without gradients, learning a forward and a backward pass.
+"peak" is the most memory that learning took beyond what there was.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def showing(*shape: int, categories: int = 0) -> Env:
     size = 1
     for length in shape:
         size *= length
-    seen = Box(size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories)
+    seen = Box(
+        size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories
+    )
     return replace(envs.find("snake"), observation=seen)
 
 
@@ -53,7 +57,9 @@ CASES: dict[str, tuple[Env, dict[str, Any], bool]] = {
 def observations(env: Env, samples: int, *, seed: int = 0) -> Tensor:
     """Random bytes (O, B): sample after sample in memory where they are pictures, feature after feature else."""
     box, generator = env.observation, torch.Generator().manual_seed(seed)
-    drawn = torch.randint(0, box.categories or 256, (samples, box.size), dtype=torch.uint8, generator=generator).to(CUDA)
+    drawn = torch.randint(0, box.categories or 256, (samples, box.size), dtype=torch.uint8, generator=generator).to(
+        CUDA
+    )
     return drawn.t() if len(box.shape) == 3 and box.shape[0] > 20 else drawn.t().contiguous()
 
 
@@ -68,7 +74,9 @@ def error_and_bits(policy: Policy, observation: Tensor) -> tuple[float, bool]:
     flat = policy.flat
     net = copy.deepcopy(policy.net).double().cpu()
     net.dtype = None
-    normalizer = policy.normalizer and SimpleNamespace(CLIP=policy.normalizer.CLIP, mean=policy.normalizer.mean.cpu(), inv_std=policy.normalizer.inv_std.cpu())
+    normalizer = policy.normalizer and SimpleNamespace(
+        CLIP=policy.normalizer.CLIP, mean=policy.normalizer.mean.cpu(), inv_std=policy.normalizer.inv_std.cpu()
+    )
     head, value = net(observation.cpu(), normalizer)
     wanted = torch.autograd.grad(head.square().mean() + (value - 1.0).square().mean(), list(net.parameters()))
     found = []
@@ -78,7 +86,12 @@ def error_and_bits(policy: Policy, observation: Tensor) -> tuple[float, bool]:
         graphed()
         found.append(flat.gradient.clone())
     views = dict(zip(flat.names, flat._gradient_views, strict=True))
-    difference = torch.cat([(views[name].cpu().double() - gradient).flatten() for (name, _), gradient in zip(net.named_parameters(), wanted, strict=True)])
+    difference = torch.cat(
+        [
+            (views[name].cpu().double() - gradient).flatten()
+            for (name, _), gradient in zip(net.named_parameters(), wanted, strict=True)
+        ]
+    )
     length = torch.cat([gradient.flatten() for gradient in wanted]).norm()
     return float(difference.norm() / length), all(torch.equal(found[0], other) for other in found[1:])
 
@@ -128,7 +141,10 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32,tf32,bf16")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {arguments.samples:,} samples\n")
-    print("| network | precision | error | same bits | acting, M/s | learning, M/s | peak, MiB |\n|---|---|---|---|---|---|---|")
+    print(
+        "| network | precision | error | same bits | acting, M/s | learning, M/s | peak, MiB "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     for name, (_, net, _) in CASES.items():
         for precision in arguments.precision.split(","):
             if precision != "bf16" or net.get("kind") == "cnn":  # an MLP computes in tf32 then

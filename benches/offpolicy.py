@@ -37,7 +37,14 @@ LEARN = {  # recipe -> what greedy games must reach, and the most seconds
     "sac/pendulum": (-170.0, 3.0), "sac/swingup": (3.5, 5.0), "td3/mountaincar_continuous": (90.0, 6.0), "sac/mountaincar_continuous": (90.0, 8.0),
     "dqn/cartpole": (475.0, 4.0), "dqn/snake": (27.0, 12.0), "td3/pendulum": (-170.0, 5.0), "td3/swingup": (3.5, 12.0),
 }  # fmt: skip
-TINY = ["env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.learning_starts=32", "algo.replay_capacity=512", "net.hidden=[16,16]"]
+TINY = [
+    "env.lanes=8",
+    "algo.horizon=4",
+    "algo.batch_size=16",
+    "algo.learning_starts=32",
+    "algo.replay_capacity=512",
+    "net.hidden=[16,16]",
+]
 
 
 def say(**found: object) -> None:
@@ -56,7 +63,11 @@ def made(source: str | None, overrides: list[str], tiny: bool, seed: int = 1) ->
     """A configuration and its algorithm, begun."""
     found = find_source(source) if source else None
     off_policy = "algo.name=pqn" not in overrides and not (source or "").startswith("pqn")
-    words = [*overrides, f"run.seed={seed}", *((TINY if off_policy else ["env.lanes=16", "algo.horizon=8", "algo.minibatches=2"]) if tiny else ())]
+    words = [
+        *overrides,
+        f"run.seed={seed}",
+        *((TINY if off_policy else ["env.lanes=16", "algo.horizon=8", "algo.minibatches=2"]) if tiny else ()),
+    ]
     config = configuration.load(found, words)
     algo: Any = build(config, DEVICE)
     algo.start()
@@ -91,7 +102,11 @@ def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> N
     row = {"rate": name, "kernels": algo.backend.name, "lanes": config.env.lanes, "precision": algo.config.precision}
     row |= {"us": round(best * 1e6, 1), "MSPS": round(algo.steps_per_iteration / best / 1e6, 3)}
     if updates is not None:
-        row |= {"updates_per_s": round(updates / best), "replay_on_host": algo.cycle.replay.on_host, "replay_MiB": round(algo.cycle.replay.bytes / 2**20, 1)}
+        row |= {
+            "updates_per_s": round(updates / best),
+            "replay_on_host": algo.cycle.replay.on_host,
+            "replay_MiB": round(algo.cycle.replay.bytes / 2**20, 1),
+        }
     say(**row, finite=bool(torch.isfinite(algo.stats).all()), overrides=overrides)
 
 
@@ -101,31 +116,95 @@ def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
     for algo in ("sac", "td3"):
         for precision in ("bf16", "tf32"):
             for hidden in ("[128,128]", "[256,256]"):
-                words = [f"algo.name={algo}", "env.name=pendulum", "env.lanes=256", "algo.horizon=128", "algo.batch_size=256", f"net.hidden={hidden}", relu]
-                yield lambda name=f"{algo} {precision} {hidden}", words=[*words, f"algo.precision={precision}"]: rate(name, words, tiny)
-    shape = ["env.name=swingup", "env.lanes=4096", "algo.horizon=32", "algo.batch_size=8192", "net.hidden=[768,768]", relu, "algo.replay_capacity=4M"]
+                words = [
+                    f"algo.name={algo}",
+                    "env.name=pendulum",
+                    "env.lanes=256",
+                    "algo.horizon=128",
+                    "algo.batch_size=256",
+                    f"net.hidden={hidden}",
+                    relu,
+                ]
+                yield lambda name=f"{algo} {precision} {hidden}", words=[*words, f"algo.precision={precision}"]: rate(
+                    name, words, tiny
+                )
+    shape = [
+        "env.name=swingup",
+        "env.lanes=4096",
+        "algo.horizon=32",
+        "algo.batch_size=8192",
+        "net.hidden=[768,768]",
+        relu,
+        "algo.replay_capacity=4M",
+    ]
     for algo in ("sac", "td3"):
-        for more in (["algo.precision=bf16"], ["algo.precision=tf32"], ["algo.precision=bf16", "net.layer_norm=true", "algo.critic=c51"]):
-            yield lambda name=f"{algo} 8,192 x 768 {more}", words=[f"algo.name={algo}", *shape, *more]: rate(name, words, tiny)
+        for more in (
+            ["algo.precision=bf16"],
+            ["algo.precision=tf32"],
+            ["algo.precision=bf16", "net.layer_norm=true", "algo.critic=c51"],
+        ):
+            yield lambda name=f"{algo} 8,192 x 768 {more}", words=[f"algo.name={algo}", *shape, *more]: rate(
+                name, words, tiny
+            )
     for horizon in (64, 128, 256):
-        words = [f"algo.horizon={horizon}", "algo.name=dqn", "env.name=cartpole", "env.lanes=4096", "algo.batch_size=4096", "net.hidden=[120,84]", relu]
+        words = [
+            f"algo.horizon={horizon}",
+            "algo.name=dqn",
+            "env.name=cartpole",
+            "env.lanes=4096",
+            "algo.batch_size=4096",
+            "net.hidden=[120,84]",
+            relu,
+        ]
         words += ["algo.precision=bf16", "algo.replay_capacity=2M"]
         yield lambda name=f"dqn 4,096 lanes, {horizon} ticks", words=words: rate(name, words, tiny)
-    snake = ["algo.name=dqn", "env.name=snake", "env.lanes=256", "algo.horizon=128", "algo.updates_per_step=0.25", "algo.batch_size=128", relu]
+    snake = [
+        "algo.name=dqn",
+        "env.name=snake",
+        "env.lanes=256",
+        "algo.horizon=128",
+        "algo.updates_per_step=0.25",
+        "algo.batch_size=128",
+        relu,
+    ]
     for precision in ("bf16", "tf32"):
-        yield lambda name=f"dqn snake {precision}", words=[*snake, "net.hidden=[128,128]", f"algo.precision={precision}"]: rate(name, words, tiny)
+        yield (
+            lambda name=f"dqn snake {precision}", words=[*snake, "net.hidden=[128,128]", f"algo.precision={precision}"]: (
+                rate(name, words, tiny)
+            )
+        )
 
 
 def place(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
     """A replay on the device and in host memory, and the bus."""
-    words = ["algo.name=dqn", "env.name=snake", "env.lanes=256", "algo.horizon=64", "algo.batch_size=4096", "net.activation=relu", "net.hidden=[128,128]"]
+    words = [
+        "algo.name=dqn",
+        "env.name=snake",
+        "env.lanes=256",
+        "algo.horizon=64",
+        "algo.batch_size=4096",
+        "net.activation=relu",
+        "net.hidden=[128,128]",
+    ]
     for kernels in ("auto", "torch"):
         for where in ("device", "host"):
             more = [f"algo.kernels={kernels}", f"algo.replay_place={where}", "algo.replay_capacity=1M"]
             yield lambda name=f"dqn snake, replay on {where}, {kernels}", words=[*words, *more]: rate(name, words, tiny)
     yield lambda: gather(tiny)
-    for algo, env, kernels in (("dqn", "snake", "auto"), ("dqn", "snake", "torch"), ("sac", "pendulum", "auto"), ("td3", "pendulum", "torch")):
-        small = [f"algo.name={algo}", f"env.name={env}", f"algo.kernels={kernels}", "env.lanes=64", "algo.horizon=16", "net.activation=relu"]
+    for algo, env, kernels in (
+        ("dqn", "snake", "auto"),
+        ("dqn", "snake", "torch"),
+        ("sac", "pendulum", "auto"),
+        ("td3", "pendulum", "torch"),
+    ):
+        small = [
+            f"algo.name={algo}",
+            f"env.name={env}",
+            f"algo.kernels={kernels}",
+            "env.lanes=64",
+            "algo.horizon=16",
+            "net.activation=relu",
+        ]
         yield lambda words=small: same_bits(words, tiny)
 
 
@@ -133,25 +212,47 @@ def same_bits(words: list[str], tiny: bool) -> None:
     """Whether a replay in host memory leaves every byte of a run as it is; and how many differ."""
     found = []
     for where in ("device", "host"):
-        _, algo = made(None, [*words, f"algo.replay_place={where}", "algo.learning_starts=1024", "algo.replay_capacity=16384"], tiny)
+        _, algo = made(
+            None,
+            [*words, f"algo.replay_place={where}", "algo.learning_starts=1024", "algo.replay_capacity=16384"],
+            tiny,
+        )
         iterate(algo, 40)
         wait()
         found.append({name: tensor.detach().cpu() for name, tensor in algo.state("all").items()})
     one, other = found
-    say(same_bits=words, other=[name for name, tensor in one.items() if not torch.equal(tensor, other[name])], of=len(one), kernels=algo.backend.name)
+    say(
+        same_bits=words,
+        other=[name for name, tensor in one.items() if not torch.equal(tensor, other[name])],
+        of=len(one),
+        kernels=algo.backend.name,
+    )
 
 
 def gather(tiny: bool) -> None:
     """GB/s of sampling alone from host memory, and of a plain copy of page-locked memory."""
-    words = ["algo.name=dqn", "env.name=snake", "algo.kernels=torch", "algo.replay_place=host", "env.lanes=256", "algo.batch_size=4096"]
+    words = [
+        "algo.name=dqn",
+        "env.name=snake",
+        "algo.kernels=torch",
+        "algo.replay_place=host",
+        "env.lanes=256",
+        "algo.batch_size=4096",
+    ]
     _, algo = made(None, words, tiny)
     iterate(algo, 3)
     replay, batch = algo.cycle.replay, algo.cycle.replay.batch
-    moved, times = 2 * batch.observation.shape[1] * replay.ring.observation.shape[2] * replay.ring.observation.element_size(), 3 if tiny else 300
+    moved, times = (
+        2 * batch.observation.shape[1] * replay.ring.observation.shape[2] * replay.ring.observation.element_size(),
+        3 if tiny else 300,
+    )
     found = {}
     source = torch.zeros(2**20 if tiny else 2**28, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
     target = source.to(DEVICE)
-    copies = {"sample": (lambda: replay.sample(0, 0), moved), "copy": (lambda: target.copy_(source, non_blocking=True), source.numel())}
+    copies = {
+        "sample": (lambda: replay.sample(0, 0), moved),
+        "copy": (lambda: target.copy_(source, non_blocking=True), source.numel()),
+    }
     for name, (work, size) in copies.items():
         work()
         graph = torch.cuda.CUDAGraph() if DEVICE == "cuda" else None
@@ -172,7 +273,15 @@ def gather(tiny: bool) -> None:
 
 def pqn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
     """PQN's rates."""
-    common = ["algo.name=pqn", "env.name=cartpole", "env.lanes=8192", "algo.horizon=64", "algo.epochs=2", "algo.minibatches=4", "net.layer_norm=true"]
+    common = [
+        "algo.name=pqn",
+        "env.name=cartpole",
+        "env.lanes=8192",
+        "algo.horizon=64",
+        "algo.epochs=2",
+        "algo.minibatches=4",
+        "net.layer_norm=true",
+    ]
     for hidden in ("[64,64]", "[256,256]"):
         for precision in ("bf16", "tf32"):
             words = [*common, "net.activation=relu", f"net.hidden={hidden}", f"algo.precision={precision}"]
@@ -188,13 +297,25 @@ def learnt(recipe: str, seed: int, tiny: bool, overrides: list[str]) -> None:
     """Seconds of training until the mark is reached."""
     mark, limit = LEARN[recipe]
     config, algo = made(recipe, overrides, tiny, seed)
-    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 256, seed=FRESH_SEED + seed, max_steps=64 if tiny else None)
+    evaluator = Evaluator(
+        algo.actor,
+        config.environment,
+        config.params,
+        episodes=8 if tiny else 256,
+        seed=FRESH_SEED + seed,
+        max_steps=64 if tiny else None,
+    )
     iterate(algo, 3)
     iterations, spent, best, value = 3, 0.0, float("-inf"), float("nan")
     if ONCE:
         score(config, algo, evaluator, iterations)
         return
-    while not value >= mark and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
+    while (
+        not value >= mark
+        and spent < limit
+        and iterations * algo.steps_per_iteration < config.run.steps
+        and not (tiny and iterations > 3)
+    ):
         began = wait()
         while wait() - began < max(0.02, spent / 20):
             iterate(algo, 1)
@@ -254,11 +375,22 @@ def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
     spent = wait() - began
     limit = {"freeway": 2500}.get(name, 1000) if gymnax else 10_000
     env = dataclasses.replace(config.environment, time_limit=limit)
-    found = Evaluator(algo.actor, env, config.params, episodes=8 if tiny else 512, seed=FRESH_SEED + seed, max_steps=64 if tiny else limit + 1).run(1)
+    found = Evaluator(
+        algo.actor,
+        env,
+        config.params,
+        episodes=8 if tiny else 512,
+        seed=FRESH_SEED + seed,
+        max_steps=64 if tiny else limit + 1,
+    ).run(1)
     if ONCE:
         return
     row = {"minatar": name, "rules": "gymnax" if gymnax else "shipped", "seed": seed, "seconds": round(spent, 2)}
-    row |= {"steps": (count + 3) * algo.steps_per_iteration, "kernels": algo.backend.name, "precision": algo.config.precision}
+    row |= {
+        "steps": (count + 3) * algo.steps_per_iteration,
+        "kernels": algo.backend.name,
+        "precision": algo.config.precision,
+    }
     say(**row, score=round(found.mean, 2), length=round(found.length, 1))
 
 
@@ -283,7 +415,11 @@ def main() -> None:
     global ONCE
     ONCE = asked.once
     part, of = map(int, asked.part.split("/"))
-    say(machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", torch=torch.__version__, date=time.strftime("%Y-%m-%d"))
+    say(
+        machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU",
+        torch=torch.__version__,
+        date=time.strftime("%Y-%m-%d"),
+    )
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     works = [(name, work) for name in asked.only.split(",") for work in parts[name](asked.tiny, seeds)]
     for name, work in works[part::of]:

@@ -89,7 +89,9 @@ def alone(program: str, lanes: int, threads: int, processes: int, seconds: float
     """Steps a second and episodes that ended, of processes that begin together and do not wait for each other."""
     words = [sys.executable, "-W", "ignore", "-c", program, str(lanes), str(threads), str(seconds)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    started = [subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-3, text=True, env=settings) for _ in range(processes)]
+    started = [
+        subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-3, text=True, env=settings) for _ in range(processes)
+    ]
     for one in started:
         one.stdout.readline()
     for one in started:
@@ -172,7 +174,14 @@ def ale(device: torch.device, tiny: bool) -> None:
         except Exception as error:
             say("ale", label=label, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
             continue
-        say("ale", label=label, lanes=config.lanes, took_s=time.perf_counter() - began, **share("ale", figures["sps"]), **figures)
+        say(
+            "ale",
+            label=label,
+            lanes=config.lanes,
+            took_s=time.perf_counter() - began,
+            **share("ale", figures["sps"]),
+            **figures,
+        )
 
 
 def mujoco_configs(tiny: bool) -> Iterator:
@@ -183,8 +192,17 @@ def mujoco_configs(tiny: bool) -> Iterator:
         ("sac", 64, 2, off_policy),
         ("sac", 256, 4, off_policy),
     ):
-        small = ("env.lanes=8", "algo.horizon=4", "algo.minibatches=2" if name == "ppo" else "algo.batch_size=64") if tiny else ()
-        every = (f"algo.name={name}", "env.name=gymnasium:HalfCheetah-v5", f"env.lanes={lanes}", f"env.buffers={buffers}")
+        small = (
+            ("env.lanes=8", "algo.horizon=4", "algo.minibatches=2" if name == "ppo" else "algo.batch_size=64")
+            if tiny
+            else ()
+        )
+        every = (
+            f"algo.name={name}",
+            "env.name=gymnasium:HalfCheetah-v5",
+            f"env.lanes={lanes}",
+            f"env.buffers={buffers}",
+        )
         yield configuration.load(None, [*every, *words, *small])
 
 
@@ -197,7 +215,11 @@ def once(device: torch.device, tiny: bool) -> None:
 def mujoco(device: torch.device, tiny: bool) -> None:
     for config in mujoco_configs(tiny):
         figures = trained(config, device, 0.5 if tiny else 2)
-        told = {"lanes": config.lanes, "buffers": config.environment.hosting.buffers, "beside": getattr(config.algo, "overlap", False)}
+        told = {
+            "lanes": config.lanes,
+            "buffers": config.environment.hosting.buffers,
+            "beside": getattr(config.algo, "overlap", False),
+        }
         say("mujoco", algo=config.algo_name, **told, **share("mujoco", figures["sps"]), **figures)
 
 
@@ -217,7 +239,10 @@ class Screen(gymnasium.Env):
 
 def resize(device: torch.device, tiny: bool) -> None:
     pong = configuration.load(None, ["env.name=ale:pong", "env.time_limit=12"]).environment
-    worlds = [HostWorld(pong, 4 if tiny else 16, seed=3, device=where, raw=raw) for where, raw in (("cpu", False), (device, True))]
+    worlds = [
+        HostWorld(pong, 4 if tiny else 16, seed=3, device=where, raw=raw)
+        for where, raw in (("cpu", False), (device, True))
+    ]
     compare("ale:pong", *(rollout(world, 30) for world in worlds))
     for world in worlds:
         world.close()
@@ -230,7 +255,14 @@ def resize(device: torch.device, tiny: bool) -> None:
         for raw in (False, True):
             world = HostWorld(env, lanes, seed=1, device=device, raw=raw)
             rate = overlapped(world, horizon, 2 if tiny else 8)
-            say("resize", on="device" if raw else "processes", frame=env.frame_shape, lanes=lanes, buffers=len(world.buffers), sps=rate)
+            say(
+                "resize",
+                on="device" if raw else "processes",
+                frame=env.frame_shape,
+                lanes=lanes,
+                buffers=len(world.buffers),
+                sps=rate,
+            )
             world.close()
 
 
@@ -244,15 +276,28 @@ def ale_learn(device: torch.device, tiny: bool) -> None:
 
 def mujoco_learn(device: torch.device, tiny: bool) -> None:
     for name in ("ppo", "sac"):
-        words = ["env.lanes=4", "algo.horizon=4", *(["algo.minibatches=1"] if name == "ppo" else ["algo.learning_starts=64", "algo.updates_per_step=1"])]
+        words = [
+            "env.lanes=4",
+            "algo.horizon=4",
+            *(["algo.minibatches=1"] if name == "ppo" else ["algo.learning_starts=64", "algo.updates_per_step=1"]),
+        ]
         config = configuration.load(recipes.find_source(f"{name}/gymnasium_halfcheetah"), words if tiny else [])
-        learned(f"mujoco_learn {name}", config, device, tiny, seconds=1 if tiny else CHOSEN.seconds, mark=1e9, most=1000)
+        learned(
+            f"mujoco_learn {name}", config, device, tiny, seconds=1 if tiny else CHOSEN.seconds, mark=1e9, most=1000
+        )
 
 
 def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
     """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those are near the mark, and at the end."""
     algo = build(config, device)
-    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
+    evaluator = Evaluator(
+        algo.actor,
+        config.environment,
+        config.params,
+        episodes=2 if tiny else 16,
+        seed=1,
+        max_steps=32 if tiny else most,
+    )
     algo.start()
     sums = torch.zeros(algo.world.episode_sums(algo.rollout).shape, dtype=torch.float64, device=device)
     began, iteration, paused, told, tried, near = time.perf_counter(), 0, 0.0, 0.0, 0.0, False
@@ -266,11 +311,23 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
             told, (episodes, _, returns) = spent, sums[:3].tolist()
             sums.zero_()
             near = episodes > 0 and returns / episodes > mark - 1.5 and spent - tried > seconds / 10
-            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, episodes=episodes, mean=returns / max(episodes, 1))
+            say(
+                part,
+                seconds=round(spent, 1),
+                steps=iteration * algo.steps_per_iteration,
+                episodes=episodes,
+                mean=returns / max(episodes, 1),
+            )
         if near or spent > seconds - 1:
             at, mean = time.perf_counter(), evaluator.run(iteration).mean
             paused += time.perf_counter() - at
-            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, greedy=mean, took_s=time.perf_counter() - at)
+            say(
+                part,
+                seconds=round(spent, 1),
+                steps=iteration * algo.steps_per_iteration,
+                greedy=mean,
+                took_s=time.perf_counter() - at,
+            )
             if mean >= mark or spent > seconds - 1:
                 break
             near, tried = False, spent

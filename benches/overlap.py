@@ -57,7 +57,12 @@ def microseconds(work: Callable[[], None], device: torch.device, times: int) -> 
 
 def made(words: list[str], device: torch.device, *more: str, eager: bool = False) -> Any:
     """A learner behind its first iterations, in which kernels are compiled and captured."""
-    common = ["run.steps=1000G", "algo.anneal=false", "algo.kernel_config=first", *([] if device.type == "cpu" else ["algo.precision=bf16"])]
+    common = [
+        "run.steps=1000G",
+        "algo.anneal=false",
+        "algo.kernel_config=first",
+        *([] if device.type == "cpu" else ["algo.precision=bf16"]),
+    ]
     algo = build(load.load(None, [*words, *common, *more]), device, eager=eager)
     algo.start()
     iterate(algo, 4)
@@ -111,9 +116,23 @@ def rates(name: str, words: list[str], device: torch.device) -> None:
     ahead = made(words, device, "algo.overlap=true")
     found["ahead"] = microseconds(functools.partial(iterate, ahead), device, times)
     closed(ahead)
-    gains = {"most": round(found["apart"] / found["beside"] - 1.0, 3), "gain": round(found["turns"] / found["ahead"] - 1.0, 3)}
+    gains = {
+        "most": round(found["apart"] / found["beside"] - 1.0, 3),
+        "gain": round(found["turns"] / found["ahead"] - 1.0, 3),
+    }
     kernels = {"kernels": one.backend.name, "times": times}
-    print(json.dumps({"part": "overlap", "case": name, **{key: round(value, 1) for key, value in found.items()}, **gains, **kernels}), flush=True)
+    print(
+        json.dumps(
+            {
+                "part": "overlap",
+                "case": name,
+                **{key: round(value, 1) for key, value in found.items()},
+                **gains,
+                **kernels,
+            }
+        ),
+        flush=True,
+    )
 
 
 def bits(name: str, words: list[str], device: torch.device) -> None:
@@ -126,7 +145,12 @@ def bits(name: str, words: list[str], device: torch.device) -> None:
         closed(algo)
         if label != "first":
             different = [key for key in found if not torch.equal(found[key], first[key])]
-            print(json.dumps({"part": "overlap bits", "case": name, "than": label, "same": not different, "different": different}), flush=True)
+            print(
+                json.dumps(
+                    {"part": "overlap bits", "case": name, "than": label, "same": not different, "different": different}
+                ),
+                flush=True,
+            )
         first = first or found
 
 
@@ -148,7 +172,9 @@ def main() -> None:
             try:
                 PARTS[part](name, [*words, *less], torch.device("cpu" if tiny else "cuda"))
             except Exception as error:  # no case stops another
-                print(json.dumps({"part": part, "case": name, "failed": f"{type(error).__name__}: {error}"}), flush=True)
+                print(
+                    json.dumps({"part": part, "case": name, "failed": f"{type(error).__name__}: {error}"}), flush=True
+                )
             gc.collect()
             if not tiny:
                 torch.cuda.empty_cache()

@@ -3,8 +3,8 @@
     python benches/pictures.py RUN_DIR OUT.png [--size 132x38] [--seconds 4] [--keys k,e,y]
     python benches/pictures.py RUN_DIR OUT.svg, elsewhere: python benches/pictures.py OUT.svg OUT.png
 
-A living run is watched for some seconds first, so that the agent's picture is there. The screen itself is the monitor's, drawn without a terminal. Needs
-`rsvg-convert` (librsvg) and a monospaced font with braille, JetBrains Mono.
+A living run is watched for some seconds first, so that the agent's picture is there. The screen itself is the
+monitor's, drawn without a terminal. Needs `rsvg-convert` (librsvg) and a monospaced font with braille, JetBrains Mono.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ async def drawn(app: MonitorApp, size: tuple[int, int], seconds: float, keys: li
 
 
 def as_cells(svg: str) -> str:
-    """With the font that is installed in place of one from the network, and every character at its own place, whatever that font's widths are."""
+    """With the font that is installed in place of one from the network, and every character at its own place, whatever
+    that font's widths are.
+    """
     svg = re.sub(r"@font-face\s*{[^}]*}", "", svg).replace("Fira Code", FONT)
 
     def in_cells(match: re.Match[str]) -> str:
         before, x, between, length, rest, text = match.groups()
         characters = html.unescape(text)
         step = float(length) / len(characters)
-        placed = (f'<tspan x="{float(x) + n * step:.2f}">{html.escape(c)}</tspan>' for n, c in enumerate(characters) if not c.isspace())
+        placed = (
+            f'<tspan x="{float(x) + n * step:.2f}">{html.escape(c)}</tspan>'
+            for n, c in enumerate(characters)
+            if not c.isspace()
+        )
         return f"<text{before}{between}{rest}>{''.join(placed)}</text>"
 
     return re.sub(r'<text([^>]*?) x="([\d.]+)"([^>]*?) textLength="([\d.]+)"([^>]*)>([^<]*)</text>', in_cells, svg)
@@ -60,7 +66,11 @@ def seen(arguments: argparse.Namespace) -> str:
     columns, lines = map(int, arguments.size.split("x"))
     feed = LiveFeed(run, readonly=False)
     try:
-        return asyncio.run(drawn(MonitorApp(feed), (columns, lines), arguments.seconds, [key for key in arguments.keys.split(",") if key]))
+        return asyncio.run(
+            drawn(
+                MonitorApp(feed), (columns, lines), arguments.seconds, [key for key in arguments.keys.split(",") if key]
+            )
+        )
     finally:
         feed.close()
 
@@ -78,7 +88,11 @@ def main() -> None:
     if arguments.out.suffix == ".svg":
         arguments.out.write_text(svg)
         return
-    subprocess.run(["rsvg-convert", "--width", str(_PIXELS), "--output", str(arguments.out)], input=as_cells(svg).encode(), check=True)
+    subprocess.run(
+        ["rsvg-convert", "--width", str(_PIXELS), "--output", str(arguments.out)],
+        input=as_cells(svg).encode(),
+        check=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What it costs the trainer to tell: ns of `Writer.publish`, `event` and `frame`, hot and at 1 kHz; a history beside. `python benches/publish.py [FOLDER]`.
+"""What it costs the trainer to tell: ns of `Writer.publish`, `event` and `frame`, hot and at 1 kHz; a history beside.
+`python benches/publish.py [FOLDER]`.
 
-Standard library only. Hot: back to back, min and median over batches. Cold: a millisecond's sleep between calls, each timed alone. With a history: records at
-50 Hz for ten seconds, with and without its thread, the processor time of both.
+Standard library only. Hot: back to back, min and median over batches. Cold: a millisecond's sleep between calls, each
+timed alone. With a history: records at 50 Hz for ten seconds, with and without its thread, the processor time of both.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def row(backend, what, call):
 
 def make(folder, backend, count):
     metrics = [Metric(f"metric/{index}") for index in range(count)]
-    return Writer(folder / "metrics.mm", metrics, run_uuid=UUID, version="bench", backend=backend, frame_bytes=len(PIXELS))
+    return Writer(
+        folder / "metrics.mm", metrics, run_uuid=UUID, version="bench", backend=backend, frame_bytes=len(PIXELS)
+    )
 
 
 def calls(folder):
@@ -64,7 +67,11 @@ def calls(folder):
             if count == 64:
                 gap = [math.nan, *values[1:]]
                 row(backend, "publish 64, one NaN", lambda step, writer=writer, gap=gap: writer.publish(step, gap))
-                row(backend, "event", lambda step, writer=writer: writer.event("checkpoint saved", code="checkpoint", step=step))
+                row(
+                    backend,
+                    "event",
+                    lambda step, writer=writer: writer.event("checkpoint saved", code="checkpoint", step=step),
+                )
                 show = functools.partial(writer.frame, pixels=PIXELS, lanes=4, height=64, width=64)
                 row(backend, "frame 4 x 64 x 64", show)
             writer.close()
@@ -91,7 +98,10 @@ def load(folder):
     for chunk in read(folder / "history"):
         rows += len(chunk.n)
     size = sum(path.stat().st_size for path in (folder / "history").iterdir())
-    print(f"history: {rows} records of 64 metrics, {size / rows:.0f} bytes each, read in {1e6 * (time.perf_counter() - began) / rows:.1f} us each")
+    print(
+        f"history: {rows} records of 64 metrics, {size / rows:.0f} bytes each, read in "
+        f"{1e6 * (time.perf_counter() - began) / rows:.1f} us each"
+    )
 
 
 def main():
@@ -101,7 +111,10 @@ def main():
         path = Path(folder)
         calls(path)
         without, with_history = beside(path, False), beside(path, True)
-        print(f"50 records/s of 64 metrics: {without:.2f} ms of processor time a second, {with_history:.2f} with a history")
+        print(
+            f"50 records/s of 64 metrics: {without:.2f} ms of processor time a second, {with_history:.2f} with "
+            "a history"
+        )
         load(path)
 
 

@@ -27,7 +27,6 @@ def say(**found: object) -> None:
     print(json.dumps(found), flush=True)
 
 
-
 def wait(device: Any) -> float:
     """The clock, once the GPU is done."""
     import torch
@@ -92,15 +91,26 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
         exchange.agree("all have begun")
     spent = exchange.spent_s()
     seconds = iterate(algo, job["iterations"]) / job["iterations"]
-    found = {"seconds": seconds, "ready_s": round(ready, 1), "kernels": algo.backend.name, "bits_by_ranks": algo.bits_by_ranks}
-    found |= {"steps": algo.steps_per_iteration, "chosen": algo.chosen, "linked": getattr(getattr(algo.backend, "learner", None), "_link", None) is not None}
+    found = {
+        "seconds": seconds,
+        "ready_s": round(ready, 1),
+        "kernels": algo.backend.name,
+        "bits_by_ranks": algo.bits_by_ranks,
+    }
+    found |= {
+        "steps": algo.steps_per_iteration,
+        "chosen": algo.chosen,
+        "linked": getattr(getattr(algo.backend, "learner", None), "_link", None) is not None,
+    }
     if spent is not None:
         found["exchange_us"] = round((exchange.spent_s() - spent) / job["iterations"] * 1e6, 2)
     if job.get("profile") and device.type == "cuda":
         found["us_by_kernel"] = by_kernel(algo)
     if job.get("bits"):
         whole = distributed.whole_state(algo, "train", exchange)
-        found["sha256"] = {name: hashlib.sha256(whole[name].numpy().tobytes()).hexdigest()[:16] for name in sorted(whole)}
+        found["sha256"] = {
+            name: hashlib.sha256(whole[name].numpy().tobytes()).hexdigest()[:16] for name in sorted(whole)
+        }
     return found
 
 
@@ -163,15 +173,26 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as folder:
         given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}
         command = [sys.executable, __file__, json.dumps([ranks, f"{folder}/store", part, given])]
-        environment = os.environ | {"OPERANT_EXCHANGE": kind, "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+        environment = os.environ | {
+            "OPERANT_EXCHANGE": kind,
+            "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+            "NCCL_NVLS_ENABLE": "0",
+        }
         if kind == "sockets":  # as between hosts
             environment |= {"OPERANT_EXCHANGE": "nccl", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+
         def said() -> list[list[dict[str, Any]]]:
             outputs = [Path(f"{folder}/{rank}.out").read_text().splitlines(keepends=True) for rank in range(ranks)]
-            return [[json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")] for lines in outputs]
+            return [
+                [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+                for lines in outputs
+            ]
 
         with contextlib.ExitStack() as files:
-            streams = [[files.enter_context(open(f"{folder}/{rank}.{name}", "w+")) for name in ("out", "err")] for rank in range(ranks)]
+            streams = [
+                [files.enter_context(open(f"{folder}/{rank}.{name}", "w+")) for name in ("out", "err")]
+                for rank in range(ranks)
+            ]
             processes = [
                 subprocess.Popen([*command, str(rank)], env=environment, stdout=out, stderr=err) for rank, (out, err) in enumerate(streams)
             ]  # fmt: skip
@@ -189,7 +210,11 @@ def on_ranks(
             if any(code not in (0, -signal.SIGKILL if part == "spin" else 0) for code in ended):
                 say(part=part, kind=kind, failed=ended, killed_in_s=round(time.monotonic() - began, 2))
                 for rank in range(ranks):
-                    print(f"--- rank {rank}:", "".join(Path(f"{folder}/{rank}.err").read_text().splitlines(keepends=True)[-LINES:]), flush=True)
+                    print(
+                        f"--- rank {rank}:",
+                        "".join(Path(f"{folder}/{rank}.err").read_text().splitlines(keepends=True)[-LINES:]),
+                        flush=True,
+                    )
         look(said())
         return said()
 

@@ -1,11 +1,14 @@
-"""Trains each shipped recipe that has a target with several seeds, all in this process, and says whether the target holds on fresh episodes. Prints JSON lines.
+"""Trains each shipped recipe that has a target with several seeds, all in this process, and says whether the target
+holds on fresh episodes. Prints JSON lines.
 
-    python benches/recipes.py [RECIPE[:KEY=VALUE[,KEY=VALUE]] ...] [--seeds 1,2,3,4,5] [--episodes 16384] [--seconds 170]
+    python benches/recipes.py [RECIPE[:KEY=VALUE[,KEY=VALUE]] ...] [--seeds 1,2,3,4,5] [--episodes 16384] [--seconds
+    170]
 
-A run ends as a user's does: where its target is confirmed, or after all its steps. `said` is its last evaluation, `refused` counts those that fresh episodes
-did not confirm. Then the policy it ended with plays greedy episodes of another seed. `training_s` is the time of the algorithm's phases, by the device's clock,
-the first iteration left out; `wall_s` is that of the whole run, compilation and evaluations included, imports left out but for the first run's. All recipes
-are trained with one seed before the next: what lies beyond `--seconds` is left out and named.
+A run ends as a user's does: where its target is confirmed, or after all its steps. `said` is its last evaluation,
+`refused` counts those that fresh episodes did not confirm. Then the policy it ended with plays greedy episodes of
+another seed. `training_s` is the time of the algorithm's phases, by the device's clock, the first iteration left out;
+`wall_s` is that of the whole run, compilation and evaluations included, imports left out but for the first run's. All
+recipes are trained with one seed before the next: what lies beyond `--seconds` is left out and named.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _BETWEEN = ("seconds/evaluate", "seconds/checkpoint")
 
 
 def trained_s(folder: Path) -> float:
-    """Seconds of the algorithm's phases after the first record, in whose iteration kernels are compiled and captured."""
+    """Seconds of the algorithm's phases after the first record, in whose iteration kernels are compiled and
+    captured.
+    """
     columns = [chunk.columns for chunk in read(folder / "history")]
     names = [name for name in columns[0] if name.startswith("seconds/") and name not in _BETWEEN] if columns else []
     return sum(sum([value for chunk in columns for value in chunk[name]][1:]) for name in names)
@@ -49,7 +54,9 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
     """Train one recipe with one seed and play fresh episodes with its last policy."""
-    asked = request.make([*overrides, "checkpoint.every=1000000"], config=recipe, environment_file=None, settings={"run.seed": seed})
+    asked = request.make(
+        [*overrides, "checkpoint.every=1000000"], config=recipe, environment_file=None, settings={"run.seed": seed}
+    )
     run = runs.create(root, None, asked.prefix, asked.document())
     requests = Requests()
     began_s = time.perf_counter()
@@ -64,17 +71,30 @@ def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path)
             lock.release()
     wall_s = time.perf_counter() - began_s
     config = trainer.config
-    fresh = Evaluator(trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed).run(0)
+    fresh = Evaluator(
+        trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed
+    ).run(0)
     said, document = evaluations(run.path), runs.read_json(run.path / "run.json")
     refused = sum(not line["confirmation"]["reached"] for line in said if "confirmation" in line)
     ci95 = fresh.ci95 or 0.0
     return {
-        "training_s": round(trained_s(run.path), 3), "wall_s": round(wall_s, 2), "steps": trainer.step, "target": config.run.target,
-        "reached": document.get("target_reached"), "said": round(said[-1]["mean"], 3), "said_ci95": said[-1]["ci95"], "said_episodes": said[-1]["episodes"],
-        "refused": refused, "evaluations": len(said), "fresh": round(fresh.mean, 3), "fresh_ci95": round(ci95, 4), "fresh_deviation": fresh.deviation,
-        "holds": config.run.target is not None and fresh.mean >= config.run.target, "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
+        "training_s": round(trained_s(run.path), 3),
+        "wall_s": round(wall_s, 2),
+        "steps": trainer.step,
+        "target": config.run.target,
+        "reached": document.get("target_reached"),
+        "said": round(said[-1]["mean"], 3),
+        "said_ci95": said[-1]["ci95"],
+        "said_episodes": said[-1]["episodes"],
+        "refused": refused,
+        "evaluations": len(said),
+        "fresh": round(fresh.mean, 3),
+        "fresh_ci95": round(ci95, 4),
+        "fresh_deviation": fresh.deviation,
+        "holds": config.run.target is not None and fresh.mean >= config.run.target,
+        "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
         "last": [round(line["mean"], 2) for line in said[-6:]],
-    }  # fmt: skip
+    }
 
 
 def with_target() -> Iterator[str]:

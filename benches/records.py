@@ -1,4 +1,6 @@
-"""What benches of the GPU share that must not lose what they have found: lines of JSON as they come, and processes side by side that may be cut short."""
+"""What benches of the GPU share that must not lose what they have found: lines of JSON as they come, and processes side
+by side that may be cut short.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ class Records:
             os.fsync(self._file.fileno())
 
 
-def side_by_side(function: Callable[[Any], Any], tasks: Iterable[Any], *, workers: int, limit_s: float) -> Iterator[tuple[Any, Any]]:
-    """(task, result) of tasks in processes of their own, as they are done; a task that raised has the exception as its result, one cut short a TimeoutError."""
+def side_by_side(
+    function: Callable[[Any], Any], tasks: Iterable[Any], *, workers: int, limit_s: float
+) -> Iterator[tuple[Any, Any]]:
+    """(task, result) of tasks in processes of their own, as they are done; a task that raised has the exception as its
+    result, one cut short a TimeoutError.
+    """
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(function, task): task for task in tasks}
         try:

@@ -49,7 +49,13 @@ class Case(NamedTuple):
 
     def net(self, *, tiny: bool) -> NetConfig:
         """The network, or a narrow one of its kind."""
-        return NetConfig(hidden=(16 if tiny else self.hidden,), memory=self.memory, memory_layers=self.layers, activation="relu", shared=True)
+        return NetConfig(
+            hidden=(16 if tiny else self.hidden,),
+            memory=self.memory,
+            memory_layers=self.layers,
+            activation="relu",
+            shared=True,
+        )
 
 
 CASES = {
@@ -89,11 +95,17 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 # CHECKS
 
 
-def checks(tiny: bool, only: list[str], precisions: list[str], asked: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
+def checks(
+    tiny: bool, only: list[str], precisions: list[str], asked: list[str]
+) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
     """What is asked of every cell and precision, by the networks that are timed."""
     from fused_probe import wide
 
-    many, numbers, kinds = functools.partial(acting, lanes=8192), wide(118, 3, seen="uint8"), wide(30, 3, seen="uint8", categories=4)
+    many, numbers, kinds = (
+        functools.partial(acting, lanes=8192),
+        wide(118, 3, seen="uint8"),
+        wide(30, 3, seen="uint8", categories=4),
+    )
     every = {
         "gradient": gradient, "acting": acting, "acting8192": many, "bytes": functools.partial(acting, env=numbers),
         "kinds": functools.partial(acting, env=kinds), "bits": bits, "carried": carried, "torch": beside_torch,
@@ -102,7 +114,10 @@ def checks(tiny: bool, only: list[str], precisions: list[str], asked: list[str])
         every["game"] = functools.partial(acting, env=envs.find(CASES[case].env), normalize=CASES[case].normalize)
         net = CASES[case].net(tiny=tiny)
         given = {key: getattr(net, key) for key in ("memory", "memory_layers", "hidden", "activation")}
-        yield {"check": name, "precision": precision, "case": case}, functools.partial(every[name], given, precision, tiny)
+        yield (
+            {"check": name, "precision": precision, "case": case},
+            functools.partial(every[name], given, precision, tiny),
+        )
 
 
 def sizes_of(tiny: bool, net: dict) -> dict[str, int]:
@@ -115,10 +130,24 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     from fused_probe import trainer, wide
     from memory_interpreted import gradient_case
 
-    where, sizes, algo = "cpu" if tiny else "cuda", sizes_of(tiny, net), {"precision": precision, "normalize_observations": True}
+    where, sizes, algo = (
+        "cpu" if tiny else "cuda",
+        sizes_of(tiny, net),
+        {"precision": precision, "normalize_observations": True},
+    )
     found = gradient_case([118, 3], net, algo, where=where, **sizes)
     found["parts"] = {name: float(f"{error:.2g}") for name, error in found["parts"].items()}
-    once = trainer(wide(118, 3), NetConfig(shared=True, **net), where=where, eager=True, epochs=1, minibatches=1, kernels="fused", **algo, **sizes)
+    once = trainer(
+        wide(118, 3),
+        NetConfig(shared=True, **net),
+        where=where,
+        eager=True,
+        epochs=1,
+        minibatches=1,
+        kernels="fused",
+        **algo,
+        **sizes,
+    )
     once.collect()
     once.update()
     kl = float(once.stats[3])
@@ -126,15 +155,34 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     return {**found, "kl_of_acting_and_learning": kl, "verdict": "ok" if good else "FAILED"}
 
 
-def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None, env: envs.Env | None = None, normalize: bool = True) -> dict[str, object]:
+def acting(
+    net: dict, precision: str, tiny: bool, lanes: int | None = None, env: envs.Env | None = None, normalize: bool = True
+) -> dict[str, object]:
     """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same weights: equal to the bit or how far off."""
     from fused_probe import trainer, wide
     from memory_interpreted import third_iteration
 
     sizes = sizes_of(tiny, net) | ({"lanes": lanes} if lanes and not tiny else {})
-    algo = {"bptt": sizes["horizon"] // 2, "minibatches": 1, "epochs": 1, "normalize_observations": normalize, "precision": precision}
-    ppo = trainer(env or wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", eager=True, kernels="fused", **algo, **sizes)
-    ppo.policy.flat.values.data.add_(0.1 * torch.randn(ppo.policy.flat.values.shape, generator=torch.Generator().manual_seed(1)).to(ppo.policy.device))
+    algo = {
+        "bptt": sizes["horizon"] // 2,
+        "minibatches": 1,
+        "epochs": 1,
+        "normalize_observations": normalize,
+        "precision": precision,
+    }
+    ppo = trainer(
+        env or wide(118, 3),
+        NetConfig(shared=True, **net),
+        where="cpu" if tiny else "cuda",
+        eager=True,
+        kernels="fused",
+        **algo,
+        **sizes,
+    )
+    ppo.policy.flat.values.data.add_(
+        0.1
+        * torch.randn(ppo.policy.flat.values.shape, generator=torch.Generator().manual_seed(1)).to(ppo.policy.device)
+    )
     third_iteration(ppo)
     ppo.minibatches.shuffle()
     found, states = learned(ppo)
@@ -150,7 +198,13 @@ def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None, env:
     ppo.update()
     # The update's own way to the log-probabilities: 0 where all ratios are 1.
     verdict = "equal" if not any(one["differ"] for one in told.values()) else "seen"
-    return {"lanes": sizes["lanes"], "at_once": ppo.backend.learner.at_once, **told, "kl": float(ppo.stats[3]), "verdict": verdict}
+    return {
+        "lanes": sizes["lanes"],
+        "at_once": ppo.backend.learner.at_once,
+        **told,
+        "kl": float(ppo.stats[3]),
+        "verdict": verdict,
+    }
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
@@ -159,7 +213,9 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
     most = (ours - theirs).abs().max()
     unit = torch.finfo(torch.float32).eps * 2.0 ** torch.floor(torch.log2(theirs.abs().max()))
     # Floats of one sign are as far apart as their bits.
-    places = (ours.view(torch.int32).long() - theirs.view(torch.int32).long()).abs()[(ours * theirs > 0) & (theirs.abs() > 1e-3)]
+    places = (ours.view(torch.int32).long() - theirs.view(torch.int32).long()).abs()[
+        (ours * theirs > 0) & (theirs.abs() > 1e-3)
+    ]
     return {
         "differ": float((ours != theirs).double().mean()), "much": float(((ours - theirs).abs() > 64 * unit).double().mean()),
         "most": float(f"{float(most):.3g}"), "ulps_of_largest": round(float(most / unit), 2), "ulps_of_own": int(places.max()) if len(places) else 0,
@@ -175,12 +231,18 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     learner._pack()
     block, rows, device = learner.layout.block, learner._capacity, ppo.policy.device
     own, order, row = learner.work.acting(), learner.buffers.order.flatten(), torch.arange(rows, device=device)
-    found, states = {name: torch.zeros(T * N, device=device) for name in ("value", "log_probability", "raw")}, learner.starts.clone()
+    found, states = (
+        {name: torch.zeros(T * N, device=device) for name in ("value", "log_probability", "raw")},
+        learner.starts.clone(),
+    )
     for first_chunk in range(0, learner.config.chunks, learner._slots):
         where = learner.forward(0, first_chunk)
         blocks = order[where.first + row // block]
         t, lane = blocks // (N // block), blocks % (N // block) * block + row % block
-        scratch = {name: torch.zeros(rows, dtype=getattr(own, name).dtype, device=device) for name in ("raw", "action", "log_probability", "value")}
+        scratch = {
+            name: torch.zeros(rows, dtype=getattr(own, name).dtype, device=device)
+            for name in ("raw", "action", "log_probability", "value")
+        }
         given = own._replace(noise=own.noise.view(T, -1, N)[t, :, lane].t().contiguous(), **scratch)
         tiling = learner._head_tiling(0)
         del tiling["BLOCK_N"]
@@ -201,8 +263,23 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
     def run(seed: int = 1, eager: bool = tiny, break_at: int = -1) -> bytes:
         def fresh() -> PPO:
-            algo = {"minibatches": 2, "epochs": 2, "target_kl": 0.05, "kernels": "fused", "normalize_observations": True, "precision": precision}
-            return trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", seed=seed, eager=eager, **algo, **sizes_of(tiny, net))
+            algo = {
+                "minibatches": 2,
+                "epochs": 2,
+                "target_kl": 0.05,
+                "kernels": "fused",
+                "normalize_observations": True,
+                "precision": precision,
+            }
+            return trainer(
+                wide(118, 3),
+                NetConfig(shared=True, **net),
+                where="cpu" if tiny else "cuda",
+                seed=seed,
+                eager=eager,
+                **algo,
+                **sizes_of(tiny, net),
+            )
 
         ppo = fresh()
         for iteration in range(6):
@@ -230,7 +307,14 @@ def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     def acting(horizon: int, **more: object) -> PPO:
         algo = {"kernels": "fused", "precision": precision, "minibatches": 2, "epochs": 1, **more}
         where = "cpu" if tiny else "cuda"
-        return trainer(ENVS["gaussian"], NetConfig(shared=True, **net), where=where, eager=True, **(sizes_of(tiny, net) | {"horizon": horizon}), **algo)
+        return trainer(
+            ENVS["gaussian"],
+            NetConfig(shared=True, **net),
+            where=where,
+            eager=True,
+            **(sizes_of(tiny, net) | {"horizon": horizon}),
+            **algo,
+        )
 
     half = sizes_of(tiny, net)["horizon"] // 2
     whole, found = acting(2 * half), {}
@@ -249,7 +333,13 @@ def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     from memory_interpreted import rollout_case
 
     sizes = sizes_of(tiny, net) | {"horizon": 4 if tiny else 16}
-    found = rollout_case("gaussian", net, {"precision": precision, "normalize_observations": True}, where="cpu" if tiny else "cuda", **sizes)
+    found = rollout_case(
+        "gaussian",
+        net,
+        {"precision": precision, "normalize_observations": True},
+        where="cpu" if tiny else "cuda",
+        **sizes,
+    )
     good = all(found[name] < 1e-3 for name in ("actions", "values", "finals", "states", "parameters"))
     return {**found, "verdict": "seen" if precision != "fp32" else "ok" if good else "FAILED"}
 
@@ -316,9 +406,15 @@ def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
         except Exception as error:
             return type(error).__name__
 
-    every = [(64, 8, 16), (64, 8, 32), (32, 4, 16), (32, 4, 32)] if CASES[case].memory != "mingru" else [(64, 8, 16), (64, 4, 16), (32, 4, 16)]
+    every = (
+        [(64, 8, 16), (64, 8, 32), (32, 4, 16), (32, 4, 32)]
+        if CASES[case].memory != "mingru"
+        else [(64, 8, 16), (64, 4, 16), (32, 4, 16)]
+    )
     took_us = {tile: took(tile) for tile in every if lanes // tile[0] >= learner.ACT_PROGRAMS}
-    learner.ACT_TILES[kind] = min((tile for tile in took_us if isinstance(took_us[tile], float)), key=took_us.__getitem__, default=own)
+    learner.ACT_TILES[kind] = min(
+        (tile for tile in took_us if isinstance(took_us[tile], float)), key=took_us.__getitem__, default=own
+    )
     return {"us": {str(tile): us for tile, us in took_us.items()}, "from now on": learner.ACT_TILES[kind]}
 
 
@@ -326,7 +422,10 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
     """Microseconds of a minibatch's gradient with other tiles of the products."""
     from memory_interpreted import reconfigured
 
-    ppo, deep = begun(case, "fused", precision, lanes, CASES[case].minibatches[0], tiny=False), {"bf16": 32, "tf32": 16, "fp32": 16}[precision]
+    ppo, deep = (
+        begun(case, "fused", precision, lanes, CASES[case].minibatches[0], tiny=False),
+        {"bf16": 32, "tf32": 16, "fp32": 16}[precision],
+    )
     names = {"bf16": "bf16", "tf32": "tf32", "fp32": "ieee"}
 
     def took(changes: dict) -> object:
@@ -341,9 +440,15 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
         except Exception as error:
             return type(error).__name__
 
-    fused, wide = ppo.backend.learner.shape.kind != "mingru" or ppo.backend.learner.shape.fused, CASES[case].hidden > 128
+    fused, wide = (
+        ppo.backend.learner.shape.kind != "mingru" or ppo.backend.learner.shape.fused,
+        CASES[case].hidden > 128,
+    )
     cells = [
-        {"cells": (block, warps)} for block, warps in (((16, 1), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)) if fused else ((1, 2), (1, 4), (2, 4), (2, 8)))
+        {"cells": (block, warps)}
+        for block, warps in (
+            ((16, 1), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)) if fused else ((1, 2), (1, 4), (2, 4), (2, 8))
+        )
     ]
     dense = [
         {"block_m": 64, "warps": 4}, {"block_n": 64, "warps": 4}, {"stages": 2}, {"stages": 4}, {"block_m": 64, "warps": 4, "block_k": deep},
@@ -377,19 +482,36 @@ def main() -> None:
     asked = list(itertools.product(words.only.split(","), words.precisions.split(","), sizes))
     for part, work in (("act", act_tiles), ("tiles", tiles)):
         for words_of in [one for one in asked if one[2] == sizes[0]] if part in parts and not tiny else ():
-            attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
-    wanted = [(case, kernels, precision, lanes) for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch"))]
-    wanted = [one for one in wanted if not words.time and ("rates" if one[1] == "fused" else "torch") in parts and one[1:3] != ("torch", "bf16")]
+            attempt(
+                {part: words_of[0], "precision": words_of[1], "lanes": words_of[2]},
+                lambda work=work, words_of=words_of: work(*words_of),
+            )
+    wanted = [
+        (case, kernels, precision, lanes)
+        for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch"))
+    ]
+    wanted = [
+        one
+        for one in wanted
+        if not words.time and ("rates" if one[1] == "fused" else "torch") in parts and one[1:3] != ("torch", "bf16")
+    ]
     for case, kernels, precision, lanes in (one.split(":") for one in words.time.split(",")) if words.time else ():
         wanted.append((case, kernels, precision, 16 if tiny else int(lanes)))
     for case, kernels, precision, lanes in wanted:
         for minibatches in CASES[case].minibatches[: 1 if words.time else None]:
 
-            def timed(what: tuple = (case, kernels, precision, lanes, minibatches), shown: bool = words.profile) -> dict[str, object]:
+            def timed(
+                what: tuple = (case, kernels, precision, lanes, minibatches), shown: bool = words.profile
+            ) -> dict[str, object]:
                 ppo = begun(*what, tiny=tiny)
-                return {"stats": ppo.stats.tolist()} if tiny else rates(ppo) | ({"profile": profile(ppo)} if shown else {})
+                return (
+                    {"stats": ppo.stats.tolist()} if tiny else rates(ppo) | ({"profile": profile(ppo)} if shown else {})
+                )
 
-            attempt({"case": case, "kernels": kernels, "precision": precision, "lanes": lanes, "minibatches": minibatches}, timed)
+            attempt(
+                {"case": case, "kernels": kernels, "precision": precision, "lanes": lanes, "minibatches": minibatches},
+                timed,
+            )
 
 
 if __name__ == "__main__":

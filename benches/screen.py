@@ -1,10 +1,12 @@
-"""What watching costs, measured as a person has it: a monitor in a pseudo-terminal of 160x48 beside a run that writes 100 records a second. Linux.
+"""What watching costs, measured as a person has it: a monitor in a pseudo-terminal of 160x48 beside a run that writes
+100 records a second. Linux.
 
     python benches/screen.py [--repeats 5] [--seconds 20] [--only first,cost,idle,keys] [--leet]
 
-Prints one Markdown table for benches/LOG.md: time to first data, CPU of one core, bytes a second to the terminal, resident memory, key to paint.
-`--leet` measures `wandb leet` (pip install wandb) in the same run, on a run that logs 8 metrics ten times a second. The run is a stand-in
-(benches/standin.py) that publishes 30 made-up metrics: what watching costs a trainer is benches/watch.py's matter.
+Prints one Markdown table for benches/LOG.md: time to first data, CPU of one core, bytes a second to the terminal,
+resident memory, key to paint. `--leet` measures `wandb leet` (pip install wandb) in the same run, on a run that logs 8
+metrics ten times a second. The run is a stand-in (benches/standin.py) that publishes 30 made-up metrics: what watching
+costs a trainer is benches/watch.py's matter.
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ def cost(command: list[str], folder: Path, seconds: float, settle_s: float = 4.0
     before, cpu, began = len(terminal.output), terminal.cpu_s(), time.perf_counter()
     terminal.read(seconds)
     elapsed = time.perf_counter() - began
-    result = 100 * (terminal.cpu_s() - cpu) / elapsed, (len(terminal.output) - before) / 1e3 / elapsed, terminal.memory_mb()
+    result = (
+        100 * (terminal.cpu_s() - cpu) / elapsed,
+        (len(terminal.output) - before) / 1e3 / elapsed,
+        terminal.memory_mb(),
+    )
     terminal.close()
     return result
 
@@ -89,32 +95,71 @@ def measure(arguments: argparse.Namespace, wanted: set[str]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary, "runs")
         os.environ["XDG_STATE_HOME"] = temporary
-        live, ended = (runs.create(root, name, name, {"config": None, "overrides": [], "directory": temporary}) for name in ("live-0001", "ended-0002"))
+        live, ended = (
+            runs.create(root, name, name, {"config": None, "overrides": [], "directory": temporary})
+            for name in ("live-0001", "ended-0002")
+        )
         for run, hz, records in ((live, "100", "0"), (ended, "0", "5000")):
             children.append(subprocess.Popen([sys.executable, STANDIN, str(run.path), hz, records]))
         children[1].wait()
         time.sleep(3.0)
         watch = [*operant, str(live.path)]
         print(f"load before: {os.getloadavg()[0]:.2f}; {psutil.cpu_count()} cores; terminal {COLUMNS}x{ROWS}\n")
-        print("| what | first data ms | CPU % of a core | kB/s | MB | key to paint ms, median / p95 |\n|---|---|---|---|---|---|")
+        print(
+            "| what | first data ms | CPU % of a core | kB/s | MB | key to paint ms, median / p95 "
+            "|\n|---|---|---|---|---|---|"
+        )
         try:
             row(arguments, wanted, "operant monitor, 100 records/s, 4 Hz", watch, Path(temporary), rb"return\s+[\d.]+")
             if "cost" in wanted:
                 row(arguments, {"cost"}, "the same, 10 Hz", [*watch, "--fps", "10"], Path(temporary), b"")
             idle = {"cost"} & {"cost" if "idle" in wanted else ""} | {"keys"} & wanted
-            row(arguments, idle, "operant monitor, a finished run", [*operant, str(ended.path)], Path(temporary), b"", key="s")
+            row(
+                arguments,
+                idle,
+                "operant monitor, a finished run",
+                [*operant, str(ended.path)],
+                Path(temporary),
+                b"",
+                key="s",
+            )
             if arguments.leet:
-                children.append(subprocess.Popen([sys.executable, STANDIN, "--wandb", temporary], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+                children.append(
+                    subprocess.Popen(
+                        [sys.executable, STANDIN, "--wandb", temporary],
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
                 time.sleep(10.0)
-                leet = [str(Path(sys.executable).with_name("wandb")), "leet", str(next(Path(temporary, "wandb").glob("offline-run-*")))]
-                row(arguments, wanted - {"keys"}, "wandb leet, 8 metrics, 10 records/s", leet, Path(temporary), rb"eval/return|entropy|loss/policy")
+                leet = [
+                    str(Path(sys.executable).with_name("wandb")),
+                    "leet",
+                    str(next(Path(temporary, "wandb").glob("offline-run-*"))),
+                ]
+                row(
+                    arguments,
+                    wanted - {"keys"},
+                    "wandb leet, 8 metrics, 10 records/s",
+                    leet,
+                    Path(temporary),
+                    rb"eval/return|entropy|loss/policy",
+                )
         finally:
             for child in children:
                 child.send_signal(signal.SIGKILL)
                 child.wait()
 
 
-def row(arguments: argparse.Namespace, wanted: set[str], name: str, command: list[str], folder: Path, first: bytes, key: str = "s") -> None:
+def row(
+    arguments: argparse.Namespace,
+    wanted: set[str],
+    name: str,
+    command: list[str],
+    folder: Path,
+    first: bytes,
+    key: str = "s",
+) -> None:
     """One line of the table."""
     cells = ["", "", "", "", ""]
     if "first" in wanted and first:

@@ -1,8 +1,10 @@
-"""Torch alone, nothing of Operant: Muon's products of matrices in bf16, captured in a CUDA graph and replayed. A JSON line says whether they lasted.
+"""Torch alone, nothing of Operant: Muon's products of matrices in bf16, captured in a CUDA graph and replayed. A JSON
+line says whether they lasted.
 
     for k in 1 2 3 4 5; do python benches/shared_products.py [--seconds 15] [--shape 12,512,512] & done; wait
 
-Of several such processes at once on an H200, beside other programs, a third died of an "unspecified launch failure" (benches/LOG.md, 2026-11-23).
+Of several such processes at once on an H200, beside other programs, a third died of an "unspecified launch failure"
+(benches/LOG.md, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def main() -> None:
             replays += 50
     except RuntimeError as failure:
         error = str(failure).splitlines()[0]
-    print(json.dumps({"shape": asked.shape, "replays": replays, "seconds": round(time.monotonic() - began, 1), "error": error}))
+    print(
+        json.dumps(
+            {"shape": asked.shape, "replays": replays, "seconds": round(time.monotonic() - began, 1), "error": error}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A stand-in for a trainer: made-up metrics at a given pace, through the real lock and the real metrics file. Needs Operant's standard-library parts only.
+"""A stand-in for a trainer: made-up metrics at a given pace, through the real lock and the real metrics file. Needs
+Operant's standard-library parts only.
 
-python benches/standin.py RUN_DIR HZ RECORDS      0 Hz: as fast as it goes; 0 records: until it is killed, else `finished` after so many
-python benches/standin.py --wandb FOLDER          the same kind of numbers into an offline run of W&B's, ten times a second
+python benches/standin.py RUN_DIR HZ RECORDS      0 Hz: as fast as it goes; 0 records: until it is killed, else
+`finished` after so many python benches/standin.py --wandb FOLDER          the same kind of numbers into an offline run
+of W&B's, ten times a second
 """
 
 from __future__ import annotations
@@ -14,23 +16,59 @@ import time
 from pathlib import Path
 
 NAMES = (
-    "return", "length", "episodes", "iterations", "sps", "eval/return", "eval/best_return", "loss/policy", "loss/value", "entropy", "approx_kl",
-    "clip_fraction", "gradient_norm", "explained_variance", "learning_rate", "seconds/collect", "seconds/update", "seconds/evaluate", "seconds/checkpoint",
-    "memory/allocated_bytes", "memory/reserved_bytes", *(f"tally/score_{k}" for k in range(9)),
-)  # fmt: skip
+    "return",
+    "length",
+    "episodes",
+    "iterations",
+    "sps",
+    "eval/return",
+    "eval/best_return",
+    "loss/policy",
+    "loss/value",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "gradient_norm",
+    "explained_variance",
+    "learning_rate",
+    "seconds/collect",
+    "seconds/update",
+    "seconds/evaluate",
+    "seconds/checkpoint",
+    "memory/allocated_bytes",
+    "memory/reserved_bytes",
+    *(f"tally/score_{k}" for k in range(9)),
+)
 
 
 def train(folder: Path, hz: float, records: int) -> None:
-    """A stand-in trainer: `records` records of 30 metrics at `hz`, then the last word `finished`; 0 records: until it is killed."""
+    """A stand-in trainer: `records` records of 30 metrics at `hz`, then the last word `finished`; 0 records: until it
+    is killed.
+    """
     from operant import runs
     from operant.runs.metrics import Metric, Writer
 
     lock = runs.acquire(folder)
     total = 10_000_000_000 if not records else records * 16384
     document = runs.update_document(
-        folder, **runs.identity(), phase="training", env="cartpole", algo="ppo", steps=total, target=475.0, device="cpu", device_name="CPU", seed=1, lanes=1024
+        folder,
+        **runs.identity(),
+        phase="training",
+        env="cartpole",
+        algo="ppo",
+        steps=total,
+        target=475.0,
+        device="cpu",
+        device_name="CPU",
+        seed=1,
+        lanes=1024,
     )
-    writer = Writer(folder / "metrics.mm", [Metric(name) for name in NAMES], run_uuid=bytes.fromhex(document["uuid"]), version="bench")
+    writer = Writer(
+        folder / "metrics.mm",
+        [Metric(name) for name in NAMES],
+        run_uuid=bytes.fromhex(document["uuid"]),
+        version="bench",
+    )
     beating = threading.Event()
 
     def beat() -> None:
@@ -44,9 +82,26 @@ def train(folder: Path, hz: float, records: int) -> None:
     while not records or n < records:
         n += 1
         climb = 500.0 * (1.0 - math.exp(-n / 3000.0))
-        values = {"return": climb + draw.gauss(0, 15), "length": climb, "episodes": 40.0, "iterations": 1.0, "sps": 4.7e6 + draw.gauss(0, 5e4)}
-        values |= {"eval/return": climb, "eval/best_return": climb, "seconds/collect": 0.003, "seconds/update": 0.006, "seconds/evaluate": 0.0}
-        values |= {"approx_kl": 0.01 + draw.gauss(0, 0.001), "entropy": 0.69 * math.exp(-n / 5000.0), "explained_variance": 0.8, "clip_fraction": 0.1}
+        values = {
+            "return": climb + draw.gauss(0, 15),
+            "length": climb,
+            "episodes": 40.0,
+            "iterations": 1.0,
+            "sps": 4.7e6 + draw.gauss(0, 5e4),
+        }
+        values |= {
+            "eval/return": climb,
+            "eval/best_return": climb,
+            "seconds/collect": 0.003,
+            "seconds/update": 0.006,
+            "seconds/evaluate": 0.0,
+        }
+        values |= {
+            "approx_kl": 0.01 + draw.gauss(0, 0.001),
+            "entropy": 0.69 * math.exp(-n / 5000.0),
+            "explained_variance": 0.8,
+            "clip_fraction": 0.1,
+        }
         writer.publish(n * 16384, [values.get(name, draw.gauss(1, 0.1)) for name in NAMES])
         writer.tick()
         if n % 500 == 0:

@@ -1,13 +1,17 @@
-"""What a start costs, phase by phase, with nothing kept from earlier starts and with all of it; how long CartPole takes; and by which recipe it takes least.
+"""What a start costs, phase by phase, with nothing kept from earlier starts and with all of it; how long CartPole
+takes; and by which recipe it takes least.
 
-    python benches/start.py [--device auto] [--only phases,command,imports,solve] [--repeats 3] [--seeds 1,2,3] [--quick] [--out DIR]
+    python benches/start.py [--device auto] [--only phases,command,imports,solve] [--repeats 3] [--seeds 1,2,3]
+    [--quick] [--out DIR]
 
-Each part prints a Markdown table for benches/LOG.md and adds its figures to `start.jsonl` in DIR (or $OUT). "cold" begins with empty caches of its own
-(Operant's kernels and shapes, Triton's), "warm" with what it left there; the disk's cache is warm in both. Seconds count from the process's start.
+Each part prints a Markdown table for benches/LOG.md and adds its figures to `start.jsonl` in DIR (or $OUT). "cold"
+begins with empty caches of its own (Operant's kernels and shapes, Triton's), "warm" with what it left there; the disk's
+cache is warm in both. Seconds count from the process's start.
 
-`solve` trains until 128 greedy episodes have a mean return of 475, looked at after every iteration. Its training seconds are those of the iterations
-alone, each until the device has done it; the first two, which load and capture, are counted at the price of the others. A recipe that is slower than the
-median of its seed is not tried with the next. What was reached is confirmed by 1,024 fresh episodes.
+`solve` trains until 128 greedy episodes have a mean return of 475, looked at after every iteration. Its training
+seconds are those of the iterations alone, each until the device has done it; the first two, which load and capture, are
+counted at the price of the others. A recipe that is slower than the median of its seed is not tried with the next. What
+was reached is confirmed by 1,024 fresh episodes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ RECIPES = [
     *(
         Recipe(lanes, horizon, rate, epochs, minibatches, "bf16")
         for (lanes, horizon), rate, (epochs, minibatches) in product(
-            [(1024, 16), (2048, 16), (4096, 16), (2048, 8), (4096, 8), (8192, 8)], [2.5e-3, 5e-3], [(4, 4), (4, 8), (8, 4), (2, 8)]
+            [(1024, 16), (2048, 16), (4096, 16), (2048, 8), (4096, 8), (8192, 8)],
+            [2.5e-3, 5e-3],
+            [(4, 4), (4, 8), (8, 4), (2, 8)],
         )
     ),
 ]
@@ -81,7 +87,9 @@ class Marks:
 
 
 def start(wanted: dict[str, Any]) -> dict[str, Any]:
-    """What a worker does until CartPole is solved, in its order. `wanted`: device, overrides, early (context and imports as a worker has them)."""
+    """What a worker does until CartPole is solved, in its order. `wanted`: device, overrides, early (context and
+    imports as a worker has them).
+    """
     marks = Marks()
     marks("python")
     from operant.compute.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
@@ -134,9 +142,14 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
                 marks("first evaluation")
     marks("solved" if mean >= TARGET else "not solved")
     return {
-        "phases": marks.ends, "kernels": kernels.lines, "iterations": iteration, "mean": mean, "device": device_name(device),
-        "training_s": priced(spent_s), "modules": len(sys.modules),
-    }  # fmt: skip
+        "phases": marks.ends,
+        "kernels": kernels.lines,
+        "iterations": iteration,
+        "mean": mean,
+        "device": device_name(device),
+        "training_s": priced(spent_s),
+        "modules": len(sys.modules),
+    }
 
 
 def wait(device: Any) -> None:
@@ -197,7 +210,7 @@ IMPORTS = {
         "def other():\n    import numba.cuda\n"
         "thread = threading.Thread(target=other)\nthread.start()\nimport torch\nthread.join()"
     ),
-}  # fmt: skip
+}
 
 
 # PROCESSES
@@ -207,7 +220,12 @@ IMPORTS = {
 def caches() -> Iterator[dict[str, str]]:
     """An environment whose caches are empty, and whose runs are its own."""
     with tempfile.TemporaryDirectory(prefix="operant-start-") as folder:
-        places = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "OPERANT_RUNS": "runs", "XDG_STATE_HOME": "state"}
+        places = {
+            "XDG_CACHE_HOME": "cache",
+            "TRITON_CACHE_DIR": "triton",
+            "OPERANT_RUNS": "runs",
+            "XDG_STATE_HOME": "state",
+        }
         own = {name: f"{folder}/{place}" for name, place in places.items()}
         path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
         yield {**os.environ, **own, "PYTHONPATH": path}
@@ -261,10 +279,15 @@ class Report:
 
 
 def phases(device: str, repeats: int, environment: dict[str, str], report: Report) -> None:
-    """Cold; warm; warm, but with the context made when it is first needed and the garbage collector on: when each phase ended."""
+    """Cold; warm; warm, but with the context made when it is first needed and the garbage collector on: when each phase
+    ended.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     wanted = {"device": device, "early": True, "overrides": []}
-    for name, asked in [("cold", wanted), *[("warm", wanted), ("warm, plain imports", {**wanted, "early": False})] * repeats]:
+    for name, asked in [
+        ("cold", wanted),
+        *[("warm", wanted), ("warm, plain imports", {**wanted, "early": False})] * repeats,
+    ]:
         found = child(asked, environment)
         report.figures("phases", name=name, **found)
         rows.setdefault(name, []).append(found)
@@ -317,7 +340,8 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     from operant.training.evaluate import Evaluator
     from operant.worlds.device_world import DeviceWorld
 
-    more = ["algo.kernel_config=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
+    # not the fastest, but none is measured for each recipe
+    more = ["algo.kernel_config=first"] if device.type == "cuda" else []
     found = config.load(recipes.find_source("ppo/cartpole"), [*recipe.overrides(), *more, f"run.device={device}"])
     world = DeviceWorld(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
     algo = algos.load(found.algo_name)(world, found.algo, found.net, seed=seed, steps=found.run.steps)
@@ -328,13 +352,19 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     while mean < TARGET and sum(spent_s[2:]) < most_s:
         spent_s.append(one_iteration(algo, device))
         mean = evaluator.run(len(spent_s)).mean
-    confirmed = Evaluator(algo.policy, found.environment, found.params, episodes=1024, seed=seed + 1000).run(1).mean if mean >= TARGET else math.nan
+    confirmed = (
+        Evaluator(algo.policy, found.environment, found.params, episodes=1024, seed=seed + 1000).run(1).mean
+        if mean >= TARGET
+        else math.nan
+    )
     taken_s = priced(spent_s) if mean >= TARGET else math.inf
     return Solved(recipe, seed, taken_s, len(spent_s), statistics.median(spent_s[2:] or spent_s), mean, confirmed)
 
 
 def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: float, report: Report) -> None:
-    """All recipes with the first seed, the better half with the next, and so on; whatever is left when the time is up is not tried."""
+    """All recipes with the first seed, the better half with the next, and so on; whatever is left when the time is up
+    is not tried.
+    """
     began, tried, left = time.perf_counter(), {}, list(recipes)
     for seed in seeds:
         for recipe in left:
@@ -343,10 +373,24 @@ def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: floa
             found = solve(recipe, seed, device, most_s=0.03 if device.type == "cuda" else 20.0)
             report.figures("solve", **found._asdict() | {"recipe": recipe._asdict()})
             tried.setdefault(recipe, []).append(found)
-        ranked = sorted((recipe for recipe in left if recipe in tried), key=lambda recipe: max(one.training_s for one in tried[recipe]))
+        ranked = sorted(
+            (recipe for recipe in left if recipe in tried),
+            key=lambda recipe: max(one.training_s for one in tried[recipe]),
+        )
         left = [recipe for rank, recipe in enumerate(ranked) if rank < max(3, len(ranked) // 2) or recipe == recipes[0]]
-    report(f"\n{len(tried)} recipes in {time.perf_counter() - began:.0f} s on {device_name(device)}; those tried with most seeds, and the shipped one:\n")
-    columns = "lanes x horizon", "learning rate", "epochs x minibatches", "precision", "seeds", "training s to 475, worst (each)", "iterations"
+    report(
+        f"\n{len(tried)} recipes in {time.perf_counter() - began:.0f} s on {device_name(device)}; those tried with "
+        "most seeds, and the shipped one:\n"
+    )
+    columns = (
+        "lanes x horizon",
+        "learning rate",
+        "epochs x minibatches",
+        "precision",
+        "seeds",
+        "training s to 475, worst (each)",
+        "iterations",
+    )
     report(f"| {' | '.join(columns)} | ms an iteration | confirmed |\n|{'---|' * (len(columns) + 2)}")
     most = max(map(len, tried.values()))
     finished = [recipe for recipe in tried if len(tried[recipe]) == most or recipe == recipes[0]]
@@ -354,9 +398,11 @@ def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: floa
         runs = tried[recipe]
         each = ", ".join(f"{one.training_s:.4f}" for one in runs)
         report(
-            f"| {recipe.lanes:,} x {recipe.horizon} | {recipe.learning_rate:g} | {recipe.epochs} x {recipe.minibatches} | {recipe.precision} | {len(runs)} "
+            f"| {recipe.lanes:,} x {recipe.horizon} | {recipe.learning_rate:g} | {recipe.epochs} x "
+            f"{recipe.minibatches} | {recipe.precision} | {len(runs)} "
             f"| {max(one.training_s for one in runs):.4f} ({each}) | {', '.join(str(one.iterations) for one in runs)} "
-            f"| {statistics.median(one.iteration_s for one in runs) * 1e3:.3f} | {', '.join(f'{one.confirmed:.0f}' for one in runs)} |"
+            f"| {statistics.median(one.iteration_s for one in runs) * 1e3:.3f} | "
+            f"{', '.join(f'{one.confirmed:.0f}' for one in runs)} |"
         )
 
 
@@ -393,7 +439,13 @@ def main() -> None:
         quiet_threads()
         device = find_device(arguments.device)
         set_threads(0)
-        fastest(QUICK if arguments.quick else RECIPES, [int(seed) for seed in arguments.seeds.split(",")], device, arguments.budget, report)
+        fastest(
+            QUICK if arguments.quick else RECIPES,
+            [int(seed) for seed in arguments.seeds.split(",")],
+            device,
+            arguments.budget,
+            report,
+        )
 
 
 if __name__ == "__main__":

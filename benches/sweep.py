@@ -1,15 +1,17 @@
-"""What a trial costs beside its training, and what a sweep finds. Prints JSON lines; a part that fails says so, and the next one begins.
+"""What a trial costs beside its training, and what a sweep finds. Prints JSON lines; a part that fails says so, and the
+next one begins.
 
-python benches/sweep.py [--parts train,warm,profile,schedule,cartpole,breakout] [--device auto] [--trials 256] [--runs 100] [--minutes 10] [--workers N]
+python benches/sweep.py [--parts train,warm,profile,schedule,cartpole,breakout] [--device auto] [--trials 256] [--runs
+100] [--minutes 10] [--workers N]
                          [--folder FOLDER] [--small]
 
-train     `operant train cartpole` from its start to its end, twice: seconds
-warm      runs of CartPole's recipe, one after another in one worker: seconds a run beside its training, descriptors, memory, and the same bits as alone
-profile   where a warm run's seconds go, by the functions that take most
-schedule  a curriculum of CartPole's gravity, with schedules of three scalars: resumed in its middle, the same bits as uninterrupted
-compile   Breakout's recipe for two iterations in each shape that its sweep tries, so that kernels are there
-cartpole  a sweep of CartPole's recipe: seconds of wall time after the first trial, and beside training, a trial
-breakout  a sweep of Breakout's recipe for some minutes, by the seconds to its target: the best so far after each trial. With `--folder` it goes on with that
+train     `operant train cartpole` from its start to its end, twice: seconds warm      runs of CartPole's recipe, one
+after another in one worker: seconds a run beside its training, descriptors, memory, and the same bits as alone profile
+where a warm run's seconds go, by the functions that take most schedule  a curriculum of CartPole's gravity, with
+schedules of three scalars: resumed in its middle, the same bits as uninterrupted compile   Breakout's recipe for two
+iterations in each shape that its sweep tries, so that kernels are there cartpole  a sweep of CartPole's recipe: seconds
+of wall time after the first trial, and beside training, a trial breakout  a sweep of Breakout's recipe for some
+minutes, by the seconds to its target: the best so far after each trial. With `--folder` it goes on with that
           folder's, with `--minutes` for all of it together
 """
 
@@ -37,13 +39,20 @@ from operant.runs.pool import Worker, wait
 from operant.sweep import results
 
 SMALL = ("env.lanes=64", "run.steps=12288", "eval.episodes=8", "run.threads=1", "run.target=1000")
-CARTPOLE = "algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = {log = [1e-4, 3e-2]}\n"
-BREAKOUT = (
-    'algo.optimizer = {choice = ["adam", "muon"]}\nalgo.learning_rate = {log = [2e-3, 1.2e-2]}\nalgo.replay_ratio = {uniform = [1.0, 2.0], step = 0.5}\n'
-    "algo.anneal_steps = {log = [80_000_000, 450_000_000]}\nalgo.gamma = {uniform = [0.965, 0.985]}\nalgo.gae_lambda = {uniform = [0.85, 0.97]}\n"
-    "algo.entropy_coefficient = {log = [2e-3, 1e-2]}\nnet.hidden = {choice = [[128, 128], [128], [64, 64]]}\nenv.lanes = {choice = [4096, 8192]}\n"
+CARTPOLE = (
+    "algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = "
+    "{log = [1e-4, 3e-2]}\n"
 )
-BRIEF = ("run.steps=250M", "algo.anneal_steps=450M", "algo.replay_ratio=1.0", "eval.every=125")  # the recipe, in a trial of a few seconds
+BREAKOUT = (
+    'algo.optimizer = {choice = ["adam", "muon"]}\nalgo.learning_rate = {log = [2e-3, 1.2e-2]}\nalgo.replay_ratio = '
+    "{uniform = [1.0, 2.0], step = 0.5}\n"
+    "algo.anneal_steps = {log = [80_000_000, 450_000_000]}\nalgo.gamma = {uniform = [0.965, 0.985]}\nalgo.gae_lambda = "
+    "{uniform = [0.85, 0.97]}\n"
+    "algo.entropy_coefficient = {log = [2e-3, 1e-2]}\nnet.hidden = {choice = [[128, 128], [128], [64, 64]]}\nenv.lanes "
+    "= {choice = [4096, 8192]}\n"
+)
+# the recipe, in a trial of a few seconds
+BRIEF = "run.steps=250M", "algo.anneal_steps=450M", "algo.replay_ratio=1.0", "eval.every=125"
 
 
 def say(**row: object) -> None:
@@ -78,9 +87,12 @@ def process_figures(pid: int) -> dict[str, int | None]:
     place = Path(f"/proc/{pid}")
     pages = int((place / "statm").read_text().split()[1])
     return {
-        "descriptors": len(list((place / "fd").iterdir())), "threads": len(list((place / "task").iterdir())),
-        "maps": len((place / "maps").read_text().splitlines()), "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") >> 20, "gpu_mb_in_use": gpu_mb(),
-    }  # fmt: skip
+        "descriptors": len(list((place / "fd").iterdir())),
+        "threads": len(list((place / "task").iterdir())),
+        "maps": len((place / "maps").read_text().splitlines()),
+        "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+        "gpu_mb_in_use": gpu_mb(),
+    }
 
 
 def trained(worker: Worker, run: runs.Run, resume: str | None = None) -> int:
@@ -94,7 +106,9 @@ def trained(worker: Worker, run: runs.Run, resume: str | None = None) -> int:
 def warm(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
     """Runs in one worker."""
     alone = made(place, [*words, "run.seed=1"])
-    subprocess.run([sys.executable, "-m", "operant.training.worker", str(alone.path)], stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "operant.training.worker", str(alone.path)], stderr=subprocess.DEVNULL, check=True
+    )
     worker, beside, hashes = Worker(place / "worker.log"), [], []
     for k in range(arguments.runs):
         run = made(place, [*words, f"run.seed={1 + k % 2}"])
@@ -105,10 +119,23 @@ def warm(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
         beside.append(seconds - training)
         if (k < 3 or k % 10 == 9) and worker.pid is not None:
             same = len({*hashes[::2], bits(alone)}) == 1 and len({*hashes[1::2]}) <= 1
-            say(part="warm", run=k, code=code, seconds=seconds, beside_training=beside[-1], **process_figures(worker.pid), same_bits_as_alone=same)
+            say(
+                part="warm",
+                run=k,
+                code=code,
+                seconds=seconds,
+                beside_training=beside[-1],
+                **process_figures(worker.pid),
+                same_bits_as_alone=same,
+            )
     worker.close()
     later = sorted(beside[2:])
-    say(part="warm", runs=len(beside), median_beside_training=later[len(later) // 2], bits=sorted({*hashes, bits(alone)}))
+    say(
+        part="warm",
+        runs=len(beside),
+        median_beside_training=later[len(later) // 2],
+        bits=sorted({*hashes, bits(alone)}),
+    )
 
 
 def schedule(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
@@ -117,22 +144,41 @@ def schedule(place: Path, arguments: argparse.Namespace, words: list[str]) -> No
     for kernels in ("auto", "torch"):
         steps = 40 * iteration
         scheduled = [
-            f"env.params.gravity={{linear=[2,9.8],over={steps}}}", f"algo.learning_rate={{linear=[2.5e-3,1e-4],over={steps}}}",
+            f"env.params.gravity={{linear=[2,9.8],over={steps}}}",
+            f"algo.learning_rate={{linear=[2.5e-3,1e-4],over={steps}}}",
             f"algo.entropy_coefficient={{points=[[0,0.02],[{steps // 4},0.005],[{steps},0.001]]}}",
-            "algo.clip={piecewise=[[-1000,0.3],[30,0.2],[200,0.1]],by='eval/return'}", "algo.anneal=false", "run.target=1000", f"algo.kernels={kernels}",
-        ]  # fmt: skip
+            "algo.clip={piecewise=[[-1000,0.3],[30,0.2],[200,0.1]],by='eval/return'}",
+            "algo.anneal=false",
+            "run.target=1000",
+            f"algo.kernels={kernels}",
+        ]
         whole = made(place, [*words, *scheduled, f"run.steps={steps}"])
         parts = made(place, [*words, *scheduled, f"run.steps={17 * iteration}"])
         codes = [trained(worker, whole), trained(worker, parts)]
         halfway, asked = bits(parts), runs.read_json(parts.path / "run.json")["request"]
-        runs.update_document(parts.path, request=asked | {"resume_overrides": [f"run.steps={steps}"], "resume_directory": str(place)})
+        runs.update_document(
+            parts.path, request=asked | {"resume_overrides": [f"run.steps={steps}"], "resume_directory": str(place)}
+        )
         codes.append(trained(worker, parts, "last"))
         with runs.Reader(whole.metrics_path) as reader:
             names, last = [metric.name for metric in reader.metrics], reader.latest()
-            shown = {name: last.values[k] for k, name in enumerate(names) if name.startswith("schedule/")} if last is not None else {}
+            shown = (
+                {name: last.values[k] for k, name in enumerate(names) if name.startswith("schedule/")}
+                if last is not None
+                else {}
+            )
         evaluated = [[one["step"], one["mean"]] for one in runs.evaluated(whole.path)]
         same = bits(parts) == bits(whole)
-        say(part="schedule", kernels=kernels, codes=codes, same_bits=same, bits=bits(whole), halfway=halfway, last=shown, evaluations=evaluated)
+        say(
+            part="schedule",
+            kernels=kernels,
+            codes=codes,
+            same_bits=same,
+            bits=bits(whole),
+            halfway=halfway,
+            last=shown,
+            evaluations=evaluated,
+        )
         if any(codes):
             say(part="schedule", said=runs.log_end(parts)[-600:] + runs.log_end(whole)[-600:])
     worker.close()
@@ -143,12 +189,26 @@ def compiled(place: Path, arguments: argparse.Namespace, words: list[str]) -> No
     worker = Worker(place / "worker.log")
     lanes_tried = (64, 128) if arguments.small else (4096, 8192)
     for optimizer, hidden, lanes in itertools.product(("adam", "muon"), ("[128,128]", "[128]", "[64,64]"), lanes_tried):
-        shape = [f"algo.optimizer={optimizer}", f"net.hidden={hidden}", f"env.lanes={lanes}", f"run.steps={64 * lanes}", "eval.every=2"]
+        shape = [
+            f"algo.optimizer={optimizer}",
+            f"net.hidden={hidden}",
+            f"env.lanes={lanes}",
+            f"run.steps={64 * lanes}",
+            "eval.every=2",
+        ]
         began = time.perf_counter()
         run = made(place, [*words, *shape], "ppo/breakout")
         code = trained(worker, run)
         said = runs.log_end(run)[-300:] if code else ""
-        say(part="compile", lanes=lanes, hidden=hidden, optimizer=optimizer, code=code, seconds=time.perf_counter() - began, said=said)
+        say(
+            part="compile",
+            lanes=lanes,
+            hidden=hidden,
+            optimizer=optimizer,
+            code=code,
+            seconds=time.perf_counter() - began,
+            said=said,
+        )
     worker.close()
 
 
@@ -157,9 +217,20 @@ def train(place: Path, words: list[str]) -> None:
     for k in range(2):
         began = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "operant.cli", "train", "cartpole", *words], cwd=place, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-m", "operant.cli", "train", "cartpole", *words],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
-        say(part="train", run=k, code=done.returncode, wall_s=time.perf_counter() - began, said=(done.stdout + done.stderr)[-500:])
+        say(
+            part="train",
+            run=k,
+            code=done.returncode,
+            wall_s=time.perf_counter() - began,
+            said=(done.stdout + done.stderr)[-500:],
+        )
 
 
 def profile(place: Path, words: list[str]) -> None:
@@ -207,17 +278,25 @@ def sweep(place: Path, part: str, text: str, words: list[str], arguments: argpar
         (arguments.keep / f"{part}-{arguments.workers or 1}.json").write_text(stdout)
     trials = [trial for trial in told["trials"] if trial["seconds"] is not None]
     endings = (runs.read_json(place / "runs" / trial["runs"][0] / "exit.json") for trial in trials)
-    ended = sorted(ending["ended_realtime_ns"] / 1e9 for ending in endings if ending) or [0.0]  # those of this command, where the folder came without old runs
+    ended = sorted(ending["ended_realtime_ns"] / 1e9 for ending in endings if ending) or [
+        0.0
+    ]  # those of this command, where the folder came without old runs
     better, best, curve = min if told["objective"] == "time_to_target" else max, None, []
     for trial in trials:
         if trial["state"] == "complete":
             best = trial["values"][0] if best is None else better(best, trial["values"][0])
             curve.append([trial["number"], trial["values"][0], best])
     say(
-        part=part, workers=arguments.workers, code=done.returncode, wall_s=wall, after_the_first_s=ended[-1] - ended[0], told=len(trials),
-        training_s=sum(trial["seconds"] for trial in trials[1:]), **{key: told[key] for key in ("complete", "pruned", "fail", "best", "importance")},
+        part=part,
+        workers=arguments.workers,
+        code=done.returncode,
+        wall_s=wall,
+        after_the_first_s=ended[-1] - ended[0],
+        told=len(trials),
+        training_s=sum(trial["seconds"] for trial in trials[1:]),
+        **{key: told[key] for key in ("complete", "pruned", "fail", "best", "importance")},
         best_so_far=curve,
-    )  # fmt: skip
+    )
 
 
 def survive(part: str, work: Callable[[], None]) -> None:
@@ -249,7 +328,7 @@ def main() -> None:
     words = [f"run.device={arguments.device}", *(SMALL if arguments.small else ())]
     cartpole = f"{find_source('ppo/cartpole').read_text()}\n[sweep]\ntrials = {arguments.trials}\n{CARTPOLE}"
     ends = f"trials = {arguments.trials}" if arguments.small else f"minutes = {arguments.minutes}"
-    breakout = f"{find_source('ppo/breakout').read_text()}\n[sweep]\n{ends}\nobjective = \"time_to_target\"\n{BREAKOUT}"
+    breakout = f'{find_source("ppo/breakout").read_text()}\n[sweep]\n{ends}\nobjective = "time_to_target"\n{BREAKOUT}'
     lasting = arguments.folder.absolute() if arguments.folder else place
     lasting.mkdir(parents=True, exist_ok=True)
     parts = {

@@ -21,7 +21,9 @@ from typing import Any
 
 import psutil
 
-_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b[@-Z\\-_]", re.DOTALL)
+_ESCAPES = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b[@-Z\\-_]", re.DOTALL
+)
 # What full-screen programs ask a terminal, and what one answers: where the cursor is, its colours, what it is.
 _ANSWERS = (
     (b"\x1b[6n", b"\x1b[1;1R"),
@@ -32,10 +34,17 @@ _ANSWERS = (
 
 
 class Terminal:
-    """A program in a pseudo-terminal of `columns` x `rows`. Everything it wrote is in `output`; `ended` once it has closed its side."""
+    """A program in a pseudo-terminal of `columns` x `rows`. Everything it wrote is in `output`; `ended` once it has
+    closed its side.
+    """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, columns: int = 160, rows: int = 48, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        folder: Path,
+        columns: int = 160,
+        rows: int = 48,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.columns, self.rows = columns, rows
         variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(environment or {})}
@@ -53,7 +62,9 @@ class Terminal:
         self._drawn = 0
 
     def read(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Take in what comes for so long, or until something holds (looked at whenever something came, and ten times a second); whether it held."""
+        """Take in what comes for so long, or until something holds (looked at whenever something came, and ten times a
+        second); whether it held.
+        """
         end = time.perf_counter() + seconds
         while not (held := until()) and not self.ended and (left := end - time.perf_counter()) > 0:
             if not select.select([self.descriptor], [], [], min(left, 0.1))[0]:
@@ -81,7 +92,8 @@ class Terminal:
         if self._screen is None:
             self._screen, self._drawn = pyte.Screen(self.columns, self.rows), 0
             self._stream = pyte.ByteStream(self._screen)
-        # What is new, up to the last whole escape sequence. pyte prints what it does not know: a private CSI with '<' or '>' is nothing to be seen.
+        # What is new, up to the last whole escape sequence. pyte prints what it does not know: a private CSI with '<'
+        # or '>' is nothing to be seen.
         new = bytes(self.output[self._drawn :])
         if (escape := new.rfind(b"\x1b")) >= 0 and not _ESCAPES.match(new, escape):
             new = new[:escape]

@@ -1,9 +1,12 @@
-"""What watching the agent costs a real PPO: `after` without a viewer, a frame, the first wish, and steps a second watched and not, in turn.
+"""What watching the agent costs a real PPO: `after` without a viewer, a frame, the first wish, and steps a second
+watched and not, in turn.
 
-    python benches/watch.py [--device cpu] [--env cartpole] [--lanes 1024] [--horizon 16] [--size 64] [--pairs 10] [--seconds 3]
+    python benches/watch.py [--device cpu] [--env cartpole] [--lanes 1024] [--horizon 16] [--size 64] [--pairs 10]
+    [--seconds 3]
 
-The loop is the trainer's: collect, update, meters, records to a metrics file. Watched and unwatched regions alternate, and so does which of a pair comes
-first. Before that, two trainers are compared byte for byte while wishes for one of them come and go. Prints Markdown for benches/LOG.md.
+The loop is the trainer's: collect, update, meters, records to a metrics file. Watched and unwatched regions alternate,
+and so does which of a pair comes first. Before that, two trainers are compared byte for byte while wishes for one of
+them come and go. Prints Markdown for benches/LOG.md.
 """
 
 from __future__ import annotations
@@ -39,9 +42,21 @@ class Loop:
         env = envs.find(arguments.env)
         self.device = torch.device(arguments.device)
         world = DeviceWorld(env, arguments.lanes, seed=1, device=self.device)
-        config = PPO.Config(horizon=arguments.horizon, normalize_observations=True, normalize_rewards=True, anneal=False, learning_rate=2.5e-4)
+        config = PPO.Config(
+            horizon=arguments.horizon,
+            normalize_observations=True,
+            normalize_rewards=True,
+            anneal=False,
+            learning_rate=2.5e-4,
+        )
         self.algo = PPO(world, config, mlp.Config(), seed=1, steps=10**12)
-        self.writer = Writer(Path(folder) / "metrics.mm", metrics_for(self.algo), run_uuid=bytes(16), version="bench", frame_bytes=FRAME_BYTES)
+        self.writer = Writer(
+            Path(folder) / "metrics.mm",
+            metrics_for(self.algo),
+            run_uuid=bytes(16),
+            version="bench",
+            frame_bytes=FRAME_BYTES,
+        )
         self.meters = Meters(self.algo, self.writer, record_hz=50)
         self.watcher = Watcher(self.algo.policy, env, world.params, seed=1, device=self.device, writer=self.writer)
         self.step = 0
@@ -79,7 +94,11 @@ def same_bytes(alone, shown, rounds):
     draw = random.Random(1)
     for _ in range(rounds):
         if draw.random() < 0.7:
-            shown.watcher.want(draw.choice(["greedy", "sampled"]), draw.randrange(16, 97), time.monotonic() + draw.choice([0.0, 0.1, 1.0]))
+            shown.watcher.want(
+                draw.choice(["greedy", "sampled"]),
+                draw.randrange(16, 97),
+                time.monotonic() + draw.choice([0.0, 0.1, 1.0]),
+            )
         times = draw.randrange(1, 8)
         shown.iterate(times)
         alone.iterate(times)
@@ -136,7 +155,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=30, help="of the comparison byte for byte")
     arguments = parser.parse_args()
     set_threads(0)
-    name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if arguments.device.startswith("cuda")
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     shape = f"{arguments.env}, {arguments.lanes:,} x {arguments.horizon}, {arguments.size} pixels"
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; {shape}\n")
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
@@ -145,7 +168,10 @@ def main():
         shown.iterate(1)  # and now before anything is captured
         print(f"- the first wish, which compiles: {first_wish_s(shown, arguments.size):.2f} s, once in a run")
         same = same_bytes(alone, shown, arguments.rounds)
-        print(f"- {'ok' if same else 'FAILED'}: watched and unwatched are the same bytes after {shown.step // shown.algo.steps_per_iteration} iterations")
+        print(
+            f"- {'ok' if same else 'FAILED'}: watched and unwatched are the same bytes after "
+            f"{shown.step // shown.algo.steps_per_iteration} iterations"
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(arguments, folder)
@@ -165,10 +191,16 @@ def main():
             for watching in (False, True) if pair % 2 == 0 else (True, False):
                 loop.watcher.want("greedy", arguments.size, math.inf if watching else 0.0)
                 rates[watching].append(loop.sps(iterations))
-            print(f"| {pair + 1} | {rates[False][-1]:,.0f} | {rates[True][-1]:,.0f} | {rates[True][-1] / rates[False][-1] - 1:+.2%} |")
+            print(
+                f"| {pair + 1} | {rates[False][-1]:,.0f} | {rates[True][-1]:,.0f} | "
+                f"{rates[True][-1] / rates[False][-1] - 1:+.2%} |"
+            )
         ratios = [there / here - 1 for there, here in zip(rates[True], rates[False], strict=True)]
         spread = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-        print(f"| median | {statistics.median(rates[False]):,.0f} | {statistics.median(rates[True]):,.0f} | {statistics.median(ratios):+.2%} |")
+        print(
+            f"| median | {statistics.median(rates[False]):,.0f} | {statistics.median(rates[True]):,.0f} | "
+            f"{statistics.median(ratios):+.2%} |"
+        )
         print(f"\nMean difference {statistics.mean(ratios):+.2%} ± {spread:.2%} (95 %, n = {len(ratios)}).")
 
 

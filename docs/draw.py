@@ -1,4 +1,6 @@
-"""Draw a picture of each environment for its page: `python docs/draw.py`, after an environment was added or draws otherwise. Needs Pillow."""
+"""Draw a picture of each environment for its page: `python docs/draw.py`, after an environment was added or draws
+otherwise. Needs Pillow.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HOME = Path(__file__).resolve().parent.parent
 
 PYTHON = (
     ("operant.library", "Runs and policies for programs and notebooks: what `import operant` offers."),
-    ("operant.gym", "Environments for Gymnasium and Stable-Baselines3. Needs `pip install \"operant[gym]\"`."),
+    ("operant.gym", 'Environments for Gymnasium and Stable-Baselines3. Needs `pip install "operant[gym]"`.'),
     ("operant.envs", "What an environment's file imports."),
     ("operant.algos.base", "What an algorithm offers."),
     ("operant.runs", "Runs on the disk, without torch."),
@@ -45,7 +45,12 @@ PYTHON = (
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    pages = {"reference/commands.md": commands(), "reference/configuration.md": configuration(), "reference/python.md": python(), **environments()}
+    pages = {
+        "reference/commands.md": commands(),
+        "reference/configuration.md": configuration(),
+        "reference/python.md": python(),
+        **environments(),
+    }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -53,7 +58,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the tables that a written page asks for."""
-    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": faults, "monitor_keys": monitor_keys, "notebook": notebook}
+    fillers = {
+        "keys": keys,
+        "docstring": docstring,
+        "file": file,
+        "faults": faults,
+        "monitor_keys": monitor_keys,
+        "notebook": notebook,
+    }
     return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
 
@@ -65,7 +77,10 @@ def docstring(module: str) -> str:
 def notebook(path: str) -> str:
     """The cells of a notebook but its title, one after the other."""
     cells = json.loads((HOME / path).read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(part["source"]) if part["cell_type"] == "markdown" else f"```python\n{''.join(part['source'])}\n```" for part in cells]
+    texts = [
+        "".join(part["source"]) if part["cell_type"] == "markdown" else f"```python\n{''.join(part['source'])}\n```"
+        for part in cells
+    ]
     return "\n\n".join(text for text in texts if not text.startswith("# "))
 
 
@@ -109,7 +124,8 @@ def table_of(model: Any, prefix: str) -> str:
     """A model's keys: default, what is allowed, what it does."""
     properties = model.model_json_schema()["properties"]
     rows: list[tuple[object, ...]] = [
-        (f"`{prefix}.{key}`", f"`{default(field)}`", allowed(properties[key]), field.description or "") for key, field in model.model_fields.items()
+        (f"`{prefix}.{key}`", f"`{default(field)}`", allowed(properties[key]), field.description or "")
+        for key, field in model.model_fields.items()
     ]
     return table(("key", "default", "allowed", "what it does"), rows)
 
@@ -124,20 +140,33 @@ def default(field: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
 
 
-KINDS = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text", "array": "list", "object": "table"}
+KINDS = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "`true`, `false`",
+    "string": "text",
+    "array": "list",
+    "object": "table",
+}
 
 
 def allowed(schema: dict[str, Any]) -> str:
     """What a JSON schema allows, in a few words."""
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(words for part in schema["anyOf"] if part.get("type") != "null" and (words := allowed(part))))
+        return " or ".join(
+            dict.fromkeys(words for part in schema["anyOf"] if part.get("type") != "null" and (words := allowed(part)))
+        )
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
     kind = KINDS.get(schema.get("type", ""), "")
-    low = next((f"{sign} {schema[key]}" for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")) if key in schema), "")
-    high = next((f"{sign} {schema[key]}" for key, sign in (("maximum", "≤"), ("exclusiveMaximum", "<")) if key in schema), "")
+    low = next(
+        (f"{sign} {schema[key]}" for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")) if key in schema), ""
+    )
+    high = next(
+        (f"{sign} {schema[key]}" for key, sign in (("maximum", "≤"), ("exclusiveMaximum", "<")) if key in schema), ""
+    )
     return " ".join(part for part in (kind, ", ".join(part for part in (low, high) if part)) if part)
 
 
@@ -153,7 +182,10 @@ def faults() -> str:
 
 def configuration() -> str:
     """Every section and its keys."""
-    parts = ["# Configuration", "Every key, generated from the code. `operant config show` prints them with the values of a run and where each came from."]
+    parts = [
+        "# Configuration",
+        "Every key, generated from the code. `operant config show` prints them with the values of a run and where each came from.",
+    ]
     for name in ("run", "env", "net", "checkpoint", "eval"):
         parts += [f"## [{name}]", first_line(section(name)), keys(name)]
     for name in algos.names():
@@ -163,17 +195,30 @@ def configuration() -> str:
 
 def commands() -> str:
     """Every command with its options, from its own help."""
-    parts = ["# Commands", "Generated from the commands' own help. Exit codes are in [When something goes wrong](../faults.md#exit-codes)."]
+    parts = [
+        "# Commands",
+        "Generated from the commands' own help. Exit codes are in [When something goes wrong](../faults.md#exit-codes).",
+    ]
     for words, command in each_command(get_command(program.app), ()):
         shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
-        rows: list[tuple[object, ...]] = [(word(parameter), getattr(parameter, "help", "") or "") for parameter in shown]
-        parts += [f"## operant {' '.join(words)}", paragraphs(command.help or ""), *([table(("", ""), rows)] if rows else [])]
+        rows: list[tuple[object, ...]] = [
+            (word(parameter), getattr(parameter, "help", "") or "") for parameter in shown
+        ]
+        parts += [
+            f"## operant {' '.join(words)}",
+            paragraphs(command.help or ""),
+            *([table(("", ""), rows)] if rows else []),
+        ]
     return "\n\n".join(parts)
 
 
 def word(parameter: Any) -> str:
     """What an option or an argument is called."""
-    return ", ".join(f"`{name}`" for name in parameter.opts) if parameter.param_type_name == "option" else str(parameter.human_readable_name)
+    return (
+        ", ".join(f"`{name}`" for name in parameter.opts)
+        if parameter.param_type_name == "option"
+        else str(parameter.human_readable_name)
+    )
 
 
 def each_command(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -232,7 +277,8 @@ def module_of(name: str) -> Any:
     place = next(
         ".".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix(".__init__")
         for path in Path(envs.__file__).parent.glob("**/*.py")
-        if "_".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix("___init__") == name
+        if "_".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix("___init__")
+        == name
     )
     return importlib.import_module(f"operant.envs.{place}")
 
@@ -246,7 +292,13 @@ def observed(env: Env) -> str:
     """What an environment observes, in a few words."""
     space = env.observation
     shape = " × ".join(map(str, space.shape or (space.size,)))
-    categories = "" if not space.categories else f", {space.categories} categories" if isinstance(space.categories, int) else ", some categorical"
+    categories = (
+        ""
+        if not space.categories
+        else f", {space.categories} categories"
+        if isinstance(space.categories, int)
+        else ", some categorical"
+    )
     what = "byte" if space.dtype == "uint8" else "number"
     return f"{shape} {what}{'s' * (space.size > 1)}{categories}"
 
@@ -278,11 +330,15 @@ def environment(name: str, env: Env, module: Any) -> str:
     parts = [f"# {name}", picture_of(name, 240), table(("", ""), facts), paragraphs(module.__doc__)]
     if parameters := env.Params()._asdict():  # type: ignore[attr-defined]
         rows: list[tuple[object, ...]] = [
-            (f"`env.params.{key}`", f"`{str(value).lower() if isinstance(value, bool) else value}`", bounds(env, key)) for key, value in parameters.items()
+            (f"`env.params.{key}`", f"`{str(value).lower() if isinstance(value, bool) else value}`", bounds(env, key))
+            for key, value in parameters.items()
         ]
         parts += ["## Parameters", table(("key", "default", "allowed"), rows)]
     if own := recipes_of(name):
-        parts += ["## Recipes", *(f"```sh\noperant train --config {recipe}\n```\n\n{comment(recipe)}" for recipe in own)]
+        parts += [
+            "## Recipes",
+            *(f"```sh\noperant train --config {recipe}\n```\n\n{comment(recipe)}" for recipe in own),
+        ]
     return "\n\n".join(parts)
 
 
@@ -296,7 +352,11 @@ def comment(recipe: str) -> str:
     """What a recipe's file says above its first table."""
     source = recipes.find_source(recipe)
     assert source is not None
-    return " ".join(line.lstrip("# ") for line in source.read_text(encoding="utf-8").partition("\n[")[0].splitlines() if line.startswith("#"))
+    return " ".join(
+        line.lstrip("# ")
+        for line in source.read_text(encoding="utf-8").partition("\n[")[0].splitlines()
+        if line.startswith("#")
+    )
 
 
 def python() -> str:
@@ -311,14 +371,23 @@ def python() -> str:
                 thing = thing.py_func
             if not (inspect.isclass(thing) or inspect.isfunction(thing)) or not inspect.getdoc(thing):
                 continue
-            parts += [f"### {offered}.{public}", f"```python\n{signature(public, thing)}\n```", paragraphs(inspect.getdoc(thing) or ""), *methods(thing)]
+            parts += [
+                f"### {offered}.{public}",
+                f"```python\n{signature(public, thing)}\n```",
+                paragraphs(inspect.getdoc(thing) or ""),
+                *methods(thing),
+            ]
         parts[start:start] = [f"## {offered}", purpose] if len(parts) > start else []
     return "\n\n".join(parts)
 
 
 def public_names(module: Any) -> list[str]:
     """What a module offers: its `__all__`, or what it defines itself."""
-    own = [name for name, thing in vars(module).items() if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__]
+    own = [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
+    ]
     return sorted(getattr(module, "__all__", own), key=str.lower)
 
 
@@ -334,8 +403,14 @@ def signature(name: str, thing: Any) -> str:
         found = inspect.signature(thing)
     except (TypeError, ValueError):
         return f"{'class ' if inspect.isclass(thing) else ''}{name}(...)"
-    parameters = [p.replace(annotation=Annotation(p.annotation)) if isinstance(p.annotation, str) else p for p in found.parameters.values() if p.name != "self"]
-    returned = Annotation(found.return_annotation) if isinstance(found.return_annotation, str) else found.return_annotation
+    parameters = [
+        p.replace(annotation=Annotation(p.annotation)) if isinstance(p.annotation, str) else p
+        for p in found.parameters.values()
+        if p.name != "self"
+    ]
+    returned = (
+        Annotation(found.return_annotation) if isinstance(found.return_annotation, str) else found.return_annotation
+    )
     if inspect.isclass(thing):
         return f"class {name}{found.replace(parameters=parameters, return_annotation=inspect.Signature.empty)}"
     return f"{name}{found.replace(parameters=parameters, return_annotation=returned)}"

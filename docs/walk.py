@@ -1,9 +1,11 @@
-"""A newcomer's walk: the start page's code blocks, one after another, in a fresh clone and a fresh virtual environment. Prints a line a command.
+"""A newcomer's walk: the start page's code blocks, one after another, in a fresh clone and a fresh virtual environment.
+Prints a line a command.
 
 python docs/walk.py [--keep FOLDER] [--cpu]
 
---cpu installs PyTorch's CPU build first, as the page says for a machine without a GPU. A command that needs a terminal gets a pseudo-terminal; one that waits
-for a person is told to quit after some seconds. Ends with the number of the commands that failed. Knows nothing of what they do.
+--cpu installs PyTorch's CPU build first, as the page says for a machine without a GPU. A command that needs a terminal
+gets a pseudo-terminal; one that waits for a person is told to quit after some seconds. Ends with the number of the
+commands that failed. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -34,9 +36,18 @@ def commands() -> list[str]:
 
 
 def on_terminal(words: list[str], folder: Path, environment: dict[str, str], quit_after_s: float) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; after some seconds its user types q, and again until it ends. The exit code, and the end of what was shown."""
+    """Run a command on a pseudo-terminal; after some seconds its user types q, and again until it ends. The exit code,
+    and the end of what was shown.
+    """
     leader, follower = pty.openpty()
-    process = subprocess.Popen(words, cwd=folder, env={**environment, "TERM": "xterm-256color"}, stdin=follower, stdout=follower, stderr=follower)
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env={**environment, "TERM": "xterm-256color"},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
     os.close(follower)
     shown, began, typed = b"", time.monotonic(), 0
     while process.poll() is None and time.monotonic() - began < _LONGEST_S:
@@ -62,7 +73,12 @@ def main() -> int:
         clone = place / "operant"
         subprocess.run(["git", "clone", "--quiet", str(HOME), str(clone)], check=True)
         kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        environment = {**kept, "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}", "HOME": str(place), "XDG_STATE_HOME": str(place / "state")}
+        environment = {
+            **kept,
+            "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}",
+            "HOME": str(place),
+            "XDG_STATE_HOME": str(place / "state"),
+        }
         lines, failed = commands(), 0
         of_the_cpu = [line for line in lines if "whl/cpu" in line]
         lines = [line for line in lines if line not in of_the_cpu]
@@ -76,7 +92,15 @@ def main() -> int:
                 quit_after_s = _PLAYED_S if any(words in line for words in WAITING) else _LONGEST_S
                 code, said = on_terminal(shlex.split(line), clone, environment, quit_after_s)
             else:
-                done = subprocess.run(shlex.split(line), cwd=clone, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    shlex.split(line),
+                    cwd=clone,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
                 code, said = done.returncode, done.stdout + done.stderr
             sound = code == 0 or (line == "operant doctor" and code == 4)  # what it found is for the machine's owner
             failed += not sound

@@ -1,4 +1,5 @@
-"""The command `operant monitor`: which run is meant, and whether a terminal can show it. Standard library only, until a screen is opened.
+"""The command `operant monitor`: which run is meant, and whether a terminal can show it. Standard library only, until a
+screen is opened.
 
 Knows no widget. Errors are OperantError, each with its sentence and its exit code; the caller prints them.
 """
@@ -44,12 +45,17 @@ def main(arguments: list[str]) -> int:
     reach = runs.reach(options.runs)
     run, group = _choose("latest" if options.latest else options.run, reach)
     if options.once or not has_terminal():
-        return _without_screen(run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group)
-    return _open(run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group)
+        return _without_screen(
+            run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group
+        )
+    return _open(
+        run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group
+    )
 
 
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
-    """Show one run until the user quits: 0. Without a terminal, a line every five seconds until the run's end: the run's exit code.
+    """Show one run until the user quits: 0. Without a terminal, a line every five seconds until the run's end: the
+    run's exit code.
 
     Raises UsageError where the terminal is too small.
     """
@@ -74,12 +80,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Show a run: live while it trains, or as it ended. Quitting the monitor does not stop the run.",
         epilog="Without RUN: the run that trains; a choice where several train; the newest run where none trains.",
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="an id, a unique part of one, a path, latest or live; or a group, whose mean lies over its run")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="an id, a unique part of one, a path, latest or live; or a group, whose mean lies over its run",
+    )
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--once", action="store_true", help="print the screen once, as text, and end")
     parser.add_argument("--readonly", action="store_true", help="disable the keys that stop, pause or checkpoint a run")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
-    parser.add_argument("--fps", metavar="N", help=f"frames a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]")
+    parser.add_argument(
+        "--fps", metavar="N", help=f"frames a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]"
+    )
     parser.add_argument("--theme", choices=_THEMES, help="[default: dark]")
     parser.add_argument("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")
     return parser
@@ -104,7 +117,9 @@ def _fps(given: str | None) -> int:
 
 
 def _choose(name: str | None, reach: runs.Reach) -> tuple[runs.Run | None, str | None]:
-    """The run that is meant, None where the user has to choose between those that train; and the folder of the group that is. Raises NotFoundError."""
+    """The run that is meant, None where the user has to choose between those that train; and the folder of the group
+    that is. Raises NotFoundError.
+    """
     if name is not None:
         from monitor.data import grouped
 
@@ -142,7 +157,9 @@ class Folders:
         return [*grouped.rows(*self._reach), *self.rows()]
 
     def open(self, path: str) -> Source:
-        """A feed of the run or the group in the folder `path`. Raises NotFoundError for a folder that holds none any more."""
+        """A feed of the run or the group in the folder `path`. Raises NotFoundError for a folder that holds none any
+        more.
+        """
         from monitor.data import grouped
         from monitor.data.feed import LiveFeed
 
@@ -158,7 +175,13 @@ class Folders:
 
 
 def _without_screen(
-    run: runs.Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None, group: str | None = None
+    run: runs.Run | None,
+    reach: runs.Reach,
+    *,
+    once: bool = False,
+    ascii_only: bool = False,
+    theme: str | None = None,
+    group: str | None = None,
 ) -> int:
     from monitor.data.feed import LiveFeed
 
@@ -204,7 +227,9 @@ def _over(group: str | None) -> Source | None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C ends the output, never the run; a closed terminal ends this process, even where the parent ignores SIGHUP."""
+    """Ctrl-C ends the output, never the run; a closed terminal ends this process, even where the parent
+    ignores SIGHUP.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield
@@ -216,11 +241,21 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _open(
-    run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None, group: str | None = None
+    run: runs.Run | None,
+    reach: runs.Reach,
+    *,
+    readonly: bool,
+    ascii_only: bool,
+    fps: int,
+    theme: str | None = None,
+    group: str | None = None,
 ) -> int:
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
-        raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
+        raise UsageError(
+            f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` "
+            "works here."
+        )
     from monitor.data.feed import LiveFeed
 
     feed = LiveFeed(run, readonly=readonly) if run is not None else None
@@ -263,6 +298,10 @@ def parting(last: Snapshot) -> str:
     run, word = last.run, last.state
     if word in runs.LIVE:
         still = "Still training" if word in ("running", "starting") else f"The run is {word}"
-        return safe(f"Detached. {still}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log {run.path}/log.txt", 1000)
+        return safe(
+            f"Detached. {still}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log "
+            f"{run.path}/log.txt",
+            1000,
+        )
     command = f"  next: {last.ending.commands[0]}" if last.ending is not None and last.ending.commands else ""
     return safe(f"{run.id}: {word}{command}", 1000)

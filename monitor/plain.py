@@ -1,4 +1,5 @@
-"""A run as lines, for output that is not a terminal: one every five seconds, until the run has ended. Standard library only.
+"""A run as lines, for output that is not a terminal: one every five seconds, until the run has ended. Standard library
+only.
 
 Knows neither files nor signals: it asks a Source.
 """
@@ -16,8 +17,16 @@ _LINE_S = 5.0
 _LOOK_S = 0.25
 
 
-def follow(source: Source, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic) -> bool:
-    """Write a line on every change of state, and every five seconds one more, until the run has ended: True. False once the stream is closed."""
+def follow(
+    source: Source,
+    stream: TextIO,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Write a line on every change of state, and every five seconds one more, until the run has ended: True. False once
+    the stream is closed.
+    """
     told, line_s = "", float("-inf")
     try:
         while True:
@@ -48,7 +57,11 @@ def line(snapshot: Snapshot) -> str:
     if progress.step is not None:
         of = f" / {count(progress.steps)}" if progress.steps else ""
         parts.append(f"{count(progress.step)}{of} steps")
-    parts += [f"{one.label} {value(one.kind, one.value)}{' ' + one.unit if one.unit else ''}" for one in snapshot.figures if one.value is not None]
+    parts += [
+        f"{one.label} {value(one.kind, one.value)}{' ' + one.unit if one.unit else ''}"
+        for one in snapshot.figures
+        if one.value is not None
+    ]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return safe("   ".join(parts), 400)
@@ -59,7 +72,16 @@ def ending(snapshot: Snapshot) -> list[str]:
     if snapshot.ending is None:
         return []
     found = snapshot.ending
-    return [safe(text, 400) for text in (found.sentence, *found.traceback, *found.facts, *(f"next: {command}" for command in found.commands)) if text]
+    return [
+        safe(text, 400)
+        for text in (
+            found.sentence,
+            *found.traceback,
+            *found.facts,
+            *(f"next: {command}" for command in found.commands),
+        )
+        if text
+    ]
 
 
 def value(kind: str, measured: float | None) -> str:

@@ -1,7 +1,7 @@
 """Operant: reinforcement learning on one GPU.
 
-`operant.train`, `operant.runs`, `operant.load` and `operant.make_vec` are the library (operant/library.py). Nothing is imported before it is asked for, so that
-light programs can import `operant.runs.metrics` without torch.
+`operant.train`, `operant.runs`, `operant.load` and `operant.make_vec` are the library (operant/library.py). Nothing is
+imported before it is asked for, so that light programs can import `operant.runs.metrics` without torch.
 """
 
 __version__ = "0.1.0"

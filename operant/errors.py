@@ -1,4 +1,5 @@
-"""The errors a user can cause or meet, each with the exit code the command line ends with. Knows nothing of what raises them.
+"""The errors a user can cause or meet, each with the exit code the command line ends with. Knows nothing of what raises
+them.
 
 OperantError                 1   failed in training
 ├── ConfigError              2   anything wrong in a configuration
@@ -27,14 +28,19 @@ class OperantError(Exception):
 
 
 class ConfigError(OperantError):
-    """One or more problems of a configuration, all reported at once. `problems` holds a line each, `advice` one that closes the message."""
+    """One or more problems of a configuration, all reported at once. `problems` holds a line each, `advice` one that
+    closes the message.
+    """
 
     exit_code = 2
 
     def __init__(self, source: str, problems: Sequence[str], *, advice: str | None = None) -> None:
         self.source, self.problems, self.advice = source, tuple(problems), advice
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
-        super().__init__(f"{source} has {count}\n" + "\n".join(f"  {line}" for line in (*self.problems, *((advice,) if advice else ()))))
+        super().__init__(
+            f"{source} has {count}\n"
+            + "\n".join(f"  {line}" for line in (*self.problems, *((advice,) if advice else ())))
+        )
 
 
 class UsageError(OperantError):
@@ -80,7 +86,9 @@ class DeviceError(OperantError):
 
 
 class EnvironmentFailedError(OperantError):
-    """An outside environment raised, hangs, died, or showed a number that is not finite. `detail` is its traceback, for the log."""
+    """An outside environment raised, hangs, died, or showed a number that is not finite. `detail` is its traceback, for
+    the log.
+    """
 
     def __init__(self, sentence: str, *, detail: str = "") -> None:
         super().__init__(sentence)
@@ -88,7 +96,9 @@ class EnvironmentFailedError(OperantError):
 
 
 class BadFileError(OperantError):
-    """A metrics file, a checkpoint or an archive that cannot be used: damaged, truncated, or of an incompatible version."""
+    """A metrics file, a checkpoint or an archive that cannot be used: damaged, truncated, or of an incompatible
+    version.
+    """
 
     exit_code = 3
 

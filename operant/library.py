@@ -1,4 +1,5 @@
-"""The library for notebooks and programs, as `import operant` offers it: `train`, `runs`, `load`, `make_vec`. Prints nothing; torch is imported when needed.
+"""The library for notebooks and programs, as `import operant` offers it: `train`, `runs`, `load`, `make_vec`. Prints
+nothing; torch is imported when needed.
 
     >>> import operant
     >>> run = operant.train("cartpole", "run.steps=8k", "env.lanes=16", name="example")
@@ -84,7 +85,8 @@ class Run:
         return folders.describe(self._fresh())
 
     def metrics(self) -> dict[str, NDArray[Any]]:
-        """All records as columns of equal length: step, time (s since 1970), seconds (of training), session, and every metric; NaN where it has no value.
+        """All records as columns of equal length: step, time (s since 1970), seconds (of training), session, and every
+        metric; NaN where it has no value.
 
         >>> import operant
         >>> columns = operant.runs("example")[0].metrics()
@@ -106,7 +108,9 @@ class Run:
         control.send(self._fresh(), "stop")
 
     def wait(self) -> Run:
-        """Wait for its end. Raises OperantError, with the cause, unless it finished or was stopped. An interrupt (Ctrl-C) stops the run, and saves it."""
+        """Wait for its end. Raises OperantError, with the cause, unless it finished or was stopped. An interrupt
+        (Ctrl-C) stops the run, and saves it.
+        """
         try:
             self._wait()
         except KeyboardInterrupt:
@@ -115,7 +119,10 @@ class Run:
             raise
         described = self.describe()
         if described["state"] not in ("finished", "stopped"):
-            raise OperantError(f"{self.id} {described['state']} ({described['cause'] or 'see its log'})\n{folders.log_end(self._run)}".rstrip())
+            raise OperantError(
+                f"{self.id} {described['state']} "
+                f"({described['cause'] or 'see its log'})\n{folders.log_end(self._run)}".rstrip()
+            )
         return self
 
     def _wait(self) -> None:
@@ -132,8 +139,16 @@ class Run:
         return self._run
 
 
-def runs(pattern: str | None = None, *, env: str | None = None, algo: str | None = None, state: str | None = None, root: str | None = None) -> list[Run]:
-    """The runs there are, newest first; `pattern` may hold `*` and `?` and is compared with ids. `root` is another folder than `operant runs` looks in.
+def runs(
+    pattern: str | None = None,
+    *,
+    env: str | None = None,
+    algo: str | None = None,
+    state: str | None = None,
+    root: str | None = None,
+) -> list[Run]:
+    """The runs there are, newest first; `pattern` may hold `*` and `?` and is compared with ids. `root` is another
+    folder than `operant runs` looks in.
 
     >>> import operant
     >>> operant.runs("exam*", env="cartpole", state="finished")
@@ -141,16 +156,28 @@ def runs(pattern: str | None = None, *, env: str | None = None, algo: str | None
     >>> operant.runs(algo="sac")
     []
     """
-    found = [Run(run) for run in folders.list_runs(*folders.reach(root)) if pattern is None or fnmatch.fnmatchcase(run.id, pattern)]
+    found = [
+        Run(run)
+        for run in folders.list_runs(*folders.reach(root))
+        if pattern is None or fnmatch.fnmatchcase(run.id, pattern)
+    ]
     wanted = {"env": env, "algo": algo, "state": state}
     return [run for run in found if all(value is None or getattr(run, name) == value for name, value in wanted.items())]
 
 
-def train(*words: str, config: str | Path | None = None, overrides: Mapping[str, Any] | None = None, name: str | None = None, root: str | None = None,
-          wait: bool = True) -> Run:  # fmt: skip
-    """Train, in a process of its own, as `operant train WORDS` does: an environment and `key=value`s; `overrides` are the same as a mapping.
+def train(
+    *words: str,
+    config: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    root: str | None = None,
+    wait: bool = True,
+) -> Run:
+    """Train, in a process of its own, as `operant train WORDS` does: an environment and `key=value`s; `overrides` are
+    the same as a mapping.
 
-    Returns the run when it has ended; with `wait=False` as soon as it has begun (`run.wait()` waits). Interrupting it stops the run and saves it.
+    Returns the run when it has ended; with `wait=False` as soon as it has begun (`run.wait()` waits). Interrupting it
+    stops the run and saves it.
 
     >>> import operant
     >>> operant.train("cartpole", overrides={"algo.gama": 0.9})  # doctest: +ELLIPSIS
@@ -163,7 +190,12 @@ def train(*words: str, config: str | Path | None = None, overrides: Mapping[str,
     from operant.runs import launch
 
     given = [f"{key}={_written(value)}" for key, value in (overrides or {}).items()]
-    asked = request.make([*words, *given], config=None if config is None else str(config), environment_file=None, settings={"run.name": name})
+    asked = request.make(
+        [*words, *given],
+        config=None if config is None else str(config),
+        environment_file=None,
+        settings={"run.name": name},
+    )
     asked.load()  # what is wrong with the configuration is raised here, and no run is made
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
     launch.start(run, [*launch.module_command("operant.training.worker"), str(run.path)])
@@ -183,9 +215,15 @@ def _written(value: Any) -> str:
 
 
 def load(
-    run: str | Path | Run = "latest", checkpoint: str | int | None = None, *, device: str = "auto", root: str | None = None, trust: bool = False
+    run: str | Path | Run = "latest",
+    checkpoint: str | int | None = None,
+    *,
+    device: str = "auto",
+    root: str | None = None,
+    trust: bool = False,
 ) -> Policy:
-    """The policy of a run (an id, a unique part of one, a path, "latest", or a `Run`), or of a checkpoint's path: "best", "last" or a step (default: the best).
+    """The policy of a run (an id, a unique part of one, a path, "latest", or a `Run`), or of a checkpoint's path:
+    "best", "last" or a step (default: the best).
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")
@@ -196,14 +234,18 @@ def load(
 
     what = str(run.path if isinstance(run, Run) else run)
     which = None if checkpoint is None else str(checkpoint)
-    loaded = load_policy.load(what, folders.reach(root), which=which, device=device, report=lambda line: None, trusted=trust)
+    loaded = load_policy.load(
+        what, folders.reach(root), which=which, device=device, report=lambda line: None, trusted=trust
+    )
     return Policy(loaded.policy, loaded.step)
 
 
 class Policy:
-    """A trained policy. Called with observations it returns actions, and remembers the state of a memory, if it has one, from call to call.
+    """A trained policy. Called with observations it returns actions, and remembers the state of a memory, if it has
+    one, from call to call.
 
-    Observations are one (O) or a batch (B, O), as NumPy arrays, torch tensors or lists; actions come back likewise, (A) or (B, A).
+    Observations are one (O) or a batch (B, O), as NumPy arrays, torch tensors or lists; actions come back likewise, (A)
+    or (B, A).
 
     >>> import numpy as np, operant
     >>> policy = operant.load("example", device="cpu")
@@ -233,24 +275,43 @@ class Policy:
 
     def __call__(self, observation: Any, legal: Any = None, *, greedy: bool = True) -> Any:
         """Actions: the likeliest, or drawn at random; only what `legal` (H) or (B, H) of 0 and 1 allows."""
-        batch = observation.shape[0] if getattr(observation, "ndim", None) == 2 else len(observation) if np.ndim(observation) == 2 else 1
+        batch = (
+            observation.shape[0]
+            if getattr(observation, "ndim", None) == 2
+            else len(observation)
+            if np.ndim(observation) == 2
+            else 1
+        )
         if self._state is None or any(part.shape[-1] != batch for part in self._state):
             self._state = self._actor.initial_state(batch)
         action, self._state = self.act(observation, self._state, legal, greedy=greedy)
         return action
 
-    def act(self, observation: Any, state: tuple[torch.Tensor, ...] = (), legal: Any = None, *, greedy: bool = True) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """The same with the state in the caller's hands: actions, and the state after them. `initial_state` is the first."""
+    def act(
+        self, observation: Any, state: tuple[torch.Tensor, ...] = (), legal: Any = None, *, greedy: bool = True
+    ) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """The same with the state in the caller's hands: actions, and the state after them. `initial_state` is the
+        first.
+        """
         import torch
 
         device, seen = self._actor.device, self._actor.env.observation
         given = torch.as_tensor(observation, dtype=getattr(torch, seen.dtype), device=device)
         if given.shape[-1] != seen.size or given.ndim not in (1, 2):
-            raise OperantError(f"the policy reads observations of {seen.size} numbers, (O) or (B, O); these have the shape {tuple(given.shape)}")
+            raise OperantError(
+                f"the policy reads observations of {seen.size} numbers, (O) or (B, O); these have the shape "
+                f"{tuple(given.shape)}"
+            )
         rows = given if given.ndim == 2 else given[None]
-        allowed = None if legal is None else torch.as_tensor(legal, dtype=torch.uint8, device=device).reshape(len(rows), -1).t().contiguous()
+        allowed = (
+            None
+            if legal is None
+            else torch.as_tensor(legal, dtype=torch.uint8, device=device).reshape(len(rows), -1).t().contiguous()
+        )
         noise = None if greedy else torch.rand(self._actor.noise_rows, len(rows), device=device)
-        action, after = self._actor.act(rows.t().contiguous(), state or self._actor.initial_state(len(rows)), noise, allowed)
+        action, after = self._actor.act(
+            rows.t().contiguous(), state or self._actor.initial_state(len(rows)), noise, allowed
+        )
         chosen = action.t() if given.ndim == 2 else action[:, 0]
         return (chosen if isinstance(observation, torch.Tensor) else chosen.cpu().numpy()), after
 

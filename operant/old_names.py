@@ -47,7 +47,9 @@ REPLAY_SYNONYMS = {
 """The same for algorithms of Q values, where the key is not one of SYNONYMS'."""
 
 _SAMPLES = "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"
-NOTES = dict.fromkeys(("batch_size", "minibatch_size", "mini_batch_size", "train_batch_size", "sgd_minibatch_size"), _SAMPLES)
+NOTES = dict.fromkeys(
+    ("batch_size", "minibatch_size", "mini_batch_size", "train_batch_size", "sgd_minibatch_size"), _SAMPLES
+)
 """Where a key of another library counts something else than Operant's."""
 
 MODULES = {
@@ -61,7 +63,13 @@ MODULES = {
 NAMES = {"Cells": "IntState"}
 """What a user's file may import from `operant.envs`."""
 
-KEYWORDS = {"kinds": "categories", "parts": "observation_shards", "scratch": "workspace", "cells": "int_state", "shade": "pixel_shader"}
+KEYWORDS = {
+    "kinds": "categories",
+    "parts": "observation_shards",
+    "scratch": "workspace",
+    "cells": "int_state",
+    "shade": "pixel_shader",
+}
 """Keywords of `Env(...)` and `Box(...)`, and of `dataclasses.replace` of one."""
 
 ARGUMENTS = {"part": "shard"}
@@ -87,13 +95,17 @@ class _Translation(ast.NodeTransformer):
         for alias in list(node.names):
             if node.module == "operant.envs" and alias.name in NAMES:
                 alias.asname, alias.name = alias.asname or alias.name, NAMES[alias.name]
-            elif node.module is not None and node.module.startswith("operant.envs.") and alias.name in KEYWORDS:  # a shipped environment's own function
+            elif (
+                node.module is not None and node.module.startswith("operant.envs.") and alias.name in KEYWORDS
+            ):  # a shipped environment's own function
                 alias.asname, alias.name = alias.asname or alias.name, KEYWORDS[alias.name]
             # a module: `from operant import rng`
             elif (moved := MODULES.get(f"{node.module}.{alias.name}")) is not None:
                 package, _, name = moved.rpartition(".")
                 node.names.remove(alias)
-                parts.append(ast.copy_location(ast.ImportFrom(package, [ast.alias(name, alias.asname or alias.name)], 0), node))
+                parts.append(
+                    ast.copy_location(ast.ImportFrom(package, [ast.alias(name, alias.asname or alias.name)], 0), node)
+                )
         return [part for part in parts if part.names]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:

@@ -54,7 +54,11 @@ def cells(character: str) -> int:
     """How many terminal cells one printable character takes: 0, 1 or 2. Marks and the later letters of a Hangul syllable take none, as Textual has it."""
     if character.isascii():
         return 1
-    if unicodedata.category(character) in ("Mn", "Me", "Mc") or "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff":
+    if (
+        unicodedata.category(character) in ("Mn", "Me", "Mc")
+        or "\u1160" <= character <= "\u11ff"
+        or "\ud7b0" <= character <= "\ud7ff"
+    ):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 

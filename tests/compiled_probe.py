@@ -1,6 +1,8 @@
-"""A process of its own that runs one environment's kernels, for tests of what one process leaves to the next: `python compiled_probe.py FILE DEVICE`.
+"""A process of its own that runs one environment's kernels, for tests of what one process leaves to the next: `python
+compiled_probe.py FILE DEVICE`.
 
-Prints JSON: how many kernels it compiled and loaded, and the bytes of the world after some steps, through each shell and, on a GPU, through a captured graph.
+Prints JSON: how many kernels it compiled and loaded, and the bytes of the world after some steps, through each shell
+and, on a GPU, through a captured graph.
 """
 
 from __future__ import annotations
@@ -66,7 +68,16 @@ def main():
     digests = [digest(env, 64, device), digest(env, SERIAL_BELOW, device)]
     if device != "cpu":
         digests.append(digest(env, 64, device, graphed=True))
-    print(json.dumps({"compiled": sorted(count.compiled), "loaded": sorted(count.loaded), "other": count.other, "digests": digests}))
+    print(
+        json.dumps(
+            {
+                "compiled": sorted(count.compiled),
+                "loaded": sorted(count.loaded),
+                "other": count.other,
+                "digests": digests,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

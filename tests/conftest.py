@@ -1,4 +1,6 @@
-"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and the order of tests."""
+"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and
+the order of tests.
+"""
 
 import contextlib
 import gc
@@ -18,12 +20,15 @@ from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 
-# As many processes test as there are cores: threads beside them would wait for each other, and torch's wait by counting. Before any of them imports torch.
+# As many processes test as there are cores: threads beside them would wait for each other, and torch's wait by
+# counting. Before any of them imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config):
-    """Under `-n` failed assertions are told with the values of local variables: rewriting all tests for more words took each process half of its start."""
+    """Under `-n` failed assertions are told with the values of local variables: rewriting all tests for more words took
+    each process half of its start.
+    """
     if hasattr(config, "workerinput"):
         sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
         config.option.showlocals = True
@@ -34,13 +39,16 @@ QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
 
 
 def pytest_collection_modifyitems(items):
-    """Files that compile and train come first: with `-n` the processes then end within seconds of each other. Of them first those of fused kernels, together:
-    one process then starts an interpreter for all."""
+    """Files that compile and train come first: with `-n` the processes then end within seconds of each other. Of them
+    first those of fused kernels, together: one process then starts an interpreter for all.
+    """
     items.sort(key=lambda item: (item.path.parent.name in QUICK_FOLDERS, "fused" not in item.path.name))
 
 
 def pytest_collection_finish():
-    """The garbage collector leaves alone what the imports made, and looks more rarely: a tenth of each compilation, which makes many small objects."""
+    """The garbage collector leaves alone what the imports made, and looks more rarely: a tenth of each compilation,
+    which makes many small objects.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
@@ -66,7 +74,8 @@ def one_thread():
     import numba
     import torch  # which the monitor's tests do without
 
-    numba.set_num_threads(numba.get_num_threads())  # starts numba's threads, which sets torch's number: not later, between two runs to be compared
+    # starts numba's threads, which sets torch's number: not later, between two runs to be compared
+    numba.set_num_threads(numba.get_num_threads())
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -81,7 +90,9 @@ def serial_worlds(monkeypatch):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, capsys):
-    """`operant WORDS` in this process, in a folder of its own: exit code, stdout, stderr. Torch keeps its number of threads."""
+    """`operant WORDS` in this process, in a folder of its own: exit code, stdout, stderr. Torch keeps its number of
+    threads.
+    """
     from operant import cli
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -1,4 +1,6 @@
-"""Snapshots made up for tests of the screen: one for every state, from numbers without chance, and a source that hands them out."""
+"""Snapshots made up for tests of the screen: one for every state, from numbers without chance, and a source that hands
+them out.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,40 @@ import math
 from typing import Any
 
 from monitor.data.series import Column, Table
-from monitor.data.snapshot import Ending, Figure, Finding, Frame, Gpu, LogLine, Mark, PhaseShare, Progress, RunFacts, RunRow, Snapshot, System  # fmt: skip
+from monitor.data.snapshot import (
+    Ending,
+    Figure,
+    Finding,
+    Frame,
+    Gpu,
+    LogLine,
+    Mark,
+    PhaseShare,
+    Progress,
+    RunFacts,
+    RunRow,
+    Snapshot,
+    System,
+)
 
 COLUMNS = (
-    Column("return", "return", "reward", higher_better=True), Column("sps", "SPS", "1/s", kind="rate"),
-    Column("eval/return", "eval return", "reward", higher_better=True), Column("entropy", "entropy"), Column("approx_kl", "approx KL"),
-    Column("explained_variance", "explained variance", higher_better=True), Column("loss/value", "value loss", log_axis=True),
-    Column("loss/policy", "policy loss"), Column("clip_fraction", "clip fraction"), Column("length", "length"),
-    Column("gradient_norm", "gradient norm", log_axis=True), Column("learning_rate", "learning rate"), Column("iterations", "iterations", kind="counter"),
-    Column("episodes", "episodes", kind="counter"), Column("seconds/collect", "collect", "s"), Column("seconds/update", "update", "s"),
-)  # fmt: skip
+    Column("return", "return", "reward", higher_better=True),
+    Column("sps", "SPS", "1/s", kind="rate"),
+    Column("eval/return", "eval return", "reward", higher_better=True),
+    Column("entropy", "entropy"),
+    Column("approx_kl", "approx KL"),
+    Column("explained_variance", "explained variance", higher_better=True),
+    Column("loss/value", "value loss", log_axis=True),
+    Column("loss/policy", "policy loss"),
+    Column("clip_fraction", "clip fraction"),
+    Column("length", "length"),
+    Column("gradient_norm", "gradient norm", log_axis=True),
+    Column("learning_rate", "learning rate"),
+    Column("iterations", "iterations", kind="counter"),
+    Column("episodes", "episodes", kind="counter"),
+    Column("seconds/collect", "collect", "s"),
+    Column("seconds/update", "update", "s"),
+)
 RECORDS, STEPS = 600, 500_000_000
 TRACEBACK = (
     "Traceback (most recent call last):",
@@ -51,7 +77,12 @@ def table(records: int = RECORDS, scale: float = 1.0) -> Table:
         "seconds/update": [0.0061 for _ in xs],
     }
     steps = [(k + 1) * 0.68 * STEPS / RECORDS for k in range(records)]
-    made.extend(steps, [k * 0.25 for k in range(records)], [2.0 * (k + 1) for k in range(records)], [values[column.name] for column in COLUMNS])
+    made.extend(
+        steps,
+        [k * 0.25 for k in range(records)],
+        [2.0 * (k + 1) for k in range(records)],
+        [values[column.name] for column in COLUMNS],
+    )
     return made
 
 
@@ -72,7 +103,13 @@ def picture(n: int = 1) -> Frame:
 FINDINGS = (
     Finding("ok", "KL 0.008", "0.003 to 0.03", explanation="How far an update moves the policy."),
     Finding("ok", "clip fraction 0.11", "0.05 to 0.3", explanation="The share of samples that the clip holds back."),
-    Finding("warn", "expl. var. 0.21", "> 0.5", "the value net lags: try a larger vf_coef or more epochs", "How much of the returns the value net foresees."),
+    Finding(
+        "warn",
+        "expl. var. 0.21",
+        "> 0.5",
+        "the value net lags: try a larger vf_coef or more epochs",
+        "How much of the returns the value net foresees.",
+    ),
     Finding("ok", "entropy 0.31", "> 0.03", explanation="How undecided the policy is."),
 )
 LOG = (
@@ -82,17 +119,40 @@ LOG = (
     LogLine("", "ok", "a line that a library printed"),
     LogLine("14:05:02", "warn", "explained variance 0.21 for 60 updates", True),
 )
-SYSTEM = System(Gpu("NVIDIA H100 80GB HBM3", 0.97, 2_100_000_000, 85_000_000_000, 312.0, 61.0), "", 0.99, 1_900_000_000, 0.12, 0.31, 812_000_000_000)
-CONFIG = "[run]\nseed = 1\nsteps = 500000000\ntarget = 475.0\n\n[env]\nname = \"cartpole\"\nlanes = 8192\n\n[algo]\nname = \"ppo\"\nlearning_rate = 0.0003\n"
+SYSTEM = System(
+    Gpu("NVIDIA H100 80GB HBM3", 0.97, 2_100_000_000, 85_000_000_000, 312.0, 61.0),
+    "",
+    0.99,
+    1_900_000_000,
+    0.12,
+    0.31,
+    812_000_000_000,
+)
+CONFIG = (
+    '[run]\nseed = 1\nsteps = 500000000\ntarget = 475.0\n\n[env]\nname = "cartpole"\nlanes = '
+    '8192\n\n[algo]\nname = "ppo"\nlearning_rate = 0.0003\n'
+)
 
 
 def running(version: int = 1, history: Table | None = None, **changes: Any) -> Snapshot:
     """A run in full health but for one finding."""
     history = history or HISTORY
     facts = RunFacts(
-        "cartpole-ppo-4f2a", "4f2a", "runs/cartpole-ppo-4f2a", "cartpole", "ppo", 8192, 1, "NVIDIA H100 80GB HBM3", "box", "0.1.0", 4121, STEPS, 475.0,
+        "cartpole-ppo-4f2a",
+        "4f2a",
+        "runs/cartpole-ppo-4f2a",
+        "cartpole",
+        "ppo",
+        8192,
+        1,
+        "NVIDIA H100 80GB HBM3",
+        "box",
+        "0.1.0",
+        4121,
+        STEPS,
+        475.0,
         "14:02:19",
-    )  # fmt: skip
+    )
     made = Snapshot(
         version,
         facts,
@@ -108,9 +168,16 @@ def running(version: int = 1, history: Table | None = None, **changes: Any) -> S
             Figure("explained_variance", "expl. var.", 0.21, "", None, None, True),
         ),
         series={name: curve for name, curve in history.curves.items()},
-        marks=(Mark("checkpoint", 290e6, 128.0, 1106.0), Mark("eval", 200e6, 88.0, 760.0), Mark("resume", 100e6, 44.0, 380.0)),
+        marks=(
+            Mark("checkpoint", 290e6, 128.0, 1106.0),
+            Mark("eval", 200e6, 88.0, 760.0),
+            Mark("resume", 100e6, 44.0, 380.0),
+        ),
         phases=(
-            PhaseShare("collect", 0.31, 38.0), PhaseShare("update", 0.61, 75.0), PhaseShare("evaluate", 0.02, 2.5), PhaseShare("checkpoint", 0.01, 1.2),
+            PhaseShare("collect", 0.31, 38.0),
+            PhaseShare("update", 0.61, 75.0),
+            PhaseShare("evaluate", 0.02, 2.5),
+            PhaseShare("checkpoint", 0.01, 1.2),
             PhaseShare("other", 0.05, 6.1),
         ),
         health=FINDINGS,
@@ -118,14 +185,19 @@ def running(version: int = 1, history: Table | None = None, **changes: Any) -> S
         log=LOG,
         frame=picture(),
         config=CONFIG,
-    )  # fmt: skip
+    )
     return made._replace(**changes)
 
 
 HISTORY = table()
 
 
-def ended(state: str, sentence: str, traceback: tuple[str, ...] = (), commands: tuple[str, ...] = ("operant resume 4f2a", "operant show 4f2a")) -> Snapshot:
+def ended(
+    state: str,
+    sentence: str,
+    traceback: tuple[str, ...] = (),
+    commands: tuple[str, ...] = ("operant resume 4f2a", "operant show 4f2a"),
+) -> Snapshot:
     """A run that no longer trains."""
     base = running()
     return base._replace(
@@ -134,33 +206,56 @@ def ended(state: str, sentence: str, traceback: tuple[str, ...] = (), commands: 
         frame=None,
         system=None,
         agent_absent="the run has ended",
-        ending=Ending(sentence, traceback, ("eval 500.0 (target 475 reached)", "341 M of 500 M steps in 0:02:41", "checkpoint at 290 M steps"), commands),
+        ending=Ending(
+            sentence,
+            traceback,
+            ("eval 500.0 (target 475 reached)", "341 M of 500 M steps in 0:02:41", "checkpoint at 290 M steps"),
+            commands,
+        ),
     )
 
 
 def states() -> dict[str, Snapshot]:
     """One snapshot for every word of the table of states, and for two empty ones."""
     base = running()
-    empty = base._replace(progress=Progress(steps=STEPS), figures=(), series={}, marks=(), phases=(), health=(), log=LOG[:1], frame=None)
+    empty = base._replace(
+        progress=Progress(steps=STEPS), figures=(), series={}, marks=(), phases=(), health=(), log=LOG[:1], frame=None
+    )
     live = base._replace(frame=None, agent_absent="training is paused")
     return {
-        "starting": empty._replace(state="starting", cause="importing torch 2 s", agent_absent="training has not begun"),
+        "starting": empty._replace(
+            state="starting", cause="importing torch 2 s", agent_absent="training has not begun"
+        ),
         "running": base,
         "paused": live._replace(state="paused", cause="training waits; nothing is lost (12 s)"),
         "stopping": live._replace(state="stopping", cause="finishing the iteration and saving a checkpoint"),
-        "stalled": live._replace(state="stalled", cause="no iteration for 12 s (usual 0.12 s) · process in the kernel, waiting for a disk or a driver (D)"),
-        "suspended": live._replace(state="suspended", cause="no heartbeat for 7 s · process stopped by a signal (T): kill -CONT 4121 lets it go on"),
-        "finished": ended("finished", "all steps done in 0:02:41", commands=("operant eval 4f2a", "operant show 4f2a"))._replace(
-            progress=base.progress._replace(step=STEPS, eta_s=None, done_at=None)
+        "stalled": live._replace(
+            state="stalled",
+            cause="no iteration for 12 s (usual 0.12 s) · process in the kernel, waiting for a disk or a driver (D)",
         ),
+        "suspended": live._replace(
+            state="suspended",
+            cause="no heartbeat for 7 s · process stopped by a signal (T): kill -CONT 4121 lets it go on",
+        ),
+        "finished": ended(
+            "finished", "all steps done in 0:02:41", commands=("operant eval 4f2a", "operant show 4f2a")
+        )._replace(progress=base.progress._replace(step=STEPS, eta_s=None, done_at=None)),
         "stopped": ended("stopped", "stopped by SIGTERM, with a checkpoint"),
-        "failed": ended("failed", "an error ended it: ValueError: the environment's observation has 5 numbers", TRACEBACK),
+        "failed": ended(
+            "failed", "an error ended it: ValueError: the environment's observation has 5 numbers", TRACEBACK
+        ),
         "crashed": ended("crashed", "killed by SIGKILL (kill -9, a job manager, or a memory limit)", TRACEBACK[:2]),
-        "diverged": ended("diverged", "training produced numbers that are not finite: loss/value at update 1301", TRACEBACK[-1:]),
+        "diverged": ended(
+            "diverged", "training produced numbers that are not finite: loss/value at update 1301", TRACEBACK[-1:]
+        ),
         "gpu_fault": ended("gpu_fault", "the GPU failed: CUDA error 700, illegal memory access", TRACEBACK),
         "oom": ended("oom", "out of memory: 81 GiB asked for, 78 GiB there", TRACEBACK),
-        "remote": live._replace(state="remote", cause="gpu03 · last record 2 s ago", system=None, agent_absent="only on its own machine"),
-        "unreadable": empty._replace(state="unreadable", cause="written by operant 0.9, this is 0.1: upgrade", progress=Progress()),
+        "remote": live._replace(
+            state="remote", cause="gpu03 · last record 2 s ago", system=None, agent_absent="only on its own machine"
+        ),
+        "unreadable": empty._replace(
+            state="unreadable", cause="written by operant 0.9, this is 0.1: upgrade", progress=Progress()
+        ),
     }
 
 
@@ -202,7 +297,17 @@ class FakeLibrary:
     def __init__(self, count: int = 3) -> None:
         words = list(states())
         self._rows = [
-            RunRow(f"cartpole-ppo-{k:04x}", f"/nowhere/{k}", words[k % len(words)], "cartpole", "ppo", f"{400 + k}.0", "4.7 M", f"{k % 100} %", f"{k} min")
+            RunRow(
+                f"cartpole-ppo-{k:04x}",
+                f"/nowhere/{k}",
+                words[k % len(words)],
+                "cartpole",
+                "ppo",
+                f"{400 + k}.0",
+                "4.7 M",
+                f"{k % 100} %",
+                f"{k} min",
+            )
             for k in range(1, count + 1)
         ]
         self.opened: list[FakeSource] = []

@@ -1,17 +1,12 @@
 """A worker that learns nothing and needs only the standard library: python fake_worker.py RUN_DIR BEHAVIOUR.
 
-finish      50 records, an evaluation now and then, then finished (0)
-forever     records until SIGTERM or a request, then a checkpoint and stopped (130); pauses, goes on and makes checkpoints when it is asked to
-slow        as forever, but a stop takes it 3 s
-mute        the same, but takes no requests
-deaf        neither requests nor SIGTERM
-fork        as forever, with a forked child that outlives it and holds all it has open
-quiet       holds the lock and tells a phase, no metrics file
-early       an error before the first record (2)
-raise       a traceback after three records (1)
-hang        the main loop stands still after three records, the heart goes on
-die         SIGKILL after three records
-segfault    a warning, then SIGSEGV after three records, in an environment of the user's own
+finish      50 records, an evaluation now and then, then finished (0) forever     records until SIGTERM or a request,
+then a checkpoint and stopped (130); pauses, goes on and makes checkpoints when it is asked to slow        as forever,
+but a stop takes it 3 s mute        the same, but takes no requests deaf        neither requests nor SIGTERM fork
+as forever, with a forked child that outlives it and holds all it has open quiet       holds the lock and tells a phase,
+no metrics file early       an error before the first record (2) raise       a traceback after three records (1) hang
+the main loop stands still after three records, the heart goes on die         SIGKILL after three records segfault    a
+warning, then SIGSEGV after three records, in an environment of the user's own
 """
 
 from __future__ import annotations
@@ -31,7 +26,14 @@ from operant.runs.metrics import FLAG_EVAL, Metric, Writer
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
 
 STEPS = 1_000_000
-METRICS = [Metric("return"), Metric("length"), Metric("episodes"), Metric("sps"), Metric("eval/return"), Metric("eval/best_return")]
+METRICS = [
+    Metric("return"),
+    Metric("length"),
+    Metric("episodes"),
+    Metric("sps"),
+    Metric("eval/return"),
+    Metric("eval/best_return"),
+]
 
 
 class Teller:
@@ -66,11 +68,23 @@ def main(folder: Path, behaviour: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else lambda number, frame: asked.set())
     lock = runs.acquire(folder)
     document = runs.update_document(
-        folder, **runs.identity(), phase="importing the fake", env="cartpole", algo="ppo", steps=STEPS, target=475.0, device="cpu", seed=1, lanes=8
+        folder,
+        **runs.identity(),
+        phase="importing the fake",
+        env="cartpole",
+        algo="ppo",
+        steps=STEPS,
+        target=475.0,
+        device="cpu",
+        seed=1,
+        lanes=8,
     )
     print("hello from the fake worker")
     if behaviour == "early":
-        print("noise before\nerror: ppo.toml has 1 problem\n  ppo.toml:3: unknown key 'algo.learning_rte'", file=sys.stderr)
+        print(
+            "noise before\nerror: ppo.toml has 1 problem\n  ppo.toml:3: unknown key 'algo.learning_rte'",
+            file=sys.stderr,
+        )
         return 2
     while behaviour == "quiet" and not asked.is_set():
         time.sleep(0.01)
@@ -110,7 +124,11 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, 
         evaluated = iteration % 20 == 0
         score = 400.0 + 2 * iteration if evaluated else nan
         step = min(STEPS, iteration * STEPS // 50)
-        writer.publish(step, [nan if iteration % 2 else 20.5, 10.0, 2.0, 4_710_000.0, score, score], flags=FLAG_EVAL if evaluated else 0)
+        writer.publish(
+            step,
+            [nan if iteration % 2 else 20.5, 10.0, 2.0, 4_710_000.0, score, score],
+            flags=FLAG_EVAL if evaluated else 0,
+        )
         writer.tick()
         if asked.is_set():
             requests.ask_stop(Stop(signal.SIGTERM, "SIGTERM"))

@@ -1,4 +1,6 @@
-"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels on the CPU, for test_fused.py."""
+"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels on the CPU, for
+test_fused.py.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,30 @@ from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shard
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
 
-# A batch from host memory is gathered by plain Python here: by fewer threads than on a GPU, so that each takes several words.
+# A batch from host memory is gathered by plain Python here: by fewer threads than on a GPU, so that each takes several
+# words.
 replay.EARLY_BLOCKS, replay.EARLY_THREADS, replay.LATE_THREADS = 1, 32, 24
 
 
 def reconfigure(ppo, config, precision):
-    """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but not by its tanh."""
+    """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but
+    not by its tanh.
+    """
     spec = replace(ppo.backend.learner.spec, precision=precision)
     own = ppo.backend.learner.config
     resident = isinstance(own, Resident)
-    given = from_text(config) if isinstance(config, str) else replace(own, **(config or ({"block_m": 16, "chunks": 2} if resident else {})))
+    given = (
+        from_text(config)
+        if isinstance(config, str)
+        else replace(own, **(config or ({"block_m": 16, "chunks": 2} if resident else {})))
+    )
     ppo.backend.learner = with_config(ppo.backend.learner, given, spec=spec)
 
 
 def env_of(env):
-    """One of the tests' environments by name; CartPole seen wide, by what `wide` is told: [120, 3] or {"observation": 120, "actions": 3, "judged": true}."""
+    """One of the tests' environments by name; CartPole seen wide, by what `wide` is told: [120, 3] or {"observation":
+    120, "actions": 3, "judged": true}.
+    """
     if isinstance(env, str):
         return ENVS[env]
     if isinstance(env, dict):
@@ -50,7 +61,10 @@ def gradient_case(env, net, algo, lanes=12, config=None, precision="ieee"):
     reconfigure(ppo, config, precision)
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
-    return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
+    return {
+        "gradient": relative_error(found, wanted),
+        "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True)),
+    }
 
 
 def bits_case(env, net, algo, config, lanes):
@@ -76,11 +90,15 @@ def some_case(env, net, lanes, cut, config):
         field.zero_()
     for part in (slice(cut, lanes), slice(0, cut)):
         ppo.backend.act(0, part)
-    return [bool(torch.equal(one, field[0])) for one, field in zip(whole, written, strict=True)] + [bool(whole[1].abs().min() > 0)]
+    return [bool(torch.equal(one, field[0])) for one, field in zip(whole, written, strict=True)] + [
+        bool(whole[1].abs().min() > 0)
+    ]
 
 
 def rounded_case(env, net, algo, config, precision):
-    """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
+    """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's
+    of operands that are not.
+    """
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
     reconfigure(ppo, config, precision)
     prepared(ppo)
@@ -90,10 +108,14 @@ def rounded_case(env, net, algo, config, precision):
 
 
 def iteration_case(env, net, algo, iterations=2, broken=False, scheduled=None):
-    """Differences between the two paths after whole iterations from the same seed; `scheduled` has a value for each iteration."""
+    """Differences between the two paths after whole iterations from the same seed; `scheduled` has a value for each
+    iteration.
+    """
     scheduled = scheduled or {}
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo, "scheduled": tuple(scheduled)}
-    ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
+    ours, theirs = (
+        trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch")
+    )
     assert algo.get("kernel_config", "resident") in str(ours.backend.learner.config)
     for ppo in (ours, theirs):
         if broken:
@@ -112,11 +134,19 @@ def iteration_case(env, net, algo, iterations=2, broken=False, scheduled=None):
         "actions": int((ours.experience.raw.float() - theirs.experience.raw.float()).abs().gt(1e-4).sum()),
         "stats": difference(ours.stats, theirs.stats),
         "state": max(difference(tensors[name], other) for name, other in theirs.state("all").items()),
-        "rollout": max(difference(getattr(ours.experience, name), getattr(theirs.experience, name)) for name in ("value", "log_probability", "returns")),
-        "final": difference(ours.experience.final_value[ours.rollout.truncated != 0], theirs.experience.final_value[theirs.rollout.truncated != 0])
+        "rollout": max(
+            difference(getattr(ours.experience, name), getattr(theirs.experience, name))
+            for name in ("value", "log_probability", "returns")
+        ),
+        "final": difference(
+            ours.experience.final_value[ours.rollout.truncated != 0],
+            theirs.experience.final_value[theirs.rollout.truncated != 0],
+        )
         if ours.rollout.truncated.any()
         else None,
-        "moved": difference(ours.policy.flat.values, trainer(env_of(env), mlp.Config(**net), **config).policy.flat.values),
+        "moved": difference(
+            ours.policy.flat.values, trainer(env_of(env), mlp.Config(**net), **config).policy.flat.values
+        ),
         "not_finite": [float(ours.stats[8]), float(theirs.stats[8])],
     }
 
@@ -130,9 +160,17 @@ def reduced(rows, shards):
     """Rows of partial sums (C, width) by the kernel."""
     gradient, terms = torch.zeros(rows.shape[1] - 32), torch.zeros(32)
     reduce_partials[(rows.shape[1] // 32,)](
-        rows, rows.shape[1], gradient, torch.zeros(len(gradient) // 32), gradient, terms,
-        SPEC=0, RECORD=_no_record, SHARDS=shards, SHARD_ROWS=len(rows) // shards,
-    )  # fmt: skip
+        rows,
+        rows.shape[1],
+        gradient,
+        torch.zeros(len(gradient) // 32),
+        gradient,
+        terms,
+        SPEC=0,
+        RECORD=_no_record,
+        SHARDS=shards,
+        SHARD_ROWS=len(rows) // shards,
+    )
     return torch.cat([gradient, terms])
 
 
@@ -148,11 +186,15 @@ def tree_case(chunks, shards):
     whole = torch.stack(by_hand)
     while len(whole) > 1:
         whole = whole[0::2] + whole[1::2]
-    return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
+    return {
+        "shards": bool(torch.equal(sums, torch.stack(by_hand))),
+        "whole": bool(torch.equal(reduced(rows, shards), whole[0])),
+    }
 
 
 def muon_case(shapes, half, skip):
-    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left.
+    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the
+    greatest gradient that is left.
 
     Where the step is skipped, every matrix has a gradient that is not a number.
     """
@@ -170,7 +212,14 @@ def muon_case(shapes, half, skip):
     squares = found[1].square().view(-1, 2).sum(dim=1)
     before = found[0].double()
     ours = Matrices(matrices, torch.device("cpu"), half=half)
-    ours.step(lambda kernel, grid, *arguments, **options: kernel[grid](*arguments, **options), *found, squares, skipped, rate, 0.5)
+    ours.step(
+        lambda kernel, grid, *arguments, **options: kernel[grid](*arguments, **options),
+        *found,
+        squares,
+        skipped,
+        rate,
+        0.5,
+    )
     steps = [[(moved - before)[at : at + m * n] for moved in (found[0], values)] for at, (_, m, n) in matrices]
     return {
         "step": float(torch.stack([(one - other).norm() / other.norm().clamp_min(1e-9) for one, other in steps]).max()),
@@ -187,7 +236,9 @@ def by_a_clock():
 
 
 def exchange_case(chunks, shards, ranks, rank):
-    """Whether one rank's shards and what the others have written make the gradient of all rows on one rank; three turns, as the halves alternate."""
+    """Whether one rank's shards and what the others have written make the gradient of all rows on one rank; three
+    turns, as the halves alternate.
+    """
     generator, width = torch.Generator().manual_seed(chunks), 96
     boxes, turns, same = torch.zeros(ranks, 2, ranks, width, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), []
     spent = by_a_clock()
@@ -202,17 +253,28 @@ def exchange_case(chunks, shards, ranks, rank):
             boxes[rank, turn % 2, other] = words[other]
         gradient, terms = torch.zeros(width - 32), torch.zeros(32)
         own = rows.chunk(ranks)[rank].contiguous()
-        exchange_partials[(3,)](own, width, gradient, torch.zeros(2), gradient, terms, link, SPEC=0, RECORD=_no_record, RANKS=ranks, **cut)
+        exchange_partials[(3,)](
+            own, width, gradient, torch.zeros(2), gradient, terms, link, SPEC=0, RECORD=_no_record, RANKS=ranks, **cut
+        )
         sent = all(torch.equal(box[turn % 2, rank], words[rank]) for box in boxes)
         counted = spent.item() == turn  # of three programs the first
-        same.append(sent and counted and bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and turns.eq(turn).all().item())
+        same.append(
+            sent
+            and counted
+            and bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards)))
+            and turns.eq(turn).all().item()
+        )
     return same
 
 
 def gather_case(size, ranks, rank):
     """Whether words of all ranks come in their order, two turns."""
     generator, programs = torch.Generator().manual_seed(size), -(-size // 128)
-    boxes, turns, same = torch.zeros(ranks, 2, ranks, 128 * programs, dtype=torch.int64), torch.zeros(programs, dtype=torch.int32), []
+    boxes, turns, same = (
+        torch.zeros(ranks, 2, ranks, 128 * programs, dtype=torch.int64),
+        torch.zeros(programs, dtype=torch.int32),
+        [],
+    )
     spent = by_a_clock()
     link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns, spent)
     for turn in (1, 2):
@@ -237,13 +299,27 @@ class Both:
     def gather(self, rows):
         """The rows of both."""
         self.own = rows
-        return torch.cat([rows, self.theirs] if self.rank == 0 else [self.theirs, rows]) if self.theirs is not None else torch.cat([rows, rows])
+        return (
+            torch.cat([rows, self.theirs] if self.rank == 0 else [self.theirs, rows])
+            if self.theirs is not None
+            else torch.cat([rows, rows])
+        )
 
 
 def normalizer_case(features, steps, lanes, kind, shards=4):
-    """Errors of a running normalizer's mean and variance beside torch's in float64 after two batches, and whether two ranks have one rank's bits."""
+    """Errors of a running normalizer's mean and variance beside torch's in float64 after two batches, and whether two
+    ranks have one rank's bits.
+    """
     generator, dtype = torch.Generator().manual_seed(features), getattr(torch, kind)
-    batches = [torch.randn(steps, features, lanes, generator=generator).mul_(50 * (k + 1)).add_(100).clamp_(0, 255).to(dtype).transpose(0, 1) for k in range(2)]
+    batches = [
+        torch.randn(steps, features, lanes, generator=generator)
+        .mul_(50 * (k + 1))
+        .add_(100)
+        .clamp_(0, 255)
+        .to(dtype)
+        .transpose(0, 1)
+        for k in range(2)
+    ]
     one, plain, two = (RunningNormalizer(features, torch.device("cpu")) for _ in range(3))
     for batch in batches:
         one.take_in(batch, shards)
@@ -252,6 +328,9 @@ def normalizer_case(features, steps, lanes, kind, shards=4):
         other = Both(1)
         RunningNormalizer(features, torch.device("cpu")).take_in(halves[1], shards // 2, other)
         two.take_in(halves[0], shards // 2, Both(0, other.own))
-    errors = [((a - b).abs() / b.abs()).max().item() for a, b in ((one.running_mean, plain.running_mean), (one.running_variance, plain.running_variance))]
+    errors = [
+        ((a - b).abs() / b.abs()).max().item()
+        for a, b in ((one.running_mean, plain.running_mean), (one.running_variance, plain.running_variance))
+    ]
     errors.append(((one.inv_std - plain.inv_std).abs() / plain.inv_std).max().item())
     return max(errors), all(torch.equal(one.tensors()[name], two.tensors()[name]) for name in one.tensors())

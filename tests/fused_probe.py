@@ -1,4 +1,6 @@
-"""What the tests and the bench of the fused kernels share: trainers of every kind, and their gradient beside float64 autograd's."""
+"""What the tests and the bench of the fused kernels share: trainers of every kind, and their gradient beside float64
+autograd's.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,16 @@ CARTPOLE = find("cartpole")
 
 
 @functools.cache
-def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", categories: int | tuple[int, ...] = 0, judged: bool = False) -> Env:
-    """CartPole seen through more numbers, with more actions than it heeds. Bytes are numeric or, with `categories`, categorical, some in none of them.
+def wide(
+    observation: int,
+    actions: int | tuple[int, ...],
+    *,
+    seen: str = "float32",
+    categories: int | tuple[int, ...] = 0,
+    judged: bool = False,
+) -> Env:
+    """CartPole seen through more numbers, with more actions than it heeds. Bytes are numeric or, with `categories`,
+    categorical, some in none of them.
 
     Where actions are `judged` a third of them, never the first of a choice, is illegal and does nothing else.
     """
@@ -59,15 +69,23 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
 
     sum_of_choices = sum(choices)
     return Env(
-        rules.Params, rules.fields, observation=Box(observation, dtype=seen, categories=categories),
+        rules.Params,
+        rules.fields,
+        observation=Box(observation, dtype=seen, categories=categories),
         action=Discrete(actions) if single else MultiDiscrete(choices),
-        time_limit=500, reset=rules.reset, step=step, observe=observe if seen == "float32" else observe_bytes, legal=legal if judged else None,
-    )  # fmt: skip
+        time_limit=500,
+        reset=rules.reset,
+        step=step,
+        observe=observe if seen == "float32" else observe_bytes,
+        legal=legal if judged else None,
+    )
 
 
 @functools.cache
 def interpreter():
-    """A process whose Triton interprets: it takes cases until this one ends, as it imports for longer than most take."""
+    """A process whose Triton interprets: it takes cases until this one ends, as it imports for longer than
+    most take.
+    """
     here = Path(__file__).resolve().parent
     # The worlds' kernels are plain Python there: a few steps of many environments take less than compiling them.
     plain = {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1", "OPERANT_CACHE": "0"}
@@ -97,15 +115,22 @@ class Doubled:
         self.parameters = [*self.net.parameters(), *self.distribution.parameters()]
 
     def forward(self, observation, legal=None):
-        # Categorical features, and numeric ones among them, are read by the network itself; numeric ones alone it would normalise in float32, too.
-        parameters, value = self.net(observation, self.normalizer) if self.net.categories else self.net(self.features(observation).double())
+        # Categorical features, and numeric ones among them, are read by the network itself; numeric ones alone it would
+        # normalise in float32, too.
+        parameters, value = (
+            self.net(observation, self.normalizer)
+            if self.net.categories
+            else self.net(self.features(observation).double())
+        )
         return (parameters if legal is None else masked(parameters, legal)), value
 
 
 def prepared(ppo: PPO, seed: int = 5) -> None:
-    """A rollout to learn from: targets off the values, old log-probabilities off the new ones, and actions that differ in what they are worth.
+    """A rollout to learn from: targets off the values, old log-probabilities off the new ones, and actions that differ
+    in what they are worth.
 
-    Were they worth the same, the samples' gradients would cancel but for chance, and what is left be mostly the rounding of what cancelled.
+    Were they worth the same, the samples' gradients would cancel but for chance, and what is left be mostly the
+    rounding of what cancelled.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -128,14 +153,20 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
 
 
 def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
-    """Where the loss bends, rounding decides which side a sample is on, and with that its whole gradient: move samples away from there."""
+    """Where the loss bends, rounding decides which side a sample is on, and with that its whole gradient: move samples
+    away from there.
+    """
     policy, config, observation = ppo.policy, ppo.config, ppo.rollout.observation[:-1]
     everything = observation.transpose(0, 1).flatten(1)
     with torch.no_grad():
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[:-1].transpose(0, 1).flatten(1)
         parameters, value = Doubled(policy).forward(everything, legal)
         action = ppo.experience.raw.transpose(0, 1).flatten(1)
-        log_probability = Doubled(policy).distribution.log_probability_and_entropy(parameters, action)[0].view_as(ppo.experience.log_probability)
+        log_probability = (
+            Doubled(policy)
+            .distribution.log_probability_and_entropy(parameters, action)[0]
+            .view_as(ppo.experience.log_probability)
+        )
     ratio = (log_probability - ppo.experience.log_probability).exp()
     close = ((ratio - 1.0).abs() - config.clip).abs() < margin
     ppo.experience.log_probability.copy_(torch.where(close, log_probability.float(), ppo.experience.log_probability))
@@ -143,7 +174,9 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
         value, old = value.view_as(ppo.experience.returns), ppo.experience.value[:-1]
         moved, error = value - old, value - ppo.experience.returns
         near = old + moved.clamp(-config.value_clip, config.value_clip) - ppo.experience.returns
-        close = ((moved.abs() - config.value_clip).abs() < margin) | ((moved.abs() > config.value_clip) & ((error.abs() - near.abs()).abs() < margin))
+        close = ((moved.abs() - config.value_clip).abs() < margin) | (
+            (moved.abs() > config.value_clip) & ((error.abs() - near.abs()).abs() < margin)
+        )
         old.copy_(torch.where(close, value.float(), old))
 
 
@@ -151,7 +184,10 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     """Of one minibatch: the fused gradient, float64 autograd's, the fused numbers (5) and the float64 loss's."""
     fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy
     fused.begin()
-    for buffer in (fused._partial, *getattr(fused, "_gradients", ())):  # of which nothing may be read that was not written
+    for buffer in (
+        fused._partial,
+        *getattr(fused, "_gradients", ()),
+    ):  # of which nothing may be read that was not written
         buffer.fill_(float("nan"))
     fused._partial[:, _unused(ppo)] = 0.0
     fused.backward(minibatch)
@@ -178,7 +214,9 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _unused(ppo: PPO) -> torch.Tensor:
-    """Columns of the rows of partial sums that no program writes: the padding between parameters, and behind the loss's terms."""
+    """Columns of the rows of partial sums that no program writes: the padding between parameters, and behind the loss's
+    terms.
+    """
     flat = ppo.policy.flat
     unused = torch.ones(ppo.backend.learner._width, dtype=torch.bool, device=flat.values.device)
     for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):
@@ -192,10 +230,24 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def trainer(env: Env, net: mlp.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, scheduled: tuple = (), **algo) -> PPO:
-    """PPO on a fresh world, begun; keys that are `scheduled` are scalars on the device, as `training.build` makes them."""
+def trainer(
+    env: Env,
+    net: mlp.Config,
+    *,
+    lanes: int = 8,
+    where: str = "cpu",
+    seed: int = 1,
+    eager: bool = False,
+    scheduled: tuple = (),
+    **algo,
+) -> PPO:
+    """PPO on a fresh world, begun; keys that are `scheduled` are scalars on the device, as `training.build`
+    makes them.
+    """
     config = PPO.Config(**algo)
-    config = config.model_copy(update={key: torch.tensor(float(getattr(config, key) or 0.0), device=where) for key in scheduled})
+    config = config.model_copy(
+        update={key: torch.tensor(float(getattr(config, key) or 0.0), device=where) for key in scheduled}
+    )
     ppo = PPO(DeviceWorld(env, lanes, seed=seed, device=where), config, net, seed=seed, steps=100_000_000, eager=eager)
     ppo.start()
     return ppo

@@ -29,7 +29,12 @@ def built(algo, env, net, config, *, lanes=12, kernels="fused", where="cpu", see
     rules = ENVS[env] if isinstance(env, str) else env
     kind = algos.load(algo)
     made = kind(
-        DeviceWorld(rules, lanes, seed=seed, device=where), kind.Config(kernels=kernels, **config), mlp.Config(**net), seed=seed, steps=steps, eager=eager
+        DeviceWorld(rules, lanes, seed=seed, device=where),
+        kind.Config(kernels=kernels, **config),
+        mlp.Config(**net),
+        seed=seed,
+        steps=steps,
+        eager=eager,
     )
     made.start()
     return made

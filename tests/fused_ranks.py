@@ -1,4 +1,6 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: one of two ranks of the fused kernels on the CPU beside one rank alone. See test_distributed.py."""
+"""Run in a process of its own, with TRITON_INTERPRET=1: one of two ranks of the fused kernels on the CPU beside one
+rank alone. See test_distributed.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def main() -> None:
     teach()
     torch.set_num_threads(1)
     config = load.load(None, overrides)
-    (one, chosen), (two, also) = trained(config, SOLO), trained(config, distributed.join(store, rank, 2, torch.device("cpu")))
+    (one, chosen), (two, also) = (
+        trained(config, SOLO),
+        trained(config, distributed.join(store, rank, 2, torch.device("cpu"))),
+    )
     print(json.dumps([[name for name in one if one[name] != two[name]], chosen == also]))
 
 

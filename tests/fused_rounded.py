@@ -1,6 +1,8 @@
-"""What fused kernels compute a layer at a time in few bits, in torch: operands rounded where the kernels round them, all else in float32. ReLU alone.
+"""What fused kernels compute a layer at a time in few bits, in torch: operands rounded where the kernels round them,
+all else in float32. ReLU alone.
 
-What is then left between the two is the order of sums, and what follows where that carries a number over the edge between two roundings.
+What is then left between the two is the order of sums, and what follows where that carries a number over the edge
+between two roundings.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ ROUND: dict[str, Round] = {"ieee": lambda x: x, "tf32": _to_tf32, "bf16": _to_bf
 
 
 class _Product(torch.autograd.Function):
-    """W x of operands rounded by `there`; on the way back its slopes, and what they are multiplied with for W's gradient, are rounded by `back`."""
+    """W x of operands rounded by `there`; on the way back its slopes, and what they are multiplied with for W's
+    gradient, are rounded by `back`.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, features: Tensor, there: Round, back: Round) -> Tensor:
@@ -57,7 +61,12 @@ class Rounded:
 
     def __init__(self, policy: Policy, precision: str) -> None:
         assert isinstance(policy.net, mlp.MLP) and policy.net.config.activation == "relu"
-        self.net, self.distribution, self.normalizer, self.precision = policy.net, policy.distribution, policy.normalizer, precision
+        self.net, self.distribution, self.normalizer, self.precision = (
+            policy.net,
+            policy.distribution,
+            policy.normalizer,
+            precision,
+        )
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `Policy.forward`."""
@@ -71,7 +80,8 @@ class Rounded:
         else:  # whose first product never has fewer bits than tf32
             seen = observation if self.normalizer is None else self.normalizer.normalize(observation)
             first = ROUND["ieee" if self.precision == "ieee" else "tf32"]
-        # The first bias is a column of its weight; the others are added in float32, and what is handed back to them has not been rounded yet.
+        # The first bias is a column of its weight; the others are added in float32, and what is handed back to them has
+        # not been rounded yet.
         weight = torch.cat([net.first_weight, net.first_bias], dim=1)
         hidden = torch.relu(_Product.apply(weight, torch.cat([seen, torch.ones_like(seen[:1])]), first, there))
         hidden = hidden.view(1 if net.config.shared else 2, -1, hidden.shape[1])
@@ -83,7 +93,9 @@ class Rounded:
 
 
 def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
-    """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds, and `expected`."""
+    """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds,
+    and `expected`.
+    """
     learner = ppo.backend.learner
     assert learner is not None and isinstance(learner.config, PerLayer)
     wanted = expected(ppo, minibatch, learner.spec.precision)
@@ -94,11 +106,15 @@ def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tu
 
 
 def expected(ppo: PPO, minibatch: int, precision: str, clip: float | None = None) -> Tensor:
-    """The gradient of a minibatch by `Rounded`, with a clip range of its own where one is given. The flat vector then holds it."""
+    """The gradient of a minibatch by `Rounded`, with a clip range of its own where one is given. The flat vector then
+    holds it.
+    """
     flat, blocks = ppo.policy.flat, len(ppo.minibatches.order[0]) // ppo.config.minibatches
     batch = ppo.backend.gather(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
     if ppo.config.normalize_advantages:
-        batch = batch._replace(advantage=(batch.advantage - ppo.experience.advantage.mean()) / (ppo.experience.advantage.std() + 1e-8))
+        batch = batch._replace(
+            advantage=(batch.advantage - ppo.experience.advantage.mean()) / (ppo.experience.advantage.std() + 1e-8)
+        )
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False  # a product of float32 is to be one
     try:

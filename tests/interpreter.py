@@ -1,4 +1,5 @@
-"""Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, and without the work that it repeats. Knows no kernel.
+"""Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, and without the work that
+it repeats. Knows no kernel.
 
 Written for Triton 3.6, which the test extra names. `teach()` changes the interpreter of this process for good.
 """
@@ -36,13 +37,19 @@ def _from_bf16(bits):
 
 
 class Precise(interpreter.InterpreterBuilder):
-    """Products as a GPU computes them, which the interpreter does not: bf16 operands as what they are, tf32's cut off after 10 bits, sums in float32."""
+    """Products as a GPU computes them, which the interpreter does not: bf16 operands as what they are, tf32's cut off
+    after 10 bits, sums in float32.
+    """
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         def factor(x):
             if x.dtype == tl.bfloat16:
                 return _from_bf16(x.data)
-            return (x.data.view(np.uint32) & 0xFFFFE000).view(np.float32) if input_precision == ir.INPUT_PRECISION.TF32 else x.data
+            return (
+                (x.data.view(np.uint32) & 0xFFFFE000).view(np.float32)
+                if input_precision == ir.INPUT_PRECISION.TF32
+                else x.data
+            )
 
         return interpreter.TensorHandle(np.matmul(factor(a), factor(b)) + d.data, d.dtype.scalar)
 
@@ -76,7 +83,9 @@ def teach():
 
 
 def serve():
-    """Answer each line of standard input, a module and a list of (kind, arguments), with a line: what its `<kind>_case` finds for each, or the error."""
+    """Answer each line of standard input, a module and a list of (kind, arguments), with a line: what its `<kind>_case`
+    finds for each, or the error.
+    """
     teach()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -92,7 +101,9 @@ def serve():
 
 
 def _patch_once():
-    """Its language is put in the compiler's place at once and stays: it looks at every name of Triton's modules for each call of each function, otherwise."""
+    """Its language is put in the compiler's place at once and stays: it looks at every name of Triton's modules for
+    each call of each function, otherwise.
+    """
     interpreter._patch_attr = _patch_attr
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
@@ -121,7 +132,8 @@ def _remember_types():
     @functools.cache
     def block(sizes):
         shape = core.tuple(sizes)
-        shape.known = shape, validate_block_shape(shape), str(shape), constants(sizes)  # found again without a look at the sizes
+        # found again without a look at the sizes
+        shape.known = shape, validate_block_shape(shape), str(shape), constants(sizes)
         return shape.known
 
     none = constants(())
@@ -140,7 +152,11 @@ def _remember_types():
     equal, broadcast = core.tuple.__eq__, TritonSemantic.broadcast_impl_value
 
     def same(self, other):
-        return core.constexpr(self.values == other) if type(other) is list and all(type(size) is int for size in other) else equal(self, other)
+        return (
+            core.constexpr(self.values == other)
+            if type(other) is list and all(type(size) is int for size in other)
+            else equal(self, other)
+        )
 
     def broadcast_blocks(self, lhs, rhs):
         alike = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape

@@ -13,7 +13,9 @@ from operant.worlds.base import TALLIES
 
 
 def learnt(name: str, overrides: Sequence[str], iterations: int, parts: int = 4) -> list[np.ndarray]:
-    """Sums over the episodes that ended in each of so many parts of a training, seed 1: those of `World.episode_sums`, (3 + K)."""
+    """Sums over the episodes that ended in each of so many parts of a training, seed 1: those of `World.episode_sums`,
+    (3 + K).
+    """
     recipe = config.load(recipes.find_source(name), overrides)
     algo = build(recipe, "cpu")
     world = algo.world

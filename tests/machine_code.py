@@ -12,9 +12,15 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that a program may take on each architecture."""
 
 KINDS = {
-    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8",
-    int: "i32", float: "fp32",
-}  # fmt: skip
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+    int: "i32",
+    float: "fp32",
+}
 
 
 def compile_for(architecture: int, kernel, arguments, options) -> int:
@@ -44,7 +50,11 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
         signature[name] = described(value, (place,), kernel.params[place].do_not_specialize is False)
     assert len(arguments) + len(constants) == len(signature)
     source = ASTSource(kernel, signature, constants, multiples)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={k: v for k, v in options.items() if k not in constants})
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", architecture, 32),
+        options={k: v for k, v in options.items() if k not in constants},
+    )
     assert len(compiled.asm["cubin"]) > 1000
     if architecture == 90:  # where ptxas has dropped products, it leaves an empty one to wait for
         assert "HGMMA.64x8x16.F16 RZ, gdesc[URZ]" not in compiled.asm["sass"], kernel.__name__

@@ -1,4 +1,6 @@
-"""Random numbers as `operant.compute.rng` documents them, in plain Python integers: what the slow references of games draw from. Knows nothing of numba."""
+"""Random numbers as `operant.compute.rng` documents them, in plain Python integers: what the slow references of games
+draw from. Knows nothing of numba.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The platformer's rules in plain Python, on whole numbers of 1/256 of a tile: levels, motion, and a search for a way to the flag. Knows nothing of the kernel.
+"""The platformer's rules in plain Python, on whole numbers of 1/256 of a tile: levels, motion, and a search for a way
+to the flag. Knows nothing of the kernel.
 
-What tests of the environment compare it with. Written from the rules; shares no code, no layout of cells and no arithmetic with it.
+What tests of the environment compare it with. Written from the rules; shares no code, no layout of cells and no
+arithmetic with it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Level:
             raise AssertionError("higher than a world")
         return level
 
-    def _add(self, heights: list[int], ground: int, highest: int, hardness: int, kind: int, words: tuple[int, ...]) -> int:
+    def _add(
+        self, heights: list[int], ground: int, highest: int, hardness: int, kind: int, words: tuple[int, ...]
+    ) -> int:
         """Append an obstacle's columns; the ground behind it."""
         at, coin = len(heights), words[0] % 4 != 0
         if kind == 0:
@@ -101,7 +105,13 @@ class Level:
         found = []
         for column, ground in enumerate(self.ground):
             over = self.planks.get(column, 0) + self.blocks.get(column, 0)
-            found.append(ground + 16 * over + 256 * (column in self.blocks) + 512 * (column in self.spikes) + 1024 * self.coins.get(column, 0))
+            found.append(
+                ground
+                + 16 * over
+                + 256 * (column in self.blocks)
+                + 512 * (column in self.spikes)
+                + 1024 * self.coins.get(column, 0)
+            )
         return found
 
     def tile(self, column: int, row: int) -> str:
@@ -204,8 +214,10 @@ def step(level: Level, body: Body, action: int) -> tuple[Body, str, int]:
 
 
 def solve(level: Level, most: int = 100_000) -> list[int] | None:
-    """Actions that lead to the flag, found by a search through what can be reached: the states are exact, those very near to one that was reached before are
-    left out, and those that promise the shortest way go first. None where it finds no way within `most` steps tried, or within the time."""
+    """Actions that lead to the flag, found by a search through what can be reached: the states are exact, those very
+    near to one that was reached before are left out, and those that promise the shortest way go first. None where it
+    finds no way within `most` steps tried, or within the time.
+    """
     coins, level.coins = level.coins, {}  # they matter to no motion
     body = start(level)
     before: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,6 @@
-"""Runs of the command line in processes of their own, in a folder of a test's, and of workers in this one, for the tests of commands."""
+"""Runs of the command line in processes of their own, in a folder of a test's, and of workers in this one, for the
+tests of commands.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,36 @@ from operant.config import request
 PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
 ITERATION = 64 * 16
 SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
-# Enough iterations that a kill after the first checkpoint comes long before the end; they learn little, so that greedy and sampled episodes differ.
+# Enough iterations that a kill after the first checkpoint comes long before the end; they learn little, so that greedy
+# and sampled episodes differ.
 STEPS = 120 * ITERATION
-HALFWAY = (*SMALL, f"run.steps={STEPS}", "algo.learning_rate=1e-4", "checkpoint.every=10", "checkpoint.keep=4", "eval.every=30", "eval.episodes=4")
+HALFWAY = (
+    *SMALL,
+    f"run.steps={STEPS}",
+    "algo.learning_rate=1e-4",
+    "checkpoint.every=10",
+    "checkpoint.keep=4",
+    "eval.every=30",
+    "eval.episodes=4",
+)
 
 
 def environment(place: Path) -> dict[str, str]:
     """A process's environment whose runs and index lie in `place`."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "PYTHONPATH", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OPERANT_RUNS", "PYTHONPATH", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+    }
     return kept | {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"}
 
 
 def operant_process(place: Path, *words: object, **options) -> subprocess.CompletedProcess:
     """`operant WORDS` in a process of its own, in the folder `place`."""
     command = [sys.executable, "-m", "operant.cli", *map(str, words)]
-    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=180, **options)
+    done = subprocess.run(
+        command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=180, **options
+    )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
 
@@ -81,7 +98,9 @@ def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
     from operant.training import worker
 
     asked = request.to_resume(run.config_path, words)
-    runs.update_document(run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()})
+    runs.update_document(
+        run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()}
+    )
     worker.work(run.path, resume=start)
 
 

@@ -1,4 +1,6 @@
-"""Benches: the marks of benches/configs.py are returns that an environment can give, no higher than the run's own target; JAX runs in a process of its own."""
+"""Benches: the marks of benches/configs.py are returns that an environment can give, no higher than the run's own
+target; JAX runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from compare_jax import PROGRAM, jax_training
 
 from configs import MARKS
 
-# By the rules: a reward of 1 for each of 500 steps; two walls of 432 points; 21 points a game; 97 cells to fill, of 100; up to 4 for each of 1,000 steps.
+# By the rules: a reward of 1 for each of 500 steps; two walls of 432 points; 21 points a game; 97 cells to fill, of
+# 100; up to 4 for each of 1,000 steps.
 MOST = {"cartpole": 500, "cartpole_continuous": 500, "breakout": 864, "pong": 21, "snake": 97, "swingup": 4000}
 MOST |= {"mountaincar": -1, "mountaincar_continuous": 100, "acrobot": 0, "pendulum": 0}
 
@@ -35,10 +38,12 @@ def test_marks_told_in_other_words():
 @pytest.mark.parametrize(
     ("answer", "figures", "said"),
     [
-        ("echo '{\"sps\": 100.0}'", {"sps": 100.0}, ""), ("echo oh >&2; echo no >&2; exit 3", {}, "no"), ("exit 1", {}, "it ended without a message"),
+        ("echo '{\"sps\": 100.0}'", {"sps": 100.0}, ""),
+        ("echo oh >&2; echo no >&2; exit 3", {}, "no"),
+        ("exit 1", {}, "it ended without a message"),
         ("echo nothing", {}, "JSONDecodeError at 8 x 4"),
     ],
-)  # fmt: skip
+)
 def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{answer}\n')
@@ -48,11 +53,27 @@ def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
 
 
 def test_the_comparison_imports_jax_and_the_standard_library_alone():
-    words = [line.split()[1].split(".")[0] for line in PROGRAM.read_text().splitlines() if line.startswith(("import ", "from "))]
+    words = [
+        line.split()[1].split(".")[0]
+        for line in PROGRAM.read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    ]
     assert set(words) - sys.stdlib_module_names == {"jax"}
 
 
 def test_the_bench_of_recipes_trains_and_plays_fresh_episodes(tmp_path):
-    wanted = ["run.steps=2048", "env.lanes=64", "algo.horizon=16", "eval.every=1", "eval.episodes=8", "run.device=cpu", "run.threads=1"]
+    wanted = [
+        "run.steps=2048",
+        "env.lanes=64",
+        "algo.horizon=16",
+        "eval.every=1",
+        "eval.episodes=8",
+        "run.device=cpu",
+        "run.threads=1",
+    ]
     row = recipes_bench.row("ppo/cartpole", 3, wanted, 8, tmp_path)
-    assert (row["steps"], row["target"], row["holds"]) == (2048, 475.0, False) and row["fresh"] >= 8.0 and len(row["last"]) == row["evaluations"] == 2
+    assert (
+        (row["steps"], row["target"], row["holds"]) == (2048, 475.0, False)
+        and row["fresh"] >= 8.0
+        and len(row["last"]) == row["evaluations"] == 2
+    )

@@ -1,4 +1,6 @@
-"""The documentation: it builds, its links lead somewhere, its commands are commands, its configurations and programs are sound, and its walk can be walked."""
+"""The documentation: it builds, its links lead somewhere, its commands are commands, its configurations and programs
+are sound, and its walk can be walked.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,26 @@ def commands(page):
     """Each command of Operant's that a page shows, in words; in running text RUN and FILE stand for something."""
     fenced = [line for _, _, code in blocks(page, "sh") for line in code.splitlines()]
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return [shlex.split(line, comments=True)[1:] for line in (*fenced, *re.findall(r"`([^`\n]+)`", text)) if line.startswith("operant ")]
+    return [
+        shlex.split(line, comments=True)[1:]
+        for line in (*fenced, *re.findall(r"`([^`\n]+)`", text))
+        if line.startswith("operant ")
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_is_one(page):
     for words in commands(page):
         if words[:1] == ["monitor"]:  # has a parser of its own
-            assert {word for word in words if word.startswith("-")} <= {"--once", "--readonly", "--ascii", "--fps", "--theme", "--latest", "--runs"}
+            assert {word for word in words if word.startswith("-")} <= {
+                "--once",
+                "--readonly",
+                "--ascii",
+                "--fps",
+                "--theme",
+                "--latest",
+                "--runs",
+            }
             continue
         command = get_command(program.app)
         while getattr(command, "commands", None):
@@ -49,7 +63,8 @@ def test_every_command_is_one(page):
             command, words = command.commands[words[0]], words[1:]
         if not words:  # the command by its name
             continue
-        context = command.make_context(command.name, [word.replace("…", "1e-4") for word in words])  # raises what is wrong with its options
+        # raises what is wrong with its options
+        context = command.make_context(command.name, [word.replace("…", "1e-4") for word in words])
         name = context.params.get("environment")
         assert name is None or name.endswith(".py") or "=" in name or name in envs.names(), words
         source = context.params.get("config")
@@ -95,10 +110,23 @@ class Links(HTMLParser):
 
 def test_it_builds_and_every_link_leads_somewhere(tmp_path):
     pytest.importorskip("material")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(HOME / "docs" / "mkdocs.yml"), "-d", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        str(HOME / "docs" / "mkdocs.yml"),
+        "-d",
+        str(tmp_path),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
-    pages = {path: Links(path.read_text(encoding="utf-8")) for path in tmp_path.glob("**/*.html") if path.name != "404.html"}
+    pages = {
+        path: Links(path.read_text(encoding="utf-8")) for path in tmp_path.glob("**/*.html") if path.name != "404.html"
+    }
     assert {path.stem for path in pages} >= {*envs.names(), "index", "ppo", "commands", "configuration", "python"}
     for page, found in pages.items():
         for link in found.links:
@@ -108,7 +136,9 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path):
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             target = target / "index.html" if target.is_dir() else target
             assert target.is_file(), f"{page.relative_to(tmp_path)}: {link}"
-            assert not parts.fragment or target not in pages or parts.fragment in pages[target].anchors | {"__toc"}, f"{page.relative_to(tmp_path)}: {link}"
+            assert not parts.fragment or target not in pages or parts.fragment in pages[target].anchors | {"__toc"}, (
+                f"{page.relative_to(tmp_path)}: {link}"
+            )
     text = (tmp_path / "algorithms" / "ppo.html").read_text(encoding="utf-8")
     assert "algo.gae_lambda" in text and "{{" not in text
     assert "env.params.high" in (tmp_path / "environments" / "tmaze.html").read_text(encoding="utf-8")
@@ -119,9 +149,17 @@ NEEDS_A_PERSON = ("operant play", "--render term", "pip install", "-m venv", ".v
 
 def run(words, folder):
     """Run a command of a page in a folder."""
-    environment = {**os.environ, "OPERANT_RUNS": str(folder / "runs"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
-    assert done.returncode == 0 or (done.returncode == 4 and "doctor" in words), f"{words}\n{done.stdout}\n{done.stderr}"
+    environment = {
+        **os.environ,
+        "OPERANT_RUNS": str(folder / "runs"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600
+    )
+    assert done.returncode == 0 or (done.returncode == 4 and "doctor" in words), (
+        f"{words}\n{done.stdout}\n{done.stderr}"
+    )
 
 
 @pytest.mark.soak
@@ -135,12 +173,18 @@ def test_the_start_page_can_be_walked(tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("page", [page for page in PAGES if any(mark == "run" for mark, _, _ in blocks(page))], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(mark == "run" for mark, _, _ in blocks(page))], ids=lambda page: page.stem
+)
 def test_what_is_marked_runs(page, tmp_path):
     """Files are written, programs and commands run."""
     for mark, language, code in blocks(page):
         if mark.startswith("file "):
             (tmp_path / mark.split()[1]).write_text(code)
         elif mark == "run":
-            for words in [[sys.executable, "-c", code]] if language == "python" else [shlex.split(line) for line in code.splitlines()]:
+            for words in (
+                [[sys.executable, "-c", code]]
+                if language == "python"
+                else [shlex.split(line) for line in code.splitlines()]
+            ):
                 run(words, tmp_path)

@@ -64,7 +64,10 @@ def modules_in(nodes: Iterable[ast.AST], name: str) -> frozenset[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative imports are not used here"
-            found |= {f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else str(node.module) for alias in node.names}
+            found |= {
+                f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else str(node.module)
+                for alias in node.names
+            }
     return frozenset(found)
 
 
@@ -77,7 +80,9 @@ def imports(name: str) -> frozenset[str]:
 @functools.cache
 def own_imports(name: str) -> frozenset[str]:
     """The project's modules that a module imports, those that only a type checker sees included; the root, which holds the version, left out."""
-    return frozenset(other for other in modules_in(ast.walk(tree(name)), name) if other in MODULES and other not in ("operant", name))
+    return frozenset(
+        other for other in modules_in(ast.walk(tree(name)), name) if other in MODULES and other not in ("operant", name)
+    )
 
 
 # IMPORTS GO ONE WAY
@@ -134,8 +139,7 @@ def may_import(name: str, other: str) -> bool:
     return there in {here} | RANKS[here] or any(exact == room or exact.startswith(f"{room}.") for room in RANKS[here])
 
 
-NOT_YET = {
-}
+NOT_YET = {}
 """Imports that are still to be cut."""
 
 
@@ -161,7 +165,9 @@ def every(names):
 @every([name for name in MODULES if name != "operant"])
 def test_a_module_imports_by_rank(name):
     assert package(name) in RANKS, f"{name} is under no rule: give its package a row in RANKS"
-    assert [other for other in sorted(own_imports(name)) if not may_import(name, other) and (name, other) not in NOT_YET] == []
+    assert [
+        other for other in sorted(own_imports(name)) if not may_import(name, other) and (name, other) not in NOT_YET
+    ] == []
 
 
 def test_the_cuts_that_are_still_to_be_made_are_no_others():
@@ -184,13 +190,19 @@ def test_the_packages_root_imports_nothing():
 def light() -> set[str]:
     """Modules that need no installed package, whether this list or their docstring says so."""
     told = {name for name in MODULES if "standard library only" in (ast.get_docstring(tree(name)) or "").lower()}
-    return {"operant.errors", "operant.text", *(name for name in MODULES if name.startswith("operant.runs.") and "checkpoints" not in name)} | told
+    return {
+        "operant.errors",
+        "operant.text",
+        *(name for name in MODULES if name.startswith("operant.runs.") and "checkpoints" not in name),
+    } | told
 
 
 def test_what_says_standard_library_only_needs_nothing_else():
     # -S: no installed package can be found; what is imported within a function would only fail later.
     program = f"import sys, importlib; sys.path.insert(0, {str(HOME)!r}); [importlib.import_module(name) for name in {sorted(light())}]"
-    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for name in light():
         outside = {other.split(".")[0] for other in imports(name)} - sys.stdlib_module_names - {"operant", "monitor"}
@@ -221,7 +233,9 @@ def top_imports(name: str) -> frozenset[str]:
                 yield child
                 yield from top(child)
 
-    return frozenset(other for other in modules_in(top(tree(name)), name) if other in MODULES and other not in ("operant", name))
+    return frozenset(
+        other for other in modules_in(top(tree(name)), name) if other in MODULES and other not in ("operant", name)
+    )
 
 
 @pytest.mark.parametrize(("which", "most"), [(top_imports, 3.0), (own_imports, 3.3)], ids=["at the top", "in all"])
@@ -229,7 +243,9 @@ def test_a_module_imports_few_others(which, most):
     """Of this project's own, on average."""
     counts = {name: len(which(name)) for name in MODULES if name != "operant"}
     largest = ", ".join(f"{name} {counts[name]}" for name in sorted(counts, key=counts.__getitem__, reverse=True)[:12])
-    assert sum(counts.values()) <= most * len(counts), f"{sum(counts.values()) / len(counts):.2f} a module; most in {largest}"
+    assert sum(counts.values()) <= most * len(counts), (
+        f"{sum(counts.values()) / len(counts):.2f} a module; most in {largest}"
+    )
 
 
 # MODULES
@@ -248,15 +264,23 @@ def test_nothing_happens_at_import(name):
         guard = isinstance(node, ast.If) and (is_for_types(node) or "__name__" in ast.unparse(node.test))
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         # What an extra installs may be missing: then the module says so, in place of a traceback.
-        optional = isinstance(node, ast.Try) and {ast.unparse(part.type) for part in node.handlers if part.type} == {"ImportError"}
+        optional = isinstance(node, ast.Try) and {ast.unparse(part.type) for part in node.handlers if part.type} == {
+            "ImportError"
+        }
         commands = name.startswith("operant.cli.") and ast.unparse(node).startswith("app.add_typer(")
-        assert isinstance(node, allowed) or guard or text or optional or commands, f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
+        assert isinstance(node, allowed) or guard or text or optional or commands, (
+            f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
+        )
 
 
 @every([name for name in MODULES if name != "operant.cli.common"])
 def test_only_one_module_prints(name):
     """The one that makes what it prints harmless."""
-    calls = [node.lineno for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
+    calls = [
+        node.lineno
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
     assert calls == []
 
 
@@ -289,12 +313,20 @@ def is_code(text: str) -> bool:
     except SyntaxError:
         return False
     kinds = ast.Assign | ast.AugAssign | ast.Import | ast.ImportFrom | ast.Return | ast.Delete | ast.Raise
-    return any(isinstance(node, kinds) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)) for node in nodes)
+    return any(
+        isinstance(node, kinds) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await))
+        for node in nodes
+    )
 
 
 def test_what_counts_as_code_in_a_comment():
     assert all(map(is_code, ["x = 1", "self.step(x)", "import torch", "if x:", "return y"]))
-    assert not any(map(is_code, ["(T, N)", "the rollout's observations", "why: it is faster", "1 + 1 = 2", "N", "r + gamma V(s') - V(s)"]))
+    assert not any(
+        map(
+            is_code,
+            ["(T, N)", "the rollout's observations", "why: it is faster", "1 + 1 = 2", "N", "r + gamma V(s') - V(s)"],
+        )
+    )
 
 
 # THE HOT LOOP
@@ -302,7 +334,11 @@ def test_what_counts_as_code_in_a_comment():
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize", "nonzero_static"}
 LOOP = LEARNING - {"envs", "host"} | {"algos", "algos.*", "training"}
 NOT_THE_LOOP = {"operant.worlds.gym", "operant.worlds.sb3"}  # adapters outwards
-NOT_THE_LOOP |= {"operant.worlds.bounds", "operant.worlds.quick_check", "operant.training.auto_lanes"}  # trials before a run
+NOT_THE_LOOP |= {
+    "operant.worlds.bounds",
+    "operant.worlds.quick_check",
+    "operant.training.auto_lanes",
+}  # trials before a run
 NOT_A_WAIT = {
     ("operant.compute.kernel", "tensor.numpy()"),  # a view of memory that is the host's already
     ("operant.training.meters", "self._host.tolist()"),  # pinned memory, read after the event that says it has arrived
@@ -315,9 +351,13 @@ def test_every_wait_for_the_device_is_marked(name):
     for node in ast.walk(tree(name)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        to_host = node.func.attr == "to" and any(isinstance(word, ast.Constant) and word.value == "cpu" for word in node.args)
+        to_host = node.func.attr == "to" and any(
+            isinstance(word, ast.Constant) and word.value == "cpu" for word in node.args
+        )
         if node.func.attr in WAITING or to_host:
-            marked = any("# sync:" in lines[line - 1] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            marked = any(
+                "# sync:" in lines[line - 1] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            )
             assert marked or (name, ast.unparse(node)) in NOT_A_WAIT, f"{name}:{node.lineno}: {ast.unparse(node)}"
 
 
@@ -326,7 +366,12 @@ def test_only_kernel_knows_numbas_two_backends():
     readers = ("compute.jit_cache", "compute.ptx", "tools.check", "tools.doctor")
     may_know = {"operant.compute.kernel": {"cuda", "prange"}} | {f"operant.{name}": {"cuda"} for name in readers}
     for name in MODULES:
-        known = {alias.name for node in ast.walk(tree(name)) if isinstance(node, ast.ImportFrom) and node.module == "numba" for alias in node.names}
+        known = {
+            alias.name
+            for node in ast.walk(tree(name))
+            if isinstance(node, ast.ImportFrom) and node.module == "numba"
+            for alias in node.names
+        }
         known |= {other.split(".")[1] for other in imports(name) if other.startswith("numba.cuda")}
         assert known & {"cuda", "prange"} <= may_know.get(name, set()), name
 
@@ -341,7 +386,11 @@ def test_no_module_lists_the_environments_or_the_algorithms():
         for name in MODULES:
             if name.startswith(f"operant.{room}."):
                 continue
-            named = {node.value for node in ast.walk(tree(name)) if isinstance(node, ast.Constant) and isinstance(node.value, str)} & subjects
+            named = {
+                node.value
+                for node in ast.walk(tree(name))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            } & subjects
             assert len(named) <= 1, f"{name} lists {named}"
 
 
@@ -350,7 +399,9 @@ def test_an_environment_is_one_file(tmp_path, monkeypatch, capsys):
     from operant import cli, envs
     from operant.config import load as config
 
-    (tmp_path / "scratch_env.py").write_text((PACKAGE / "envs" / "pendulum.py").read_text().replace('gymnasium="Pendulum-v1"', "gymnasium=None"))
+    (tmp_path / "scratch_env.py").write_text(
+        (PACKAGE / "envs" / "pendulum.py").read_text().replace('gymnasium="Pendulum-v1"', "gymnasium=None")
+    )
     monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
     assert "scratch_env" in envs.names() and envs.find("scratch_env").name == "scratch_env"
     assert config.load(None, ["env.name=scratch_env"]).env.name == "scratch_env"
@@ -392,13 +443,25 @@ def test_every_section_is_a_section():
 
 @pytest.mark.skipif(not CHECKOUT, reason="installed, not checked out")
 def test_no_file_names_the_machine_it_was_written_on():
-    own = {place for place in map(str, (HOME, Path.home(), sys.prefix)) if place.count("/") > 1 or place == str(Path.home())}
-    pattern = re.compile("|".join(rf"{re.escape(place)}(?![\w-])" for place in own if len(place) > 3) + r"|/home/\w+/|/Users/\w+/")
+    own = {
+        place
+        for place in map(str, (HOME, Path.home(), sys.prefix))
+        if place.count("/") > 1 or place == str(Path.home())
+    }
+    pattern = re.compile(
+        "|".join(rf"{re.escape(place)}(?![\w-])" for place in own if len(place) > 3) + r"|/home/\w+/|/Users/\w+/"
+    )
     skipped = {".git", ".venv", "build", "dist", "runs", "__pycache__"}
     for path in HOME.rglob("*"):
         parts = path.relative_to(HOME).parts
-        if path.is_file() and path != Path(__file__).resolve() and not any(part in skipped or part.endswith(("_cache", ".egg-info")) for part in parts):
-            with_text = path.suffix in (".py", ".md", ".toml", ".yml", ".yaml", ".cfg", ".tcss") or path.parent.name == ".ci"
+        if (
+            path.is_file()
+            and path != Path(__file__).resolve()
+            and not any(part in skipped or part.endswith(("_cache", ".egg-info")) for part in parts)
+        ):
+            with_text = (
+                path.suffix in (".py", ".md", ".toml", ".yml", ".yaml", ".cfg", ".tcss") or path.parent.name == ".ci"
+            )
             found = with_text and pattern.search(path.read_text(encoding="utf-8", errors="replace"))
             assert not found, f"{path.relative_to(HOME)}: {found and found[0]}"
 
@@ -422,7 +485,9 @@ def test_a_wheel_holds_the_configurations_and_finds_them_from_anywhere(tmp_path)
         names = set(archive.namelist())
     shipped = sorted(f"{path.parent.name}/{path.stem}" for path in (HOME / "configs").glob("*/*.toml"))
     assert {f"operant/configs/{name}.toml" for name in shipped} <= names
-    assert not [name for name in names if name.split("/")[0] not in ("operant", "monitor") and ".dist-info/" not in name]
+    assert not [
+        name for name in names if name.split("/")[0] not in ("operant", "monitor") and ".dist-info/" not in name
+    ]
     (tmp_path / "elsewhere").mkdir()
     program = (
         "import json, operant; from operant.config import recipes\n"
@@ -430,7 +495,12 @@ def test_a_wheel_holds_the_configurations_and_finds_them_from_anywhere(tmp_path)
     )
     command = [sys.executable, "-B", "-c", program]
     done = subprocess.run(
-        command, cwd=tmp_path / "elsewhere", env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""}, capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path / "elsewhere",
+        env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     module, found, sources = json.loads(done.stdout)

@@ -32,7 +32,10 @@ def place(tmp_path_factory):
 
 
 def test_import_operant_imports_nothing():
-    program = "import sys, operant; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'operant.library', 'operant.runs')))"
+    program = (
+        "import sys, operant; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', "
+        "'operant.library', 'operant.runs')))"
+    )
     assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(HOME)}, check=False).returncode == 0
     program = "import sys, operant; operant.runs('none'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(HOME)}, check=False).returncode == 0
@@ -63,7 +66,9 @@ def test_a_policy_takes_what_it_is_given(one_thread):
     assert policy(batch[2])[0] == expected[2, 0] and policy(batch.tolist()).tolist() == expected.tolist()
     drawn = {int(action) for _ in range(50) for action in policy(batch, greedy=False)[:, 0]}
     assert drawn == {0, 1}
-    with pytest.raises(OperantError, match=r"observations of 4 numbers, \(O\) or \(B, O\); these have the shape \(5\)|shape \(5,\)"):
+    with pytest.raises(
+        OperantError, match=r"observations of 4 numbers, \(O\) or \(B, O\); these have the shape \(5\)|shape \(5,\)"
+    ):
         policy(np.zeros(5))
     with pytest.raises(NotFoundError):
         operant.load("none-such")
@@ -79,13 +84,18 @@ def test_what_cannot_be_trained_leaves_no_run(place):
 
 
 @pytest.mark.skipif(not NOTEBOOK.is_file(), reason="needs a checkout")
-@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["over the run that is there", "as it is"])
+@pytest.mark.parametrize(
+    "trains", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["over the run that is there", "as it is"]
+)
 def test_the_notebook_runs(one_thread, capsys, monkeypatch, trains):
     matplotlib = pytest.importorskip("matplotlib")
     pytest.importorskip("gymnasium")
     matplotlib.use("agg")
     notebook = json.loads(NOTEBOOK.read_text())
-    assert (notebook["nbformat"], [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]) == (4, [[]] * 4)
+    assert (notebook["nbformat"], [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]) == (
+        4,
+        [[]] * 4,
+    )
     names: dict = {}
     if not trains:
         monkeypatch.setattr(library, "train", lambda *words, **options: operant.runs("example")[0])

@@ -27,7 +27,9 @@ def text():
 
 def commands(text):
     """Each command of Operant's that the README shows, in words."""
-    fenced = [line for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    fenced = [
+        line for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+    ]
     found = [line.partition("$ ")[2] or line for line in fenced if re.match(r"(\$ )?operant [a-z]", line)]
     rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     found += [code for code in re.findall(r"`([^`\n]+)`", rest) if code.startswith("operant ")]
@@ -71,7 +73,10 @@ def test_its_environment_is_sound(text, tmp_path):
 
 
 def test_its_table_is_what_ships(text):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.partition("| environment |")[2].partition("\n\n")[0].splitlines()[2:]]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.partition("| environment |")[2].partition("\n\n")[0].splitlines()[2:]
+    ]
     assert sorted(row[0].strip("`") for row in rows if row[0]) == envs.names()
     named = sorted(name for row in rows for name in re.findall("`([^`]+)`", row[4]))
     assert named == sorted(recipes.shipped())
@@ -79,8 +84,12 @@ def test_its_table_is_what_ships(text):
         if row[0]:
             env = envs.find(row[0].strip("`"))
             shape = env.observation.shape or (env.observation.size,)
-            numbers = "numbers" if env.observation.dtype == "float32" else "bytes" if env.observation.size > 1 else "byte,"
-            assert row[2].startswith((f"{' x '.join(map(str, shape))} {numbers}", f"{env.observation.size} {numbers}")), row
+            numbers = (
+                "numbers" if env.observation.dtype == "float32" else "bytes" if env.observation.size > 1 else "byte,"
+            )
+            assert row[2].startswith(
+                (f"{' x '.join(map(str, shape))} {numbers}", f"{env.observation.size} {numbers}")
+            ), row
             names = [name for name in env.actions if "+" not in name and name != "jump"]
             assert len(env.actions) > 10 or row[3].startswith(", ".join(names)), row
             assert ("legal" in row[3]) == (env.legal is not None), row

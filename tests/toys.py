@@ -25,7 +25,13 @@ def by_name(names: Any, plain: Any = None) -> list[Any]:
     """Names of environments as the parameters of a test: the plain suite takes all but the rare ones or, of those, the ones in `plain`."""
 
     def marks(name: str) -> Any:
-        return pytest.mark.soak if name in RARELY else pytest.mark.compile if plain is not None and name not in plain else ()
+        return (
+            pytest.mark.soak
+            if name in RARELY
+            else pytest.mark.compile
+            if plain is not None and name not in plain
+            else ()
+        )
 
     return [pytest.param(name, marks=marks(name)) for name in names]
 
@@ -58,7 +64,14 @@ def _count_observe(s, obs, p):
 
 
 COUNT = Env(
-    NoParams, COUNT_FIELDS, observation=Box(1), action=Discrete(2), time_limit=3, reset=_count_reset, step=_count_step, observe=_count_observe
+    NoParams,
+    COUNT_FIELDS,
+    observation=Box(1),
+    action=Discrete(2),
+    time_limit=3,
+    reset=_count_reset,
+    step=_count_step,
+    observe=_count_observe,
 )
 
 
@@ -271,9 +284,20 @@ SEEN = with_pixels(FILL, 16)
 """FILL, observed by its picture."""
 
 
-def ppo_on(env: Env, lanes: int, net: mlp.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
+def ppo_on(
+    env: Env,
+    lanes: int,
+    net: mlp.Config | None = None,
+    *,
+    seed: int = 1,
+    steps: int = 100_000,
+    start: bool = True,
+    **algo,
+) -> PPO:
     """PPO on a fresh world, begun."""
-    ppo = PPO(DeviceWorld(env, lanes, seed=seed), PPO.Config(**algo), net or mlp.Config(hidden=(16,)), seed=seed, steps=steps)
+    ppo = PPO(
+        DeviceWorld(env, lanes, seed=seed), PPO.Config(**algo), net or mlp.Config(hidden=(16,)), seed=seed, steps=steps
+    )
     if start:
         ppo.start()
     return ppo

@@ -1,4 +1,6 @@
-"""Waiting for other processes and threads, without a figure of how fast this machine is. Standard library and Operant's standard-library parts only."""
+"""Waiting for other processes and threads, without a figure of how fast this machine is. Standard library and Operant's
+standard-library parts only.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows only values of the snapshot."""
+"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows only values of the
+snapshot.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def percent(share: float | None) -> str:
 
 
 def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, style: Style = Style("focus")) -> Row:  # noqa: B008 (a constant)
-    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an empty bar."""
+    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an
+    empty bar.
+    """
     halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
     full, half = divmod(halves, 2)
     done = (Cell(glyphs.bar_full, style),) * full + (Cell(glyphs.bar_half, style),) * half
@@ -31,7 +35,9 @@ def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, styl
 
 
 def portions(shares: Sequence[float], width: int) -> list[int]:
-    """Whole cells for each share, by largest remainders; their sum is `width` times the sum of the shares (at most 1), rounded."""
+    """Whole cells for each share, by largest remainders; their sum is `width` times the sum of the shares (at most 1),
+    rounded.
+    """
     sizes = [max(share, 0.0) if share == share else 0.0 for share in shares]
     total = sum(sizes)
     scale = width / max(total, 1.0)
@@ -63,8 +69,12 @@ def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNIC
         name = safe(phase.name, max(1, width - 20))
         figures = f"{percent(phase.share):>6}  {milliseconds(phase.milliseconds):>8}"
         rows.append(
-            beside([(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_style(index)), (name, Style("text"))], [(figures, Style("dim"))], width)
-        )  # fmt: skip
+            beside(
+                [(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_style(index)), (name, Style("text"))],
+                [(figures, Style("dim"))],
+                width,
+            )
+        )
     return rows
 
 

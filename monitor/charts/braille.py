@@ -1,10 +1,13 @@
-"""The inside of a chart as cells: a mean line in braille over a dim band from smallest to largest value. Standard library only.
+"""The inside of a chart as cells: a mean line in braille over a dim band from smallest to largest value. Standard
+library only.
 
-Pure: points and a range in, rows of cells out. A cell holds 2 x 4 dots, so a plot of W cells takes 2 W points, one a dot column. A column of cells depends on
-its own two points and the two beside them; `Memory` keeps drawn columns, so that only those whose dots moved are drawn again.
+Pure: points and a range in, rows of cells out. A cell holds 2 x 4 dots, so a plot of W cells takes 2 W points, one a
+dot column. A column of cells depends on its own two points and the two beside them; `Memory` keeps drawn columns, so
+that only those whose dots moved are drawn again.
 
-Gaps: a span without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring points (and than two dot columns);
-narrower, it is what buckets wider than a column look like, and the line goes straight through it.
+Gaps: a span without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring
+points (and than two dot columns); narrower, it is what buckets wider than a column look like, and the line goes
+straight through it.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ class Memory:
 
 
 def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
-    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an empty span where there is none.
+    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an
+    empty span where there is none.
 
     A mean outside the range sits on the edge.
     """
@@ -183,18 +187,35 @@ def cell_tables(colour: int, overlay_colour: int) -> CellTables:
     """The cell_tables of two of the palette's series."""
     backs = ("", f"band.{colour}", f"band.{overlay_colour}")
     line, overlay, quiet, target = (
-        tuple(Style(token, back) for back in backs) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim")
+        tuple(Style(token, back) for back in backs)
+        for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim")
     )
-    tables = [tuple(tuple(Cell(chr(0x2800 + mask), style) for mask in range(256)) for style in styles) for styles in (line, overlay, target)]
-    return CellTables(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], tuple(Cell(" ", style) for style in quiet))
+    tables = [
+        tuple(tuple(Cell(chr(0x2800 + mask), style) for mask in range(256)) for style in styles)
+        for styles in (line, overlay, target)
+    ]
+    return CellTables(
+        Styles(line, overlay, quiet, target),
+        tables[0],
+        tables[1],
+        tables[2],
+        tuple(Cell(" ", style) for style in quiet),
+    )
 
 
 def _braille_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, ...], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
+    height: int,
+    line: tuple[Dots, Dots],
+    bands: tuple[Dots, ...],
+    over: tuple[Dots, Dots],
+    target: int | None,
+    vertical: str,
+    tables: CellTables,
 ) -> Row:
     empty = tables.empty
     behind = [0] * height
-    # Half of the cell's eight dots: a band thinner than that is the line itself. The run's own band lies over the other one's.
+    # Half of the cell's eight dots: a band thinner than that is the line itself. The run's own band lies over the other
+    # one's.
     for which, (left, right) in ((2, bands[2:]), (1, bands[:2])):
         for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
             if _covered(left, 4 * row) + _covered(right, 4 * row) >= 4:
@@ -215,9 +236,17 @@ def _braille_column(
 
 
 def _ascii_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, ...], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
+    height: int,
+    line: tuple[Dots, Dots],
+    bands: tuple[Dots, ...],
+    over: tuple[Dots, Dots],
+    target: int | None,
+    vertical: str,
+    tables: CellTables,
 ) -> Row:
-    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `+` the overlay, `,` its band. One dot row is one row of cells."""
+    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `+` the overlay, `,` its band.
+    One dot row is one row of cells.
+    """
     cells: list[Cell] = []
     left, right = line
     styles = tables.styles
@@ -272,7 +301,11 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
     columns: list[Row] = []
     for column in range(width):
         left = 2 * column
-        own, other, vertical = (line[left], line[left + 1]), (over[left], over[left + 1]), plot.verticals.get(column, "")
+        own, other, vertical = (
+            (line[left], line[left + 1]),
+            (over[left], over[left + 1]),
+            plot.verticals.get(column, ""),
+        )
         behind = (*bands[left : left + 2], *around[left : left + 2])
         key = (own, behind, other, target, vertical)
         cells = store.get(key)

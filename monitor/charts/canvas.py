@@ -16,11 +16,14 @@ from textual.widget import Widget
 from monitor.charts.cells import blank
 from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 
-_NEAR = 4  # cells: changed runs at most so far apart are one run, as moving the cursor costs more than writing the cells between
+# cells: changed runs at most so far apart are one run, as moving the cursor costs more than writing the cells between
+_NEAR = 4
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
-    """(start, length) of the runs in which two rows of one width differ; the whole row where a character is not one cell wide."""
+    """(start, length) of the runs in which two rows of one width differ; the whole row where a character is not one
+    cell wide.
+    """
     runs: list[tuple[int, int]] = []
     for x, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is not new and old != new:
@@ -29,7 +32,11 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
             else:
                 runs.append((x, 1))
     # A region that ends within a wide character would be drawn with half of it.
-    return [(0, len(after))] if runs and ("" in [cell[0] for cell in before] or "" in [cell[0] for cell in after]) else runs
+    return (
+        [(0, len(after))]
+        if runs and ("" in [cell[0] for cell in before] or "" in [cell[0] for cell in after])
+        else runs
+    )
 
 
 class Canvas(Widget):
@@ -56,7 +63,11 @@ class Canvas(Widget):
     def palette(self) -> Palette:
         """Colours and glyphs of the app's theme on this widget's ground."""
         if self._palette is None:
-            self._palette = Palette(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
+            self._palette = Palette(
+                self.app.current_theme.dark,
+                self.background_colors[1].hex6,
+                bool(getattr(self.app, "ascii_only", False)),
+            )
             self._rich_styles = {}
         return self._palette
 
@@ -94,8 +105,8 @@ class Canvas(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of a region, out of the cells drawn last; drawn anew where size or colours are no longer those.
 
-        A cell has its whole look, and a canvas neither border nor padding: Textual's way through its style rules, which takes longer than the drawing, is left
-        out. Only what the mouse points at goes that way.
+        A cell has its whole look, and a canvas neither border nor padding: Textual's way through its style rules, which
+        takes longer than the drawing, is left out. Only what the mouse points at goes that way.
         """
         if "@click" in self.hover_style.meta:
             return super().render_lines(crop)
@@ -112,14 +123,18 @@ class Canvas(Widget):
 
     def _current(self) -> Rows:
         size = self.size
-        return self._rows if self._rows is not None and self._drawn_for == (*size, self.palette.key) else self._draw(*size)
+        return (
+            self._rows if self._rows is not None and self._drawn_for == (*size, self.palette.key) else self._draw(*size)
+        )
 
     def _strip(self, y: int, row: Row) -> Strip:
         """A line; the same as before where its row is."""
         known = self._strips.get(y)
         if known is not None and known[0] is row:
             return known[1]
-        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(row, _style)]
+        segments = [
+            Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(row, _style)
+        ]
         strip = Strip(segments, len(row))
         self._strips[y] = row, strip
         return strip
@@ -130,7 +145,9 @@ class Canvas(Widget):
         if found is None:
             colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)
             meta = {"@click": style.action} if style.action else None
-            found = self._rich_styles[style] = RichStyle(color=colour, bgcolor=ground, bold=style.bold or None, meta=meta)
+            found = self._rich_styles[style] = RichStyle(
+                color=colour, bgcolor=ground, bold=style.bold or None, meta=meta
+            )
         return found
 
 

@@ -21,14 +21,18 @@ def blank(width: int, height: int) -> Rows:
 
 @lru_cache(4096)
 def styled(text: str, style: Style) -> Row:
-    """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay where they are."""
+    """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay
+    where they are.
+    """
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
     return tuple(Cell(character, style) for character in text)
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Pieces one after the other. The first words are cut where they must be; from the first other piece that does not fit, all are left out."""
+    """Pieces one after the other. The first words are cut where they must be; from the first other piece that does not
+    fit, all are left out.
+    """
     row: Row = ()
     for text, style in pieces:
         if len(row) + len(text) > width:
@@ -50,14 +54,30 @@ def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
     return line([*left, (" " * (width - used - length), Style()), *right], width)
 
 
-def framed(inside: Rows, title: Iterable[Piece], width: int, palette: Palette, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
-    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge and `bottom` in the lower one."""
+def framed(
+    inside: Rows,
+    title: Iterable[Piece],
+    width: int,
+    palette: Palette,
+    *,
+    focused: bool = False,
+    bottom: Sequence[Cell | None] = (),
+) -> Rows:
+    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge and `bottom` in the
+    lower one.
+    """
     style = Style("focus" if focused else "border")
-    top_left, across, top_right, upright, bottom_right, bottom_left = styled(palette.glyphs.box_focused if focused else palette.glyphs.box, style)
+    top_left, across, top_right, upright, bottom_right, bottom_left = styled(
+        palette.glyphs.box_focused if focused else palette.glyphs.box, style
+    )
     words = [piece for piece in title if piece[0]]
     top = line([(" ", Style()), *words, (" ", Style())], width - 4, across) if words else (across,) * (width - 4)
     below = [cell or across for cell in bottom] + [across] * (width - 2 - len(bottom))
-    return [(top_left, across, *top, across, top_right), *((upright, *row, upright) for row in inside), (bottom_left, *below, bottom_right)]
+    return [
+        (top_left, across, *top, across, top_right),
+        *((upright, *row, upright) for row in inside),
+        (bottom_left, *below, bottom_right),
+    ]
 
 
 def sentence(text: str, width: int, height: int) -> Rows:

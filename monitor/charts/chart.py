@@ -15,7 +15,8 @@ from monitor.charts.palette import Cell, Glyphs, Palette, Rows, Style
 from monitor.charts.scale import Range, gutter, tick_text, tick_value, ticks, y_range
 from monitor.data.snapshot import Level, Point
 
-_KINDS = ("checkpoint", "eval", "resume", "not_finite")  # in order of priority: of two marks in one cell the later kind is drawn
+# in order of priority: of two marks in one cell the later kind is drawn
+_KINDS = "checkpoint", "eval", "resume", "not_finite"
 _ROUTINE = ("checkpoint", "eval")
 _CROWDED = 6  # cells: of routine marks that are on average nearer than this only the newest is drawn
 
@@ -28,7 +29,9 @@ class ChartMark(NamedTuple):
 
 
 class ChartData(NamedTuple):
-    """The contents of a chart. Texts are printable already; `points` are two a cell of the plot (`Chart.plot_columns`)."""
+    """The contents of a chart. Texts are printable already; `points` are two a cell of the plot
+    (`Chart.plot_columns`).
+    """
 
     title: str = ""
     value: str = ""  # newest, with its unit
@@ -84,7 +87,9 @@ class Layout(NamedTuple):
         return cls(framed, titled, labels, inner - labels, height - (2 if framed else titled))
 
 
-def draw_chart(data: ChartData, width: int, height: int, palette: Palette, memory: ChartMemory, focused: bool = False) -> Rows:
+def draw_chart(
+    data: ChartData, width: int, height: int, palette: Palette, memory: ChartMemory, focused: bool = False
+) -> Rows:
     """`height` rows of `width` cells (both >= 1)."""
     layout = Layout.of(width, height)
     inner = _inside(data, layout, palette.glyphs, memory)
@@ -99,11 +104,23 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
     shown = y_range([*data.points, *data.overlay], data.log_y, memory.shown)
     if shown is None:
         # A log axis without anything above zero says so, rather than that there is no data.
-        return sentence("nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty, width, height)
+        return sentence(
+            "nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty, width, height
+        )
     memory.shown = shown
     verticals = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
     cursor = None if data.cursor is None else data.cursor // 2
-    plot = Plot(data.points, shown, data.overlay, data.target, verticals, cursor, data.colour, data.overlay_colour, data.overlay_band)
+    plot = Plot(
+        data.points,
+        shown,
+        data.overlay,
+        data.target,
+        verticals,
+        cursor,
+        data.colour,
+        data.overlay_colour,
+        data.overlay_band,
+    )
     rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
     if not layout.gutter:
         return rows
@@ -120,7 +137,9 @@ def _gutter(shown: Range, height: int, width: int) -> Rows:
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """The y labels by row; a higher plot has more of them. A label whose rounded value lies more than a row off is left out."""
+    """The y labels by row; a higher plot has more of them. A label whose rounded value lies more than a row off is left
+    out.
+    """
     labels: dict[int, str] = {}
     for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
         place, text = shown.place(value) or 0.0, tick_text(value, cells)
@@ -143,7 +162,9 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
         # Of routine marks that would crowd the edge only the newest is drawn.
         for place in places[-1:] if kind in _ROUTINE and len(places) * _CROWDED > layout.plot_width else places:
             cells[layout.gutter + place] = _mark_cell(kind, glyphs)
-    broken = [index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]]
+    broken = [
+        index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]
+    ]
     for index in broken:
         cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
     style = Style("dim")
@@ -162,7 +183,9 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
-    """Name, newest value, trend, best. Where there is no room for all, the rate is left out first, then the best, then the arrow."""
+    """Name, newest value, trend, best. Where there is no room for all, the rate is left out first, then the best, then
+    the arrow.
+    """
     pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
         pieces.append((f" {data.value}", Style("bright", bold=True)))
@@ -195,7 +218,9 @@ class Chart(Canvas):
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
-        """Draw `data`; only cells that changed are repainted. `refit`: choose the y range anew, as another window, axis or smoothing is shown."""
+        """Draw `data`; only cells that changed are repainted. `refit`: choose the y range anew, as another window, axis
+        or smoothing is shown.
+        """
         if refit or data.log_y != self.data.log_y:
             self.memory.forget_range()
         if data != self.data or refit:

@@ -40,9 +40,13 @@ def signed(value: float) -> str:
 
 
 def words(
-    value: float | None, unit: str = "", trend_per_min: float | None = None, best: float | None = None, higher_better: bool | None = None,
+    value: float | None,
+    unit: str = "",
+    trend_per_min: float | None = None,
+    best: float | None = None,
+    higher_better: bool | None = None,
     glyphs: Glyphs = UNICODE,
-) -> Words:  # fmt: skip
+) -> Words:
     """A metric in words. A trend of less than half a percent a minute has no arrow."""
     said_best = "" if best is None or not math.isfinite(best) else f"best {with_unit(best, unit)}"
     if value is None:
@@ -71,8 +75,12 @@ def on_axis(axis: Axis, x: float) -> str:
 
 
 def reading(axis: Axis, x: float, point: Point | None, unit: str = "") -> str:
-    """The reading at the inspection cursor: `at 212 M  0.44 (0.41 to 0.47)`, and that some values there were not finite."""
+    """The reading at the inspection cursor: `at 212 M  0.44 (0.41 to 0.47)`, and that some values there were not
+    finite.
+    """
     if point is None:
         return f"at {on_axis(axis, x)}  no value"
     spread = "" if point.low == point.high else f" ({number(point.low)} to {number(point.high)})"
-    return f"at {on_axis(axis, x)}  {with_unit(point.mean, unit)}{spread}{'  not finite: !' if point.not_finite else ''}"
+    return (
+        f"at {on_axis(axis, x)}  {with_unit(point.mean, unit)}{spread}{'  not finite: !' if point.not_finite else ''}"
+    )

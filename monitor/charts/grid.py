@@ -83,7 +83,8 @@ class ChartGrid(Widget):
     def show(self, names: Sequence[str], series: Mapping[str, Series], stage: Stage) -> None:
         """Draw these metrics, one a place."""
         view = stage.view
-        wanted = (view.axis, view.zoom, view.end, view.smoothing, stage.overlay is None)  # when one of these changes, y ranges are chosen anew
+        # when one of these changes, y ranges are chosen anew
+        wanted = view.axis, view.zoom, view.end, view.smoothing, stage.overlay is None
         refit, self._fitted_for = wanted != self._fitted_for, wanted
         shown = [chart for chart in self.charts if chart.display]
         for index, chart in enumerate(shown):

@@ -1,7 +1,7 @@
 """Lines of text as a screen shows them: styled pieces, cut and padded by cells. Standard library only.
 
-All text on its way to the terminal goes through `clean`, which removes control characters and invisible ones. Knows neither runs, widgets nor colours: a style
-names tokens of `monitor.charts.palette`.
+All text on its way to the terminal goes through `clean`, which removes control characters and invisible ones. Knows
+neither runs, widgets nor colours: a style names tokens of `monitor.charts.palette`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _LONGEST_CELLS = 2000
 
 
 class Piece(NamedTuple):
-    """A stretch of text in one style. `action` is what a click on it does, an action's name: a constant of this program, never data."""
+    """A stretch of text in one style. `action` is what a click on it does, an action's name: a constant of this
+    program, never data.
+    """
 
     text: str
     fore: str = "text"
@@ -32,11 +34,51 @@ Line = tuple[Piece, ...]
 
 _ASCII = str.maketrans(
     {
-        "●": "*", "◌": "o", "‖": "=", "◔": "~", "◐": "~", "✖": "x", "■": "#", "✔": "+", "⌁": "@", "━": "=", "╸": "-", "─": "-", "▲": "^", "▼": "v", "▸": ">",
-        "◆": "o", "┊": ":", "·": "-", "…": "~", "−": "-", "×": "x", "≈": "~", "←": "<", "→": ">", "↑": "^", "↓": "v", "█": "#", "▓": "=", "▒": "+", "░": "-",
-        "°": " ", "±": "~", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "┃": "|", "⏎": "=", "–": "-", "—": "-", "›": ">", "’": "'",
+        "●": "*",
+        "◌": "o",
+        "‖": "=",
+        "◔": "~",
+        "◐": "~",
+        "✖": "x",
+        "■": "#",
+        "✔": "+",
+        "⌁": "@",
+        "━": "=",
+        "╸": "-",
+        "─": "-",
+        "▲": "^",
+        "▼": "v",
+        "▸": ">",
+        "◆": "o",
+        "┊": ":",
+        "·": "-",
+        "…": "~",
+        "−": "-",
+        "×": "x",
+        "≈": "~",
+        "←": "<",
+        "→": ">",
+        "↑": "^",
+        "↓": "v",
+        "█": "#",
+        "▓": "=",
+        "▒": "+",
+        "░": "-",
+        "°": " ",
+        "±": "~",
+        "│": "|",
+        "╭": "+",
+        "╮": "+",
+        "╰": "+",
+        "╯": "+",
+        "┃": "|",
+        "⏎": "=",
+        "–": "-",
+        "—": "-",
+        "›": ">",
+        "’": "'",
     }
-)  # fmt: skip
+)
 
 
 def clean(text: str, *, ascii_only: bool = False) -> str:
@@ -53,7 +95,9 @@ def clean(text: str, *, ascii_only: bool = False) -> str:
 
 
 def characters(text: str) -> list[str]:
-    """One item a cell: a character with the combining ones that follow it, and an empty text for the right half of a wide character."""
+    """One item a cell: a character with the combining ones that follow it, and an empty text for the right half of a
+    wide character.
+    """
     if text.isascii():
         return list(text)
     found: list[str] = []
@@ -78,14 +122,19 @@ def row_of(line: Line) -> Row:
 
 @lru_cache(4096)
 def _cells_of(piece: Piece) -> Row:
-    """Made once, as most pieces of a screen come again and again; so equal cells are mostly the same object, which is compared at once."""
+    """Made once, as most pieces of a screen come again and again; so equal cells are mostly the same object, which is
+    compared at once.
+    """
     style = Style(piece.fore, piece.back, piece.bold, piece.action)
     return tuple(Cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:
     """A row of cells as pieces."""
-    return tuple(Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back) for style, run in groupby(row, _style))
+    return tuple(
+        Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back)
+        for style, run in groupby(row, _style)
+    )
 
 
 def _style(cell: Cell) -> Style:
@@ -180,5 +229,7 @@ def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Lin
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
-    """A text in lines of at most `width` cells, the first behind `first`, all others behind `indent`. Counts characters: for words of this program."""
+    """A text in lines of at most `width` cells, the first behind `first`, all others behind `indent`. Counts
+    characters: for words of this program.
+    """
     return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

@@ -1,7 +1,8 @@
 """Colours and glyphs of every meaning, for dark and light themes, with and without UTF-8. Standard library only.
 
-Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Style`: tokens), a `Palette` says what that is on this terminal. Every
-meaning that has a colour has a glyph or a word as well, so that nothing is lost under NO_COLOR or to a colour-blind eye.
+Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Style`: tokens), a `Palette`
+says what that is on this terminal. Every meaning that has a colour has a glyph or a word as well, so that nothing is
+lost under NO_COLOR or to a colour-blind eye.
 """
 
 from __future__ import annotations
@@ -59,9 +60,20 @@ class Glyphs(NamedTuple):
 
 UNICODE = Glyphs()
 ASCII = Glyphs(
-    braille=False, box="+-+|++", box_focused="#=#H##", up="^", down="v", checkpoint="^", eval="o", resume=":", bar_full="=", bar_half="-", bar_rest=".",
-    shades=("#", "=", "+", "-"), upper_half="#",
-)  # fmt: skip
+    braille=False,
+    box="+-+|++",
+    box_focused="#=#H##",
+    up="^",
+    down="v",
+    checkpoint="^",
+    eval="o",
+    resume=":",
+    bar_full="=",
+    bar_half="-",
+    bar_rest=".",
+    shades=("#", "=", "+", "-"),
+    upper_half="#",
+)
 
 
 def channels(colour: str) -> tuple[int, int, int]:
@@ -93,7 +105,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
-    """`colour`, moved towards white on a dark ground and towards black on a light one until it stands out from the ground by `least`."""
+    """`colour`, moved towards white on a dark ground and towards black on a light one until it stands out from the
+    ground by `least`.
+    """
     pole = "#FFFFFF" if luminance(ground) < 0.18 else "#000000"
     for tenth in range(11):
         moved = mix(pole, colour, tenth / 10)
@@ -114,18 +128,30 @@ class Palette:
 
     def _tokens(self) -> dict[str, str]:
         ground = self.ground
-        series = OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)
+        series = (
+            OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)
+        )
         far = "#FFFFFF" if self.dark else "#000000"
         colours = {
-            "text": mix(far, ground, 0.80), "bright": mix(far, ground, 0.96), "dim": mix(far, ground, 0.48), "faint": mix(far, ground, 0.24),
-            "border": mix(far, ground, 0.22), "focus": series[0], "cursor": mix(far, ground, 0.20), "ground": ground,
-            "good": readable("#009E73", ground, 4.0), "warn": readable("#E69F00", ground, 4.0), "bad": readable("#D55E00", ground, 4.0),
-        }  # fmt: skip
+            "text": mix(far, ground, 0.80),
+            "bright": mix(far, ground, 0.96),
+            "dim": mix(far, ground, 0.48),
+            "faint": mix(far, ground, 0.24),
+            "border": mix(far, ground, 0.22),
+            "focus": series[0],
+            "cursor": mix(far, ground, 0.20),
+            "ground": ground,
+            "good": readable("#009E73", ground, 4.0),
+            "warn": readable("#E69F00", ground, 4.0),
+            "bad": readable("#D55E00", ground, 4.0),
+        }
         for index, colour in enumerate(series):
             colours[f"series.{index}"] = colour
             colours[f"band.{index}"] = mix(colour, ground, 0.24 if self.dark else 0.22)
         return colours
 
     def hex(self, token: str) -> str:
-        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for an unknown token."""
+        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for an
+        unknown token.
+        """
         return token if token.startswith("#") else self._colours[token] if token else self.ground

@@ -1,9 +1,10 @@
 """The agent as it plays: pictures of pixels as cells of a terminal.
 
-Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and ASCII. What lanes mostly have along
-their borders is their ground and is not drawn: one for all of them, and the same from frame to frame, or a lane in which it is rare for a moment would
-appear inverted. Colours are kept few, and readable on the theme, so that little has to be sent. `AgentPicture` is the widget. Knows nothing of
-environments: a frame is bytes.
+Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and
+ASCII. What lanes mostly have along their borders is their ground and is not drawn: one for all of them, and the same
+from frame to frame, or a lane in which it is rare for a moment would appear inverted. Colours are kept few, and
+readable on the theme, so that little has to be sent. `AgentPicture` is the widget. Knows nothing of environments: a
+frame is bytes.
 """
 
 from __future__ import annotations
@@ -56,14 +57,17 @@ class Grid(NamedTuple):
             scale = min(2 * room_width / pixel_width, 4 * room_height / pixel_height)
             if scale > 1 and scale - int(scale) < _ALMOST:
                 scale = int(scale)  # a dot a pixel, or so many, looks better than a little more
-            lane = cls(across, down, max(1, int(pixel_width * scale / 2 + 1e-6)), max(1, int(pixel_height * scale / 4 + 1e-6)))
+            lane = cls(
+                across, down, max(1, int(pixel_width * scale / 2 + 1e-6)), max(1, int(pixel_height * scale / 4 + 1e-6))
+            )
             if best is None or lane.width * lane.height > best.width * best.height:
                 best = lane
         return best
 
 
 def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
-    """The colour that is most frequent in a frame's lanes, or that of the frame before while it has a fair share of them.
+    """The colour that is most frequent in a frame's lanes, or that of the frame before while it has a fair share of
+    them.
 
     Not along the border: a field may have a wall. None where the bytes do not match the shape: there is no picture.
     """
@@ -74,7 +78,11 @@ def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
     step = frame.height * frame.width // _LOOKED_AT | 1
     step += 2 if step > 1 and frame.width % step == 0 else 0
     places = range(0, size, 3 * step)
-    counts = Counter(bytes(frame.pixels[lane + place : lane + place + 3]) for lane in range(0, frame.lanes * size, size) for place in places)
+    counts = Counter(
+        bytes(frame.pixels[lane + place : lane + place + 3])
+        for lane in range(0, frame.lanes * size, size)
+        for place in places
+    )
     if before is not None and counts[before] >= _FAIR_SHARE * counts.total():
         return before
     return counts.most_common(1)[0][0]
@@ -87,9 +95,14 @@ def _lane_bytes(frame: Frame) -> int:
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
-    """One lane's picture in `columns` x `rows` dots. Scaled down, a dot is lit if any pixel under it is, so that thin lines stay."""
+    """One lane's picture in `columns` x `rows` dots. Scaled down, a dot is lit if any pixel under it is, so that thin
+    lines stay.
+    """
     row_bytes = 3 * width
-    spans = [(column * width // columns, max((column + 1) * width // columns, column * width // columns + 1)) for column in range(columns)]
+    spans = [
+        (column * width // columns, max((column + 1) * width // columns, column * width // columns + 1))
+        for column in range(columns)
+    ]
     single = all(end - start == 1 for start, end in spans)
     places = [3 * start for start, _ in spans]
     empty: DotRow = (None,) * columns
@@ -98,9 +111,14 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
     def dots_of(data: bytes) -> DotRow:
         if single:
             return tuple([None if (dot := data[place : place + 3]) == ground else dot for place in places])
-        return tuple([
-            next((dot for place in range(3 * start, 3 * end, 3) if (dot := data[place : place + 3]) != ground), None) for start, end in spans
-        ])  # fmt: skip
+        return tuple(
+            [
+                next(
+                    (dot for place in range(3 * start, 3 * end, 3) if (dot := data[place : place + 3]) != ground), None
+                )
+                for start, end in spans
+            ]
+        )
 
     result: list[DotRow] = []
     for row in range(rows):
@@ -133,9 +151,19 @@ def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
     colour, back = counts.most_common(1)[0][0], ""
     if len(lit) == 8 and len(counts) > 1:
         back, colour = shown_colour(colour, ground), counts.most_common(2)[1][0]
-        mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot == colour)
+        mask = sum(
+            bit
+            for pair, bits in zip(dots, _DOTS, strict=True)
+            for dot, bit in zip(pair, bits, strict=True)
+            if dot == colour
+        )
     else:
-        mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot is not None)
+        mask = sum(
+            bit
+            for pair, bits in zip(dots, _DOTS, strict=True)
+            for dot, bit in zip(pair, bits, strict=True)
+            if dot is not None
+        )
     return Cell(chr(0x2800 + mask), Style(shown_colour(colour, ground), back))
 
 
@@ -159,7 +187,10 @@ def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, p
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
         glyph = palette.glyphs.upper_half
-        return [tuple([_block_cell(a, b, palette.ground, glyph) for a, b in zip(dots[2 * y], dots[2 * y + 1], strict=True)]) for y in range(height)]
+        return [
+            tuple([_block_cell(a, b, palette.ground, glyph) for a, b in zip(dots[2 * y], dots[2 * y + 1], strict=True)])
+            for y in range(height)
+        ]
     dots = sampled(pixels, frame.width, frame.height, 2 * width, 4 * height, ground)
     draw = _braille_cell if mode == "braille" else _ascii_cell
     rows: Rows = []
@@ -168,12 +199,17 @@ def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, p
         if not any(map(any, four)):
             rows.append((EMPTY,) * width)
         else:
-            rows.append(tuple([draw(tuple([row[x : x + 2] for row in four]), palette.ground) for x in range(0, 2 * width, 2)]))
+            rows.append(
+                tuple([draw(tuple([row[x : x + 2] for row in four]), palette.ground) for x in range(0, 2 * width, 2)])
+            )
     return rows
 
 
-def draw_picture(frame: Frame, width: int, height: int, palette: Palette, mode: Mode = "braille", ground: bytes | None = None) -> Rows:
-    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not match its shape shows nothing.
+def draw_picture(
+    frame: Frame, width: int, height: int, palette: Palette, mode: Mode = "braille", ground: bytes | None = None
+) -> Rows:
+    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not
+    match its shape shows nothing.
 
     `ground` is the colour that is not drawn; None: that of the frame alone, see `ground_of`.
     """
@@ -184,7 +220,10 @@ def draw_picture(frame: Frame, width: int, height: int, palette: Palette, mode: 
     if grid is None:
         return blank(width, height)
     mode = "ascii" if not palette.glyphs.braille else mode
-    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, palette, mode) for k in range(frame.lanes)]
+    lanes = [
+        _lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, palette, mode)
+        for k in range(frame.lanes)
+    ]
     rows: Rows = []
     for first in range(0, frame.lanes, grid.across):
         rows += [_joined(some, width) for some in zip(*lanes[first : first + grid.across], strict=True)]
@@ -232,7 +271,9 @@ class AgentPicture(Canvas):
         self._mode: Mode = "braille"
         self._title: tuple[Piece, ...] = ()
 
-    def show(self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille") -> None:
+    def show(
+        self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille"
+    ) -> None:
         """Draw a frame; only cells that changed are repainted. None: draw the sentence `absent`."""
         wanted = (frame, absent, tuple(title), mode)
         if wanted != (self._frame, self._absent, self._title, self._mode):

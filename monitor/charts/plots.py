@@ -39,7 +39,10 @@ class Stage(NamedTuple):
 
 def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     """The contents of a chart with room for `columns` points."""
-    view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
+    view, held = (
+        stage.view,
+        (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best),
+    )
     held = held._replace(latest=stage.figures.get(series.name, held.latest))
     better = True if series.higher_better else None
     unit = "" if series.unit == "reward" else series.unit
@@ -65,14 +68,22 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         # At an earlier moment the title has the value of that moment: the header's, where that has one.
         point = _nearest(points, cursor)
         value_then = stage.figures.get(series.name, None if point is None else point.mean)
-        then = "-" if value_then is None else count(value_then) if series.kind == "rate" else figures.with_unit(value_then, unit)
+        then = (
+            "-"
+            if value_then is None
+            else count(value_then)
+            if series.kind == "rate"
+            else figures.with_unit(value_then, unit)
+        )
         head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
     second = () if other is None else other.view(view.axis, first, last, columns, view.smooth)
     return head._replace(
         trend=said.trend,
         rate=said.rate,
         # With an overlay the other run's value takes the place of the best.
-        best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {_latest(other, unit)} {stage.overlay_name}",
+        best=said.best
+        if other is None
+        else f"{'┄' if stage.glyphs.braille else ':'} {_latest(other, unit)} {stage.overlay_name}",
         trend_level=said.level,
         points=points,
         overlay=second,
@@ -87,7 +98,11 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
 
 
 def _latest(series: Series, unit: str) -> str:
-    return count(series.latest) if series.kind == "rate" and series.latest is not None else figures.with_unit(series.latest, unit)
+    return (
+        count(series.latest)
+        if series.kind == "rate" and series.latest is not None
+        else figures.with_unit(series.latest, unit)
+    )
 
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:
@@ -105,7 +120,11 @@ def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: 
     if not last > first:
         return ()
     places = ((mark.kind, mark_x(mark, axis)) for mark in marks)
-    return tuple(ChartMark(kind, (x - first) / (last - first)) for kind, x in places if first <= x <= last and (until is None or x <= until))
+    return tuple(
+        ChartMark(kind, (x - first) / (last - first))
+        for kind, x in places
+        if first <= x <= last and (until is None or x <= until)
+    )
 
 
 def _until(points: Sequence[Point | None], stage: Stage) -> Sequence[Point | None]:
@@ -132,12 +151,16 @@ def _cursor(name: str, stage: Stage, columns: int) -> int | None:
 def _reading(points: Sequence[Point | None], cursor: int, stage: Stage, second: Sequence[Point | None]) -> str:
     """The value at the cursor, of the second run too: that of the nearest point that is not empty, within a few."""
     first, last = stage.window or (0.0, 0.0)
-    said = figures.reading(stage.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
+    said = figures.reading(
+        stage.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor)
+    )
     other = _nearest(second, cursor) if second else None
     return said if other is None else f"{said}  {'┄' if stage.glyphs.braille else ':'} {figures.with_unit(other.mean)}"
 
 
 def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
     reach = max(_NEAR, len(points) // _NEAR_SHARE)
-    near = sorted(range(max(0, cursor - reach), min(len(points), cursor + reach + 1)), key=lambda index: abs(index - cursor))
+    near = sorted(
+        range(max(0, cursor - reach), min(len(points), cursor + reach + 1)), key=lambda index: abs(index - cursor)
+    )
     return next((points[index] for index in near if points[index] is not None), None)

@@ -1,7 +1,7 @@
 """Axes: which range of values and of x a chart shows, and how its ticks are worded. Standard library only.
 
-Both ranges are sticky, so that a chart does not move with every record: the y range keeps about 15 % of hysteresis, the x window grows in jumps. Knows
-nothing of cells and colours.
+Both ranges are sticky, so that a chart does not move with every record: the y range keeps about 15 % of hysteresis, the
+x window grows in jumps. Knows nothing of cells and colours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _OFF = 0.05  # a label may differ from its tick by so much
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _TINY, _HUGE, _DECADES = 1e-290, 1e290, 300.0  # what is nearer to zero is zero; what is farther is cut
 
-GUTTER, _GUTTER_FROM = 6, 22  # cells of y labels beside a plot, the space between included, where a chart is at least so wide inside
+# cells of y labels beside a plot, the space between included, where a chart is at least so wide inside
+GUTTER, _GUTTER_FROM = 6, 22
 
 
 def gutter(inner: int) -> int:
@@ -40,7 +41,9 @@ class Range(NamedTuple):
         return self.high - self.low
 
     def place(self, value: float) -> float | None:
-        """Where `value` lies: 0 at the bottom, 1 at the top, beyond them outside; None where a log axis has no place for it."""
+        """Where `value` lies: 0 at the bottom, 1 at the top, beyond them outside; None where a log axis has no place
+        for it.
+        """
         if self.log:
             if value <= _TINY:
                 return None
@@ -64,12 +67,16 @@ def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | 
         return None
     if log:
         means = tuple(math.log10(point.mean) for point in shown)
-        lows = tuple(math.log10(point.low) if point.low > _TINY else mean for point, mean in zip(shown, means, strict=True))
+        lows = tuple(
+            math.log10(point.low) if point.low > _TINY else mean for point, mean in zip(shown, means, strict=True)
+        )
         highs = tuple(math.log10(max(point.high, point.mean)) for point in shown)
     else:
         lows, means, highs, _ = zip(*shown, strict=True)
         if min(lows) < -_HUGE or max(highs) > _HUGE:
-            lows, means, highs = (tuple(min(max(value, -_HUGE), _HUGE) for value in values) for values in (lows, means, highs))
+            lows, means, highs = (
+                tuple(min(max(value, -_HUGE), _HUGE) for value in values) for values in (lows, means, highs)
+            )
     low, high = min(means), max(means)
     widths = sorted(b - a for a, b in zip(lows, highs, strict=True))
     slack = max(high - low, 1.5 * widths[len(widths) * 9 // 10])
@@ -103,7 +110,8 @@ def _rounded(low: float, high: float, log: bool) -> Range:
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
     """The range to show `points` in, the previous one as long as it will do; None where nothing can be shown.
 
-    A range is left when values leave it, or when they fill less than two fifths of it; the next one has 15 % of room beside them.
+    A range is left when values leave it, or when they fill less than two fifths of it; the next one has 15 % of room
+    beside them.
     """
     extent = _extent(points, log)
     if extent is None:
@@ -118,12 +126,16 @@ def y_range(points: Iterable[Point | None], log: bool = False, previous: Range |
         return previous
     room = HYSTERESIS * (high - low)
     # Zero is an end that values come near without crossing.
-    roomy = _rounded(low if low == 0 or 0 < low <= room else low - room, high if high == 0 or 0 > high >= -room else high + room, log)
+    roomy = _rounded(
+        low if low == 0 or 0 < low <= room else low - room, high if high == 0 or 0 > high >= -room else high + room, log
+    )
     return previous if inside and roomy.span >= (1 - HYSTERESIS) * previous.span else roomy
 
 
 def tick_text(value: float, cells: int) -> str:
-    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; empty where it cannot be told in so few."""
+    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; empty where it cannot be told in so
+    few.
+    """
     if value == 0:
         return "0"
     size, sign = abs(value), "-" if value < 0 else ""
@@ -132,7 +144,11 @@ def tick_text(value: float, cells: int) -> str:
         texts += [_trim(f"{size:.{digits}f}") for digits in range(4, -1, -1)]
     if 999.5 <= size < 1e15:
         for power in range(max(1, int(math.log10(size)) // 3), 5):
-            texts += [_trim(f"{size / 1000**power:.{digits}f}") + "kMGT"[power - 1] for digits in (2, 1, 0) if size / 1000**power >= 0.9995]
+            texts += [
+                _trim(f"{size / 1000**power:.{digits}f}") + "kMGT"[power - 1]
+                for digits in (2, 1, 0)
+                if size / 1000**power >= 0.9995
+            ]
     texts += [f"{size:.{digits}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for digits in (1, 0)]
     fitting = [text for text in texts if len(text) <= cells - len(sign) and not text.startswith("1000")]
     # Better another way of writing it than one that is off; a number cut short would be another number: none is shown.
@@ -167,10 +183,12 @@ def ticks(shown: Range, most: int) -> Sequence[float]:
 
 
 def window(first: float, last: float, previous: tuple[float, float] | None = None) -> tuple[float, float]:
-    """The stretch of x to show for data from `first` to `last`: it ends at the next nice boundary, so that columns stay while records arrive.
+    """The stretch of x to show for data from `first` to `last`: it ends at the next nice boundary, so that columns stay
+    while records arrive.
 
-    The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten beyond `last`, measured from the start: on average the newest tenth of
-    the width is free, and a column's stretch of x changes only where the end does. `previous` is kept while the data lie in it and fill more than half of it.
+    The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten beyond `last`, measured from the
+    start: on average the newest tenth of the width is free, and a column's stretch of x changes only where the end
+    does. `previous` is kept while the data lie in it and fill more than half of it.
     """
     start = 0.0 if 0 <= first <= 0.25 * last else first
     if previous is not None and previous[0] == start and start + (previous[1] - start) / 2 <= last <= previous[1]:

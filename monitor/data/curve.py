@@ -1,6 +1,8 @@
-"""One metric's values over a run's levels of buckets: its newest value, best, trend, and its points for a chart. Standard library only.
+"""One metric's values over a run's levels of buckets: its newest value, best, trend, and its points for a chart.
+Standard library only.
 
-Knows no file and no screen. One thread writes (through `monitor.data.series.Table`), any number read: each method that reads buckets holds the levels' lock.
+Knows no file and no screen. One thread writes (through `monitor.data.series.Table`), any number read: each method that
+reads buckets holds the levels' lock.
 """
 
 from __future__ import annotations
@@ -33,10 +35,21 @@ class Column(NamedTuple):
 
 
 class Curve:
-    """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
+    """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it
+    is asked.
+    """
 
     def __init__(self, levels: Levels, column: Column) -> None:
-        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite, self.kind, self.absent = column
+        (
+            self.name,
+            self.label,
+            self.unit,
+            self.higher_better,
+            self.log_axis,
+            self._must_be_finite,
+            self.kind,
+            self.absent,
+        ) = column
         self.latest: float | None = None  # the newest finite value
         self.not_finite = 0
         self.parts: list[Part] = [Part()]  # one for each level
@@ -44,7 +57,8 @@ class Curve:
         self._best: tuple[int, float | None] = (-1, None)
         self._trend: tuple[float, float | None] = (-math.inf, None)  # and the wall second it was found in
 
-    # -------------------------------------------------------------------------------------------------------------------------------- writing
+    # ------------------------------------------------------------------------------------------------------------------
+    # writing
 
     def take(self, index: int, plan: Plan, values: Sequence[float]) -> None:
         """Add the values of new records to a level, as the plan says. The lock is held."""
@@ -78,7 +92,8 @@ class Curve:
                 self.latest = part.total[filled] / part.count[filled]
                 return
 
-    # -------------------------------------------------------------------------------------------------------------------------------- reading
+    # ------------------------------------------------------------------------------------------------------------------
+    # reading
 
     @property
     def best(self) -> float | None:
@@ -91,7 +106,8 @@ class Curve:
 
     @property
     def trend_per_min(self) -> float | None:
-        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last third): outliers do not turn it.
+        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last
+        third): outliers do not turn it.
 
         Found anew when the records have gone on (or back) by a second.
         """
@@ -110,7 +126,11 @@ class Curve:
         first = bisect_left(ends, last[1] - _TREND_S)
         starts = range(first, len(ends), max(1, (len(ends) - first) // _TREND_POINTS))
         means = self.means(index, starts, len(ends))
-        points = [(ends[min(start + starts.step, len(ends)) - 1], mean) for start, mean in zip(starts, means, strict=True) if not math.isnan(mean)]
+        points = [
+            (ends[min(start + starts.step, len(ends)) - 1], mean)
+            for start, mean in zip(starts, means, strict=True)
+            if not math.isnan(mean)
+        ]
         third = len(points) // 3
         if len(points) < _TREND_FEWEST or points[-1][0] - points[0][0] < _TREND_SHORTEST_S:
             return None
@@ -124,11 +144,15 @@ class Curve:
         """The largest finite value up to a step (None: of all)."""
         with self._levels.lock:
             high = self.parts[-1].high
-            largest = max(high if step is None else high[: bisect_left(self._levels.all[-1].ends[0], step) + 1], default=-math.inf)
+            largest = max(
+                high if step is None else high[: bisect_left(self._levels.all[-1].ends[0], step) + 1], default=-math.inf
+            )
         return largest if math.isfinite(largest) else None
 
     def course(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None without values."""
+        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None
+        without values.
+        """
         with self._levels.lock:
             part, end = self.parts[-1], len(self.parts[-1].count)
             if step is not None:
@@ -141,13 +165,18 @@ class Curve:
             return part.total[first] / part.count[first], max(part.high[:end]), newest
 
     def means(self, index: int, starts: range, end: int) -> list[float]:
-        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN for a bucket without values. The lock is held."""
+        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN for a bucket without
+        values. The lock is held.
+        """
         part, size = self.parts[index], starts.step
         if size == 1:
             pairs = zip(part.total[starts.start : end], part.count[starts.start : end], strict=True)
             return [total / count if count else math.nan for total, count in pairs]
         limits = [(start, min(start + size, end)) for start in starts]
-        return [sum(part.total[start:stop]) / count if (count := sum(part.count[start:stop])) else math.nan for start, stop in limits]
+        return [
+            sum(part.total[start:stop]) / count if (count := sum(part.count[start:stop])) else math.nan
+            for start, stop in limits
+        ]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x with a value; None without values. The first is where the first bucket begins."""
@@ -161,13 +190,16 @@ class Curve:
                 return None
             return (level.ends[which][first - 1] if first else level.begins[which]), level.ends[which][last]
 
-    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
+    def view(
+        self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
+    ) -> Sequence[Point | None]:
         """`columns` points that cover [first, last]; None for a column without values.
 
-        A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider than a column fills the columns it
-        covers, and a column is None only before the first record, after the last, or where the records hold no value (no episode ended): whether to draw
-        across such a gap is the chart's matter. A column whose values were all broken is marked, and repeats the value before it.
-        `smoothing` in [0, 1) is the weight of an exponential mean, a column, over the means; bands stay as they are. It begins before the window, so
+        A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider
+        than a column fills the columns it covers, and a column is None only before the first record, after the last, or
+        where the records hold no value (no episode ended): whether to draw across such a gap is the chart's matter. A
+        column whose values were all broken is marked, and repeats the value before it. `smoothing` in [0, 1) is the
+        weight of an exponential mean, a column, over the means; bands stay as they are. It begins before the window, so
         that scrolling does not move the line.
         """
         width = (last - first) / columns if columns > 0 else 0.0
@@ -187,7 +219,9 @@ class Curve:
         return _smoothed(points, smoothing)[lead:] if smoothing > 0.0 else points
 
     @staticmethod
-    def _columns(part: Part, ends: array[float], begin: float, first: float, width: float, columns: int) -> list[Point | None]:
+    def _columns(
+        part: Part, ends: array[float], begin: float, first: float, width: float, columns: int
+    ) -> list[Point | None]:
         points: list[Point | None] = []
         known: Point | None = None
         filled, point = (-1, -1), known
@@ -214,7 +248,9 @@ class Curve:
         return points
 
     def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """The point nearest to x and its exact x, for inspection: a single record where it is recent, else the finest bucket there is."""
+        """The point nearest to x and its exact x, for inspection: a single record where it is recent, else the finest
+        bucket there is.
+        """
         which = _AXES.index(axis)
         with self._levels.lock:
             for index in range(self._levels.choose(which, x, x, 1 << 30), len(self.parts)):

@@ -1,4 +1,5 @@
-"""The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them. Standard library only.
+"""The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them.
+Standard library only.
 
 Knows no metric's name and no record: see `monitor.data.series`.
 """
@@ -16,7 +17,9 @@ from monitor.data.snapshot import Point
 
 
 class Level:
-    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be incomplete."""
+    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be
+    incomplete.
+    """
 
     __slots__ = ("begins", "ends", "filled", "size")
 
@@ -36,7 +39,9 @@ class Level:
 
 
 class Levels:
-    """All levels of a run, from single records to the coarsest, which reaches back to the first record. To change or read them, hold `lock`."""
+    """All levels of a run, from single records to the coarsest, which reaches back to the first record. To change or
+    read them, hold `lock`.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -50,7 +55,9 @@ class Levels:
         return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
 
     def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
-        """The coarsest level that has `wanted` buckets in [first, last], or else the finest that reaches back to `first`. The lock is held."""
+        """The coarsest level that has `wanted` buckets in [first, last], or else the finest that reaches back to
+        `first`. The lock is held.
+        """
         reach = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
         finest = reach[0] if reach else len(self.all) - 1
         for index in range(len(self.all) - 1, finest, -1):
@@ -61,7 +68,9 @@ class Levels:
 
 
 class Part:
-    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and sum need no exception."""
+    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and
+    sum need no exception.
+    """
 
     __slots__ = ("bad", "count", "high", "low", "total")
 
@@ -96,13 +105,23 @@ class Part:
     def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
         """The buckets [first, last) as one; at least one."""
         return (
-            min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last]), sum(self.count[first:last]), sum(self.bad[first:last])
-        )  # fmt: skip
+            min(self.low[first:last]),
+            max(self.high[first:last]),
+            sum(self.total[first:last]),
+            sum(self.count[first:last]),
+            sum(self.bad[first:last]),
+        )
 
     def point(self, first: int, last: int) -> Point | None:
         """The buckets [first, last) as a point, None where they hold no finite value."""
         if last - first == 1:
-            count, low, high, total, bad = self.count[first], self.low[first], self.high[first], self.total[first], self.bad[first] > 0
+            count, low, high, total, bad = (
+                self.count[first],
+                self.low[first],
+                self.high[first],
+                self.total[first],
+                self.bad[first] > 0,
+            )
         elif last - first == 2:  # as it mostly is, and quicker than by slices
             second = first + 1
             count, total = self.count[first] + self.count[second], self.total[first] + self.total[second]
@@ -136,7 +155,9 @@ def sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float,
 
 
 class Plan(NamedTuple):
-    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket from each of `starts` on."""
+    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket
+    from each of `starts` on.
+    """
 
     joined: int
     starts: range

@@ -1,7 +1,9 @@
-"""A run's messages, each once and in order: the lines of its log.txt and the events of its metrics file. Standard library only. Reads no file.
+"""A run's messages, each once and in order: the lines of its log.txt and the events of its metrics file. Standard
+library only. Reads no file.
 
-A trainer writes most messages to both. Where a line and an event say the same, the line keeps its place and becomes the event; events without a line are put
-between the others by what is around them, and by their clocks. Clocks are those of a day: they go round at midnight.
+A trainer writes most messages to both. Where a line and an event say the same, the line keeps its place and becomes the
+event; events without a line are put between the others by what is around them, and by their clocks. Clocks are those of
+a day: they go round at midnight.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class EventLog:
         self.lines.append(line)
 
     def take(self, lines: Sequence[LogLine], events: Sequence[LogLine]) -> None:
-        """New lines of the log, and new events, each in their order. An event and its line may come one after the other, in either order."""
+        """New lines of the log, and new events, each in their order. An event and its line may come one after the
+        other, in either order.
+        """
         if not lines and not events:
             return
         known = [*self.lines, *lines]
@@ -40,7 +44,8 @@ class EventLog:
             if not known[place].is_event:
                 places[_key(known[place])].append(place)
         told: dict[int, int] = {}  # which event a line tells of
-        for number in reversed(range(len(events))):  # from the newest on, as what is said twice is said by the newest last
+        # from the newest on, as what is said twice is said by the newest last
+        for number in reversed(range(len(events))):
             if found := places.get(_key(events[number])):
                 place = found.pop()
                 known[place], told[place] = _both(known[place], events[number]), number
@@ -60,12 +65,18 @@ class EventLog:
 def log_line(line: str) -> LogLine:
     """A line of log.txt."""
     clock, text = clock_and_text(line)
-    level: Level = "bad" if text.startswith(("error: ", "Traceback (")) else "warn" if text.startswith(LEFT_OUT) else "ok"
+    level: Level = (
+        "bad" if text.startswith(("error: ", "Traceback (")) else "warn" if text.startswith(LEFT_OUT) else "ok"
+    )
     return LogLine(clock or "", level, text)
 
 
-def _merged(lines: Sequence[tuple[int, LogLine]], events: Iterable[tuple[int, LogLine]], own: int, told: dict[int, int]) -> Iterable[LogLine]:
-    """Lines by their places, and between them the numbered events that have no line: before the next line of a later event, or one of a later clock."""
+def _merged(
+    lines: Sequence[tuple[int, LogLine]], events: Iterable[tuple[int, LogLine]], own: int, told: dict[int, int]
+) -> Iterable[LogLine]:
+    """Lines by their places, and between them the numbered events that have no line: before the next line of a later
+    event, or one of a later clock.
+    """
     left = deque(events)
     ahead = deque(told[place] for place, _ in lines if place in told)
     for place, line in lines:
@@ -82,7 +93,9 @@ def _begin(lines: Sequence[LogLine]) -> int:
 
 
 def _key(line: LogLine) -> str:
-    """What lines have in common that say the same: the log has `error: ` before what an event calls an error, and more of a long text."""
+    """What lines have in common that say the same: the log has `error: ` before what an event calls an error, and more
+    of a long text.
+    """
     return line.text.removeprefix("error: ")[:_SAME]
 
 

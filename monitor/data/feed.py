@@ -1,8 +1,10 @@
-"""The live feed: a thread that reads a run and makes the snapshots a screen shows. Standard library only. Knows no widget.
+"""The live feed: a thread that reads a run and makes the snapshots a screen shows. Standard library only. Knows no
+widget.
 
-The thread looks four times a second (or as often as the screen asks) while a run lives, and once a second after its end. A look at which nothing has changed
-makes no new snapshot. Snapshots share their curves, which stay alive: `monitor.data.series` says how threads share them. Requests to the trainer wait for their
-answers in threads of their own; another thread samples the machine once a second.
+The thread looks four times a second (or as often as the screen asks) while a run lives, and once a second after its
+end. A look at which nothing has changed makes no new snapshot. Snapshots share their curves, which stay alive:
+`monitor.data.series` says how threads share them. Requests to the trainer wait for their answers in threads of their
+own; another thread samples the machine once a second.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoin
 
 
 class LiveFeed:
-    """A `monitor.data.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot is there once this is made."""
+    """A `monitor.data.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot
+    is there once this is made.
+    """
 
     def __init__(self, run: runs.Run, *, readonly: bool = False) -> None:
         self.readonly = readonly
@@ -63,7 +67,8 @@ class LiveFeed:
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
-    # ----------------------------------------------------------------------------------------------------------------------------- the screen
+    # ------------------------------------------------------------------------------------------------------------------
+    # the screen
 
     def snapshot(self) -> Snapshot:
         """The newest one; the same object while nothing has changed. After `at`, the one of that step."""
@@ -108,7 +113,8 @@ class LiveFeed:
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-    # ----------------------------------------------------------------------------------------------------------------------------- the thread
+    # ------------------------------------------------------------------------------------------------------------------
+    # the thread
 
     def _run(self) -> None:
         self._shown.wait(_PATIENCE_S)
@@ -144,14 +150,23 @@ class LiveFeed:
         self._publish(known, now_s)
 
     def _take_history(self, now_s: float) -> None:
-        """Have the history loaded by another thread, where there is more than what is known, and go on from it once it is there."""
+        """Have the history loaded by another thread, where there is more than what is known, and go on from it once it
+        is there.
+        """
         while self._past:
             past, self._loading = self._past.popleft(), False
             if past is not None:
                 self._reading.join(past)
-        if self._reading.wants_history and not self._loading and self._shown.is_set() and now_s - self._loaded_s > _RELOAD_S:
+        if (
+            self._reading.wants_history
+            and not self._loading
+            and self._shown.is_set()
+            and now_s - self._loaded_s > _RELOAD_S
+        ):
             self._loading, self._loaded_s, self._reading.wants_history = True, now_s, False
-            threading.Thread(target=self._load, args=(self._reading.history_loader(),), name="history", daemon=True).start()
+            threading.Thread(
+                target=self._load, args=(self._reading.history_loader(),), name="history", daemon=True
+            ).start()
 
     def _load(self, load: Callable[[], Past | None]) -> None:
         past: Past | None = None
@@ -166,19 +181,34 @@ class LiveFeed:
         events = self._reading.events
         for event in events:
             if event.text.startswith(_NO_PICTURE):
-                self._unwatchable = (-1 if self._reading.header is None else self._reading.header.session, event.text.removeprefix(_NO_PICTURE))
+                self._unwatchable = (
+                    -1 if self._reading.header is None else self._reading.header.session,
+                    event.text.removeprefix(_NO_PICTURE),
+                )
         lines = [log_line(line) for line in self._reading.log.poll()]
-        self._event_log.take(lines, [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
+        self._event_log.take(
+            lines, [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events]
+        )
 
     def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
-        """Phases and health: judged once a second, as they look at the last ten, and at once where the state or the records have changed as a whole; the
-        figures in it are those of this moment.
+        """Phases and health: judged once a second, as they look at the last ten, and at once where the state or the
+        records have changed as a whole; the figures in it are those of this moment.
         """
         timeline, state = known.timeline, known.state.word
         if timeline is None:
             return (), ()
-        if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, timeline):
-            self._judgement = (now_s, state, timeline, model.phases(timeline), health.verdicts(known, self._sampler.latest))
+        if (
+            self._judgement is None
+            or now_s - self._judgement[0] >= _JUDGE_S
+            or self._judgement[1:3] != (state, timeline)
+        ):
+            self._judgement = (
+                now_s,
+                state,
+                timeline,
+                model.phases(timeline),
+                health.verdicts(known, self._sampler.latest),
+            )
         return self._judgement[3], health.told(self._judgement[4], known)
 
     def _publish(self, known: Known, now_s: float) -> None:
@@ -228,7 +258,8 @@ class LiveFeed:
             at_step=step,
         )
 
-    # ---------------------------------------------------------------------------------------------------------------------------- the trainer
+    # ------------------------------------------------------------------------------------------------------------------
+    # the trainer
 
     def _absent(self, known: Known) -> str:
         if known.state.live and known.header is not None and known.header.session == self._unwatchable[0]:
@@ -257,8 +288,14 @@ class LiveFeed:
         try:
             answer = control.ask(self._reading.run, verb, _ANSWER_S)
         except OperantError as error:
-            signalled = verb == "stop" and isinstance(error, control.UnwritableError) and runs.signal_worker(self._reading.run, signal.SIGTERM)
-            self._tell(f"{error}. SIGTERM was sent instead" if signalled else str(error), "warn" if signalled else "bad")
+            signalled = (
+                verb == "stop"
+                and isinstance(error, control.UnwritableError)
+                and runs.signal_worker(self._reading.run, signal.SIGTERM)
+            )
+            self._tell(
+                f"{error}. SIGTERM was sent instead" if signalled else str(error), "warn" if signalled else "bad"
+            )
             return
         if answer.result == "accepted":
             self._tell(f"after {_ANSWER_S:.0f} s the trainer has not done it yet: {answer.text}", "bad")

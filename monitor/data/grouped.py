@@ -1,6 +1,8 @@
-"""A group of runs as one source: of each metric the mean over the seeds, between the ends of its 95 % interval. Standard library only. Knows no widget.
+"""A group of runs as one source: of each metric the mean over the seeds, between the ends of its 95 % interval.
+Standard library only. Knows no widget.
 
-At each place of an axis the mean is over the runs that have come there (straight between two of their values), and has a band where these are two or more.
+At each place of an axis the mean is over the runs that have come there (straight between two of their values), and has
+a band where these are two or more.
 """
 
 from __future__ import annotations
@@ -25,11 +27,26 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
     found = []
     for group in groups.list_groups(root, everywhere):
         told = groups.describe(group)
-        score, first = told["bands"]["eval_return"], next((row for row in told["runs"] if "env" in row), dict[str, Any]())
+        score, first = (
+            told["bands"]["eval_return"],
+            next((row for row in told["runs"] if "env" in row), dict[str, Any]()),
+        )
         state = "running" if told["live"] else "finished" if told["finished"] == told["seeds"] else "stopped"
         mean = "-" if score is None else f"{score['mean']:.4g}"
         progress = f"{told['finished']} of {told['seeds']} seeds"
-        found.append(RunRow(group.id, str(group.path), state, first.get("env") or "-", first.get("algo") or "-", mean, "mean", progress, "-"))
+        found.append(
+            RunRow(
+                group.id,
+                str(group.path),
+                state,
+                first.get("env") or "-",
+                first.get("algo") or "-",
+                mean,
+                "mean",
+                progress,
+                "-",
+            )
+        )
     return found
 
 
@@ -44,7 +61,13 @@ class MeanCurve:
 
     def __init__(self, curves: Sequence[Series]) -> None:
         first = curves[0]
-        self.name, self.label, self.unit, self.kind, self.absent = first.name, first.label, first.unit, first.kind, first.absent
+        self.name, self.label, self.unit, self.kind, self.absent = (
+            first.name,
+            first.label,
+            first.unit,
+            first.kind,
+            first.absent,
+        )
         self.higher_better, self.log_axis = first.higher_better, first.log_axis
         self.best: float | None = None  # of a mean these say little
         self.trend_per_min: float | None = None
@@ -58,9 +81,16 @@ class MeanCurve:
         found = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
         return (min(begin for begin, _ in found), max(end for _, end in found)) if found else None
 
-    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
+    def view(
+        self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
+    ) -> Sequence[Point | None]:
         """`columns` means, each between the ends of its interval."""
-        return [_mean(values) for values in zip(*(_filled(one.view(axis, first, last, columns, smoothing)) for one in self._curves), strict=True)]
+        return [
+            _mean(values)
+            for values in zip(
+                *(_filled(one.view(axis, first, last, columns, smoothing)) for one in self._curves), strict=True
+            )
+        ]
 
     def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
         """The mean of the runs' points nearest to x, at the place of the first one's."""
@@ -78,7 +108,9 @@ def _mean(values: Iterable[float | None]) -> Point | None:
 
 
 def _filled(points: Sequence[Point | None]) -> list[float | None]:
-    """The means of points, straight lines between those that have neighbours on both sides: the seeds' evaluations need not fall into the same columns."""
+    """The means of points, straight lines between those that have neighbours on both sides: the seeds' evaluations need
+    not fall into the same columns.
+    """
     values: list[float | None] = [None if point is None else point.mean for point in points]
     for before, after in pairwise([index for index, value in enumerate(values) if value is not None]):
         begin, end = values[before] or 0.0, values[after] or 0.0
@@ -87,7 +119,9 @@ def _filled(points: Sequence[Point | None]) -> list[float | None]:
 
 
 class GroupFeed:
-    """A `monitor.data.snapshot.Source` of a group, to be laid over a run: it has curves, and asks no trainer for anything."""
+    """A `monitor.data.snapshot.Source` of a group, to be laid over a run: it has curves, and asks no trainer for
+    anything.
+    """
 
     readonly = True
 
@@ -105,9 +139,13 @@ class GroupFeed:
         if len(seen) != len(self._seen) or any(new is not old for new, old in zip(seen, self._seen, strict=True)):
             self._seen = seen
             names = dict.fromkeys(name for one in seen for name in one.series)
-            series: dict[str, Series] = {name: MeanCurve([one.series[name] for one in seen if name in one.series]) for name in names}
+            series: dict[str, Series] = {
+                name: MeanCurve([one.series[name] for one in seen if name in one.series]) for name in names
+            }
             state = "running" if any(one.live for one in seen) else "finished"
-            self._made = self._made._replace(version=self._made.version + 1, state=state, series=series, seeds=len(seen))
+            self._made = self._made._replace(
+                version=self._made.version + 1, state=state, series=series, seeds=len(seen)
+            )
         return self._made
 
     def _join(self) -> None:

@@ -1,8 +1,10 @@
-"""Is training healthy? Findings from a run's recent numbers. Standard library only. Pure: nothing is stored; the caller shows what is computed here.
+"""Is training healthy? Findings from a run's recent numbers. Standard library only. Pure: nothing is stored; the caller
+shows what is computed here.
 
-What counts as a warning is declared by the run's metrics (`operant.runs.metrics.spec.Threshold`); this module applies those rules and adds the few that belong
-to no metric: values that are not finite, the evaluation, the GPU, checkpoints. Rules judge the newest ten seconds of records (twenty at least), so that a
-single odd record changes nothing. `bad` is only said after a twentieth of the run.
+What counts as a warning is declared by the run's metrics (`operant.runs.metrics.spec.Threshold`); this module applies
+those rules and adds the few that belong to no metric: values that are not finite, the evaluation, the GPU, checkpoints.
+Rules judge the newest ten seconds of records (twenty at least), so that a single odd record changes nothing. `bad` is
+only said after a twentieth of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Circumstances(NamedTuple):
     usual: Mapping[str, float] = MappingProxyType({})  # medians of the last minute
     highest: Mapping[str, float] = MappingProxyType({})  # the largest values so far
     newest: Mapping[str, float] = MappingProxyType({})  # newest values of metrics that other rules depend on
-    evaluation: tuple[float, float, float] | None = None  # where the run began (training or evaluation, the lower), the best evaluation and the newest
+    evaluation: tuple[float, float, float] | None = (
+        None  # where the run began (training or evaluation, the lower), the best evaluation and the newest
+    )
     target: float | None = None
     gpu: Gpu | None = None
     checkpoint_failures: int = 0
@@ -63,7 +67,9 @@ class Circumstances(NamedTuple):
     @property
     def at_its_best(self) -> bool:
         """The target is reached, or the newest evaluation is next to the best one."""
-        return self.at_target or (self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST)
+        return self.at_target or (
+            self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST
+        )
 
     def past(self, share: float) -> bool:
         """Whether at least this share of the run is done, where that is known."""
@@ -98,8 +104,13 @@ def circumstances(known: Known, system: System | None, step: float | None = None
     rules = [(spec.name, rule) for spec in timeline.judged for rule in spec.thresholds]
     usual = {name for name, rule in rules if rule.relative_to == "minute"}
     others = {rule.while_metric for _, rule in rules if rule.while_metric in curves}
-    minute = {name: _finite(some) for name, some in timeline.table.window(*_MINUTE, usual | others, step=step).values.items()}
-    highest = {name: curves[name].highest(step) for name in others | {name for name, rule in rules if rule.relative_to == "highest"}}
+    minute = {
+        name: _finite(some) for name, some in timeline.table.window(*_MINUTE, usual | others, step=step).values.items()
+    }
+    highest = {
+        name: curves[name].highest(step)
+        for name in others | {name for name, rule in rules if rule.relative_to == "highest"}
+    }
     status = known.look.status if step is None else None
     live = known.state.live and step is None
     return Circumstances(
@@ -123,11 +134,16 @@ def judge(known: Known, system: System | None, step: float | None = None) -> tup
 
 
 def verdicts(known: Known, system: System | None, step: float | None = None) -> Verdicts:
-    """What the recent records say, to be told beside the values that are shown then. The costly part: many records are looked at."""
+    """What the recent records say, to be told beside the values that are shown then. The costly part: many records are
+    looked at.
+    """
     timeline = known.timeline
     if timeline is None:
         return Verdicts((), Circumstances())
-    recent, now = timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values, circumstances(known, system, step)
+    recent, now = (
+        timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values,
+        circumstances(known, system, step),
+    )
     return Verdicts(_verdicts(recent, timeline.specs, now), now)
 
 
@@ -141,21 +157,34 @@ def told(found: Verdicts, known: Known, step: float | None = None) -> tuple[Find
 
 
 def findings(
-    recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float] = MappingProxyType({}),
-) -> tuple[Finding, ...]:  # fmt: skip
-    """Findings by the recent values of each metric, the gravest first, in the order of the metrics. `shown` is what the header says of them."""
+    recent: Mapping[str, Sequence[float]],
+    specs: Mapping[str, MetricSpec],
+    now: Circumstances,
+    shown: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Finding, ...]:
+    """Findings by the recent values of each metric, the gravest first, in the order of the metrics. `shown` is what the
+    header says of them.
+    """
     return _findings(_verdicts(recent, specs, now), specs, now, shown)
 
 
-def _verdicts(recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[_Verdict, ...]:
+def _verdicts(
+    recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances
+) -> tuple[_Verdict, ...]:
     values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
     judged = [_judge(specs[name], some, now) for name, some in values.items() if name in specs]
     return tuple(verdict for verdict in judged if verdict is not None)
 
 
-def _findings(judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float]) -> tuple[Finding, ...]:
+def _findings(
+    judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float]
+) -> tuple[Finding, ...]:
     metrics = [_told(verdict, now, shown.get(verdict.spec.name)) for verdict in judged]
-    found = [finding for finding in (_finiteness(specs, now), _evaluation(now), *metrics, _gpu(now), _safety(now)) if finding is not None]
+    found = [
+        finding
+        for finding in (_finiteness(specs, now), _evaluation(now), *metrics, _gpu(now), _safety(now))
+        if finding is not None
+    ]
     if not now.settled:
         found = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in found]
     return tuple(sorted(found, key=lambda finding: _ORDER[finding.level]))
@@ -169,7 +198,8 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-# ----------------------------------------------------------------------------------------------------------------------- rules of the metrics
+# ----------------------------------------------------------------------------------------------------------------------
+# rules of the metrics
 
 
 class _Rule(NamedTuple):
@@ -206,10 +236,18 @@ class Verdicts(NamedTuple):
 
 def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> _Verdict | None:
     """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet."""
-    rules = [_rule(threshold, reference) for threshold in spec.thresholds if (reference := now.reference(spec.name, threshold)) == reference]
+    rules = [
+        _rule(threshold, reference)
+        for threshold in spec.thresholds
+        if (reference := now.reference(spec.name, threshold)) == reference
+    ]
     if not rules:
         return None
-    wanted = [rule for rule in rules if now.scheduled(rule.threshold) and (rule.threshold.until >= 1 or not now.past(rule.threshold.until))]
+    wanted = [
+        rule
+        for rule in rules
+        if now.scheduled(rule.threshold) and (rule.threshold.until >= 1 or not now.past(rule.threshold.until))
+    ]
     holding = [rule for rule in wanted if rule.holds(values)]
     fired = next((rule for rule in holding if not now.excuse(rule.threshold)), None)
     value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else _median(values)
@@ -218,12 +256,18 @@ def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> _Ve
 
 
 def _told(found: _Verdict, now: Circumstances, shown: float | None) -> Finding:
-    """Names the value `shown` elsewhere; where that alone would be judged otherwise, also the usual one of the values that are judged."""
+    """Names the value `shown` elsewhere; where that alone would be judged otherwise, also the usual one of the values
+    that are judged.
+    """
     spec, value, fired = found.spec, found.value, found.fired
     said = count if spec.kind == "rate" else number
     usual = ""
     if shown is not None and math.isfinite(shown):
-        alone = any(rule.low <= shown < rule.high for rule in (found.rules if fired is None else [fired]) if not now.excuse(rule.threshold))
+        alone = any(
+            rule.low <= shown < rule.high
+            for rule in (found.rules if fired is None else [fired])
+            if not now.excuse(rule.threshold)
+        )
         if alone == (fired is None):
             usual = f" (mostly {said(value)})"
         value = shown
@@ -236,7 +280,9 @@ def _told(found: _Verdict, now: Circumstances, shown: float | None) -> Finding:
 
 def _rule(threshold: Threshold, reference: float) -> _Rule:
     low, high = threshold.at_least, threshold.below
-    return _Rule(threshold, -math.inf if low is None else low * reference, math.inf if high is None else high * reference)
+    return _Rule(
+        threshold, -math.inf if low is None else low * reference, math.inf if high is None else high * reference
+    )
 
 
 def _limits(rules: Sequence[_Rule], value: float, said: Callable[[float], str]) -> str:
@@ -248,7 +294,8 @@ def _limits(rules: Sequence[_Rule], value: float, said: Callable[[float], str]) 
     return f"above {said(above)}" if above is not None else f"below {said(below)}" if below is not None else ""
 
 
-# ------------------------------------------------------------------------------------------------------------------------- rules of the run
+# ----------------------------------------------------------------------------------------------------------------------
+# rules of the run
 
 
 def _finiteness(specs: Mapping[str, MetricSpec], now: Circumstances) -> Finding | None:
@@ -256,9 +303,12 @@ def _finiteness(specs: Mapping[str, MetricSpec], now: Circumstances) -> Finding 
         return None
     odd = [specs.get(name, MetricSpec(name, name)) for name in now.not_finite[:4]]
     return Finding(
-        "bad", f"not finite: {', '.join(spec.label for spec in odd)}", "only numbers", next((spec.advice for spec in odd if spec.advice), ""),
+        "bad",
+        f"not finite: {', '.join(spec.label for spec in odd)}",
+        "only numbers",
+        next((spec.advice for spec in odd if spec.advice), ""),
         "NaN or infinite values, which do not go away by themselves: resume from a checkpoint saved before them.",
-    )  # fmt: skip
+    )
 
 
 def _evaluation(now: Circumstances) -> Finding | None:
@@ -270,15 +320,26 @@ def _evaluation(now: Circumstances) -> Finding | None:
     advice = ""
     if lost > _LOST_HALF and now.past(_EARLY):
         level = "bad" if lost > _LOST_MOST else "warn"
-        advice = f"it was {number(best)}: most of the gain is lost. The best policy is kept (operant eval RUN --checkpoint best)"
+        advice = (
+            f"it was {number(best)}: most of the gain is lost. The best policy is kept (operant eval RUN "
+            "--checkpoint best)"
+        )
     elif now.target is not None and newest < now.target and now.past(_LATE):
         near = "all steps are done" if now.past(1.0) else "the end is near"
         level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
-    wanted = f"target {number(now.target).removesuffix('.0')}" if now.target is not None else f"near the best, {number(best)}"
+    wanted = (
+        f"target {number(now.target).removesuffix('.0')}"
+        if now.target is not None
+        else f"near the best, {number(best)}"
+    )
     return Finding(
-        level, f"eval {number(newest)}", wanted, advice,
-        "The mean return of complete greedy episodes in a separate world. To lose half of the gain since the start of the run is a warning.",
-    )  # fmt: skip
+        level,
+        f"eval {number(newest)}",
+        wanted,
+        advice,
+        "The mean return of complete greedy episodes in a separate world. To lose half of the gain since the start of "
+        "the run is a warning.",
+    )
 
 
 def _gpu(now: Circumstances) -> Finding | None:
@@ -287,30 +348,44 @@ def _gpu(now: Circumstances) -> Finding | None:
         return None
     if gpu.throttled is not None and gpu.throttled != POWER_LIMIT:  # which a GPU that is well used meets
         return Finding(
-            "warn", f"GPU clock held down: {safe(gpu.throttled, 40)}", "full clock", "cooling, or the power supply: nvidia-smi -q -d PERFORMANCE says more",
-            "NVML's reason for a clock below its maximum. Training is slower than this GPU could be; its results are the same.",
-        )  # fmt: skip
+            "warn",
+            f"GPU clock held down: {safe(gpu.throttled, 40)}",
+            "full clock",
+            "cooling, or the power supply: nvidia-smi -q -d PERFORMANCE says more",
+            "NVML's reason for a clock below its maximum. Training is slower than this GPU could be; its results are "
+            "the same.",
+        )
     if gpu.utilisation is None:
         return None
     idle = gpu.utilisation < _IDLE_GPU
     return Finding(
-        "warn" if idle else "ok", f"GPU {100 * gpu.utilisation:.0f} % busy", f"above {100 * _IDLE_GPU:.0f} %",
+        "warn" if idle else "ok",
+        f"GPU {100 * gpu.utilisation:.0f} % busy",
+        f"above {100 * _IDLE_GPU:.0f} %",
         "the GPU waits: raise env.lanes or algo.horizon" if idle else "",
-        "The share of the last second in which a kernel ran (NVML). It says nothing about how well the kernels fill the GPU.",
-    )  # fmt: skip
+        "The share of the last second in which a kernel ran (NVML). It says nothing about how well the kernels fill "
+        "the GPU.",
+    )
 
 
 def _safety(now: Circumstances) -> Finding | None:
     failures = now.checkpoint_failures
     if failures:
         return Finding(
-            "bad" if failures >= 3 else "warn", f"{failures} checkpoint{'s' if failures > 1 else ''} not saved", "0",
+            "bad" if failures >= 3 else "warn",
+            f"{failures} checkpoint{'s' if failures > 1 else ''} not saved",
+            "0",
             "see the log: a full disk, a quota, or a folder that cannot be written",
-            "Checkpoints in a row that could not be written. Training goes on; a resume would begin at the last one that is safe.",
-        )  # fmt: skip
+            "Checkpoints in a row that could not be written. Training goes on; a resume would begin at the last one "
+            "that is safe.",
+        )
     if now.history_error:
         return Finding(
-            "warn", "history not written", "written", "free some disk: older records are lost when the ring is full",
-            "Records beyond the newest thousand belong in the run's history, which cannot be written. Training goes on.",
-        )  # fmt: skip
+            "warn",
+            "history not written",
+            "written",
+            "free some disk: older records are lost when the ring is full",
+            "Records beyond the newest thousand belong in the run's history, which cannot be written. Training "
+            "goes on.",
+        )
     return None

@@ -66,6 +66,8 @@ def row(run: Run, described: dict[str, Any]) -> RunRow:
         algo=described["algo"] or "-",
         score=number(score if score is not None else described["return"]),
         sps=count(sps) if sps is not None and live else "-",
-        progress="-" if share is None else f"{100 * share:.0f} %" + (f", {age(left_s)} left" if left_s is not None and live else ""),
+        progress="-"
+        if share is None
+        else f"{100 * share:.0f} %" + (f", {age(left_s)} left" if left_s is not None and live else ""),
         age="-" if since_s is None else age(since_s),
     )

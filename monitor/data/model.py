@@ -1,6 +1,8 @@
-"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows only the time it is given.
+"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows only the
+time it is given.
 
-`monitor.data.feed` collects a document, an observation, a timeline, the log's end; these functions make values and sentences of them, all printable.
+`monitor.data.feed` collects a document, an observation, a timeline, the log's end; these functions make values and
+sentences of them, all printable.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _PROCESS_STATES: Final = {
 
 
 class Known(NamedTuple):
-    """All that the feed knows of a run at one moment. Times in seconds by monotonic clocks; None for what is not known."""
+    """All that the feed knows of a run at one moment. Times in seconds by monotonic clocks; None for what is
+    not known.
+    """
 
     run: Run
     state: State
@@ -61,7 +65,8 @@ class Known(NamedTuple):
     now_s: float = 0.0  # wall clock, only to be displayed
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- the run
+# ----------------------------------------------------------------------------------------------------------------------
+# the run
 
 
 def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
@@ -90,16 +95,21 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
 def clock(moment_s: float, now_s: float) -> str | None:
     """Local wall time: hh:mm:ss for the last half day, else the date; None for a time out of range."""
     try:
-        return time.strftime("%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s))
+        return time.strftime(
+            "%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s)
+        )
     except (OverflowError, ValueError, OSError):
         return None
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ progress
+# ----------------------------------------------------------------------------------------------------------------------
+# progress
 
 
 def progress(known: Known) -> Progress:
-    """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to minutes, from an hour on to hours."""
+    """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to
+    minutes, from an hour on to hours.
+    """
     look, document, timeline = known.look, known.run.document, known.timeline
     live = known.state.word in LIVE
     last = timeline.table.last if timeline is not None else None
@@ -130,7 +140,13 @@ def progress_at(known: Known, step: float) -> Progress:
     saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
     if place is None:
         return progress(known)
-    return Progress(int(place[0]), integer_of(known.run.document, "steps"), int(place[2]), up_s=place[1], checkpoint_step=int(saved[-1]) if saved else None)
+    return Progress(
+        int(place[0]),
+        integer_of(known.run.document, "steps"),
+        int(place[2]),
+        up_s=place[1],
+        checkpoint_step=int(saved[-1]) if saved else None,
+    )
 
 
 def _rough(age_s: float | None, *, seconds: bool) -> float | None:
@@ -144,16 +160,21 @@ def _rough(age_s: float | None, *, seconds: bool) -> float | None:
 def _moment(now_s: float, ahead_s: float) -> str | None:
     """A moment to come: the time within a day, the date within a year, then the year."""
     try:
-        return time.strftime("%H:%M" if ahead_s < 86400 else "%d %b" if ahead_s < 360 * 86400 else "%Y", time.localtime(now_s + ahead_s))
+        return time.strftime(
+            "%H:%M" if ahead_s < 86400 else "%d %b" if ahead_s < 360 * 86400 else "%Y", time.localtime(now_s + ahead_s)
+        )
     except (OverflowError, ValueError, OSError):
         return None
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- figures
+# ----------------------------------------------------------------------------------------------------------------------
+# figures
 
 
 def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | None = None) -> dict[str, float]:
-    """What header, charts and health alike show of some metrics, now or at a step: the newest value, of a rate the median of the newest records."""
+    """What header, charts and health alike show of some metrics, now or at a step: the newest value, of a rate the
+    median of the newest records.
+    """
     wanted = [spec.name for spec in specs if step is not None or spec.kind == "rate"]
     window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
     found = {}
@@ -182,18 +203,31 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
     for spec in specs:
         curve = timeline.table.curves[spec.name]
         unit = "" if spec.kind == "rate" or spec.unit == "reward" else spec.unit
-        trend, best = (curve.trend_per_min, curve.best) if step is None else (None, curve.highest(step) if spec.higher_better else None)
-        found.append(Figure(spec.name, spec.figure, values.get(spec.name), unit, trend, best, spec.higher_better or None, spec.kind))
+        trend, best = (
+            (curve.trend_per_min, curve.best)
+            if step is None
+            else (None, curve.highest(step) if spec.higher_better else None)
+        )
+        found.append(
+            Figure(
+                spec.name, spec.figure, values.get(spec.name), unit, trend, best, spec.higher_better or None, spec.kind
+            )
+        )
     return tuple(found)
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
     """The phases' shares of the wall time of the last ten seconds of records; () for a run without times."""
-    window = timeline.table.window(*_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step)
+    window = timeline.table.window(
+        *_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step
+    )
     named = [(name.removeprefix(SECONDS), values) for name, values in window.values.items()]
     if not named or not window.walls:
         return ()
-    seconds = [(name, sum(s * n for s, n in zip(values, window.records, strict=True) if not math.isnan(s))) for name, values in named]
+    seconds = [
+        (name, sum(s * n for s, n in zip(values, window.records, strict=True) if not math.isnan(s)))
+        for name, values in named
+    ]
     busy_s = sum(spent for _, spent in seconds)
     wall_s = max(window.walls[-1] - window.begin[1], busy_s)
     iterations = window.iterations[-1] - window.begin[2]
@@ -201,10 +235,14 @@ def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, .
         return ()
     seconds.append(("other", wall_s - busy_s))
     per = 1e3 / iterations if iterations > 0 else math.nan
-    return tuple(PhaseShare(name, round(max(0.0, spent) / wall_s, 3), spent * per if math.isfinite(per) else 0.0) for name, spent in seconds)
+    return tuple(
+        PhaseShare(name, round(max(0.0, spent) / wall_s, 3), spent * per if math.isfinite(per) else 0.0)
+        for name, spent in seconds
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------------- states, in words
+# ----------------------------------------------------------------------------------------------------------------------
+# states, in words
 
 
 def cause(known: Known) -> str | None:
@@ -220,7 +258,9 @@ def cause(known: Known) -> str | None:
     if word == "stopping":
         return told or "finishing the iteration and saving a checkpoint"
     if word in ("stalled", "suspended"):
-        process = _PROCESS_STATES.get(known.process_state or "", "").replace("{pid}", str(integer_of(known.run.document, "pid") or ""))
+        process = _PROCESS_STATES.get(known.process_state or "", "").replace(
+            "{pid}", str(integer_of(known.run.document, "pid") or "")
+        )
         return " · ".join(part for part in (told, f"process {process}" if process else "") if part)
     if word in ("failed", "diverged", "gpu_fault", "oom"):
         return told or _error_line(known.log_end)
@@ -236,7 +276,11 @@ def _error_line(log_end: Sequence[str]) -> str | None:
     for line in log_end:
         if line.startswith("error: "):
             return text.safe(line.removeprefix("error: "), 300)
-    return text.safe(log_end[-1].strip(), 300) if log_end and any(line.startswith("Traceback ") for line in log_end) else None
+    return (
+        text.safe(log_end[-1].strip(), 300)
+        if log_end and any(line.startswith("Traceback ") for line in log_end)
+        else None
+    )
 
 
 _SENTENCES: Final = {
@@ -274,7 +318,11 @@ def _finished(known: Known) -> str:
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
     early = step is not None and steps is not None and step < steps
     solved = early and target_reached(known.run.document, _latest(known, EVALUATION))
-    done = f"target {text.number(number_of(known.run.document, 'target')).removesuffix('.0')} reached" if solved else "all steps done"
+    done = (
+        f"target {text.number(number_of(known.run.document, 'target')).removesuffix('.0')} reached"
+        if solved
+        else "all steps done"
+    )
     return f"{done} in {text.duration(took)}" if took is not None else done
 
 
@@ -289,7 +337,9 @@ def _crash_remark(known: Known) -> str:
 
 
 def _wall(known: Known) -> float | None:
-    """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that has records."""
+    """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that
+    has records.
+    """
     wall_s = number_of(known.look.exit or {}, "wall_s")
     last = known.timeline.table.last if known.timeline is not None else None
     once = known.header is None or known.header.session <= 1
@@ -314,7 +364,13 @@ def _ending_facts(known: Known) -> list[str]:
         found.append(f"mean SPS {text.count(sps)}")
     if known.state.word != "finished" and known.look.status is not None:
         saved = now.checkpoint_step
-        found.append("no checkpoint" if saved is None and not known.has_checkpoint else f"checkpoint at {text.count(saved)} steps" if saved is not None else "")
+        found.append(
+            "no checkpoint"
+            if saved is None and not known.has_checkpoint
+            else f"checkpoint at {text.count(saved)} steps"
+            if saved is not None
+            else ""
+        )
     return [fact for fact in found if fact]
 
 
@@ -339,7 +395,9 @@ def _commands(known: Known) -> list[str]:
 
 
 def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
-    """Why no picture of the agent is shown. An environment is said to draw none only where the run's document says so."""
+    """Why no picture of the agent is shown. An environment is said to draw none only where the run's document
+    says so.
+    """
     state, document, header = known.state, known.run.document, known.header
     if state.ended:
         return "the run has ended"

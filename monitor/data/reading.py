@@ -1,7 +1,9 @@
-"""Reads one run's folder repeatedly and cheaply, and keeps what it found. Standard library only. For one thread; knows no screen.
+"""Reads one run's folder repeatedly and cheaply, and keeps what it found. Standard library only. For one thread; knows
+no screen.
 
-Everything is opened for reading and may vanish at any time: a file that was replaced (a resume) is attached to anew, one that was truncated or cannot be read
-leaves the last frame with a sentence, a folder that was deleted too. Nothing that a file holds makes it raise.
+Everything is opened for reading and may vanish at any time: a file that was replaced (a resume) is attached to anew,
+one that was truncated or cannot be read leaves the last frame with a sentence, a folder that was deleted too. Nothing
+that a file holds makes it raise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,22 @@ from typing import Any, Final, NamedTuple
 from monitor.data.model import Known
 from monitor.data.timeline import Timeline
 from operant import runs, text
-from operant.runs import LIVE, Event, Follower, Header, Judgement, Metric, Observation, RawFrame, Reader, Run, State, Tail, history, read_specs
+from operant.runs import (
+    LIVE,
+    Event,
+    Follower,
+    Header,
+    Judgement,
+    Metric,
+    Observation,
+    RawFrame,
+    Reader,
+    Run,
+    State,
+    Tail,
+    history,
+    read_specs,
+)
 
 _EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
 _PACE_S = 3.0
@@ -37,7 +54,8 @@ class Past(NamedTuple):
 
 
 def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
-    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None for a run without history.
+    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read.
+    None for a run without history.
 
     Takes a second for some hundred thousand records. Never raises for what the files hold.
     """
@@ -85,7 +103,8 @@ class Reading:
         """The metrics file, while there is one that can be read."""
         return self._follower.reader
 
-    # -------------------------------------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------------------------
+    # looking
 
     def poll(self, now_s: float) -> None:
         """Look once; `now_s` is any monotonic clock of this viewer."""
@@ -129,7 +148,10 @@ class Reading:
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _lost(self, why: str) -> None:
-        self.state, self.notice = State("unreadable", why), f"{why}: what was read before stays" if self.timeline is not None else ""
+        self.state, self.notice = (
+            State("unreadable", why),
+            f"{why}: what was read before stays" if self.timeline is not None else "",
+        )
         self._follower.forget()
 
     def _take_document(self, replaced_s: float, now_s: float) -> None:
@@ -145,7 +167,9 @@ class Reading:
         self.notice = self._follower.notice or self.notice
         if records and self.reader is not None:
             # A viewer that slept longer than the ring reaches back finds what it missed in the history.
-            self.wants_history = self.wants_history or (self.timeline is not None and expected > 0 and records[0].n > expected)
+            self.wants_history = self.wants_history or (
+                self.timeline is not None and expected > 0 and records[0].n > expected
+            )
             if self.timeline is None:
                 self.timeline = Timeline(self.reader.metrics, read_specs(self.run))
             self.timeline.add(records)
@@ -155,7 +179,9 @@ class Reading:
         return functools.partial(load_history, self.run, None if self.reader is None else self.reader.metrics)
 
     def join(self, past: Past) -> None:
-        """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
+        """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later
+        records are added to it.
+        """
         if self.reader is not None and past.timeline.metrics != self.reader.metrics:
             self.wants_history = True  # the file was replaced in between
             return
@@ -189,13 +215,16 @@ class Reading:
         while len(self._pace) > 2 and now_s - self._pace[1][0] > _PACE_S:
             self._pace.popleft()
 
-    # ------------------------------------------------------------------------------------------------------------------------------- knowledge
+    # ------------------------------------------------------------------------------------------------------------------
+    # knowledge
 
     def known(self, now_s: float) -> Known:
         """What was found, for `monitor.data.model`."""
         header, look = self.header, self.look
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
-        same_boot = header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
+        same_boot = (
+            header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
+        )
         checkpoint_age_s = up_s = None
         if header is not None and look.status is not None:
             live = self.state.word in LIVE
@@ -218,7 +247,9 @@ class Reading:
             state_age_s=max(0.0, now_s - since_s) if word else None,
             process_state=process_state(self.run.document) if self.state.word in ("stalled", "suspended") else None,
             has_checkpoint=self.has_checkpoint,
-            log_end=self.log.last_words() if self.state.ended and self.state.word not in ("finished", "stopped") else (),
+            log_end=self.log.last_words()
+            if self.state.ended and self.state.word not in ("finished", "stopped")
+            else (),
             now_s=time.time(),
         )
 
@@ -235,7 +266,9 @@ class Reading:
 
 
 def process_state(document: Mapping[str, Any]) -> str | None:
-    """The letter of the trainer's process in /proc (R, S, D, T, Z ...); None where it cannot be seen from here or is another one."""
+    """The letter of the trainer's process in /proc (R, S, D, T, Z ...); None where it cannot be seen from here or is
+    another one.
+    """
     pid, ticks = runs.integer_of(document, "pid"), runs.integer_of(document, "pid_start_ticks")
     if not pid or ticks is None or not runs.is_local(document):
         return None

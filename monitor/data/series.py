@@ -1,15 +1,19 @@
-"""The whole history of every metric in bounded memory, ready to be drawn at any zoom. Standard library only. Knows no file and no screen.
+"""The whole history of every metric in bounded memory, ready to be drawn at any zoom. Standard library only. Knows no
+file and no screen.
 
-All metrics of a run are numbered by the same records, so a `Table` keeps the three x's (step, wall, iteration) once, and each `Curve` its values. Records
-are summed up in levels: buckets of 1, 4, 16, 64 ... records, each with the smallest value, the largest, the sum, how many, and how many were not finite. The
-coarsest level reaches back to the first record; every finer one keeps its newest `BUCKETS`. So a window near the newest record is shown exactly, one that
+All metrics of a run are numbered by the same records, so a `Table` keeps the three x's (step, wall, iteration) once,
+and each `Curve` its values. Records are summed up in levels: buckets of 1, 4, 16, 64 ... records, each with the
+smallest value, the largest, the sum, how many, and how many were not finite. The coarsest level reaches back to the
+first record; every finer one keeps its newest `BUCKETS`. So a window near the newest record is shown exactly, one that
 begins 1/4^k back from it with at least `BUCKETS` / 4 buckets, and the whole run with `BUCKETS` / 4 to `BUCKETS`.
 
-Memory: 3 x 8 + 2 x 4 bytes a bucket and metric, at most 1.25 `BUCKETS` buckets a level, log4(records / `BUCKETS`) levels: 24 metrics of a run of 10^6 records
-take 6 MB, of 10^9 records 11 MB. With more than 64 metrics the levels are shortened in proportion, so that a run stays below 32 MB whatever its file says.
+Memory: 3 x 8 + 2 x 4 bytes a bucket and metric, at most 1.25 `BUCKETS` buckets a level, log4(records / `BUCKETS`)
+levels: 24 metrics of a run of 10^6 records take 6 MB, of 10^9 records 11 MB. With more than 64 metrics the levels are
+shortened in proportion, so that a run stays below 32 MB whatever its file says.
 
-Threads: one writes, any number read. `Levels.lock` is held for each `extend`, `rewind` and `view`; readers wait a millisecond at most for a poll's records. A
-history of millions of records is put into a table of its own before it is shown.
+Threads: one writes, any number read. `Levels.lock` is held for each `extend`, `rewind` and `view`; readers wait a
+millisecond at most for a poll's records. A history of millions of records is put into a table of its own before it is
+shown.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ _FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
 
 
 class Window(NamedTuple):
-    """Some neighbouring records, or buckets of them: where the first begins (step, wall, iteration), where each ends, and its means (NaN: no value)."""
+    """Some neighbouring records, or buckets of them: where the first begins (step, wall, iteration), where each ends,
+    and its means (NaN: no value).
+    """
 
     begin: tuple[float, ...]
     steps: list[float]
@@ -42,7 +48,9 @@ class Window(NamedTuple):
 
 
 class Table:
-    """The curves of a run over their common records. `extend` adds records, `rewind` takes back what a resume did again."""
+    """The curves of a run over their common records. `extend` adds records, `rewind` takes back what a resume did
+    again.
+    """
 
     def __init__(self, columns: Iterable[Column]) -> None:
         self.columns = tuple(columns)
@@ -69,26 +77,38 @@ class Table:
             last, begins = self.last, self.levels.all[-1].begins
             return None if last is None else (tuple(begins), last)
 
-    # -------------------------------------------------------------------------------------------------------------------------------- writing
+    # ------------------------------------------------------------------------------------------------------------------
+    # writing
 
     def extend(
-        self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], columns: Sequence[Sequence[float]],
-        *, begin: tuple[float, float, float] | None = None,
-    ) -> None:  # fmt: skip
-        """Add records: their steps, seconds and iterations, and the values of each column in the order of `columns`; all as long as `steps`.
+        self,
+        steps: Sequence[float],
+        walls: Sequence[float],
+        iterations: Sequence[float],
+        columns: Sequence[Sequence[float]],
+        *,
+        begin: tuple[float, float, float] | None = None,
+    ) -> None:
+        """Add records: their steps, seconds and iterations, and the values of each column in the order of `columns`;
+        all as long as `steps`.
 
-        `begin` is where the first of all records begins (elsewhere each begins where the one before it ends); without it, where it ends.
-        An x that goes back is taken for the one before it. Arrays of doubles are the fastest to add; sequences of any numbers will do.
+        `begin` is where the first of all records begins (elsewhere each begins where the one before it ends); without
+        it, where it ends. An x that goes back is taken for the one before it. Arrays of doubles are the fastest to add;
+        sequences of any numbers will do.
         """
         if not len(steps):
             return
         with self.levels.lock:
             last = self.last
             edges = tuple(
-                array("d", accumulate(axis, max) if last is None else list(accumulate(axis, max, initial=last[index]))[1:])
+                array(
+                    "d", accumulate(axis, max) if last is None else list(accumulate(axis, max, initial=last[index]))[1:]
+                )
                 for index, axis in enumerate((steps, walls, iterations))
             )
-            origin = last or tuple(min(place, axis[0]) for place, axis in zip(begin or (math.inf,) * 3, edges, strict=True))
+            origin = last or tuple(
+                min(place, axis[0]) for place, axis in zip(begin or (math.inf,) * 3, edges, strict=True)
+            )
             self._grow(len(steps))
             for index, level in enumerate(self.levels.all):
                 plan = self._plan(level, edges, origin, top=index == len(self.levels.all) - 1)
@@ -150,7 +170,9 @@ class Table:
                     parts[index].cut(surplus, surplus + self.buckets)
 
     def rewind(self, step: float) -> None:
-        """Drop all records of a later step: a resume went back to it. Of a bucket that holds both, what finer levels know is kept."""
+        """Drop all records of a later step: a resume went back to it. Of a bucket that holds both, what finer levels
+        know is kept.
+        """
         with self.levels.lock:
             for index, level in enumerate(self.levels.all):
                 kept = bisect_right(level.ends[0], step)
@@ -185,10 +207,12 @@ class Table:
         for parts in self._parts:
             parts[index].append(*parts[index - 1].of(first, end))
 
-    # -------------------------------------------------------------------------------------------------------------------------------- reading
+    # ------------------------------------------------------------------------------------------------------------------
+    # reading
 
     def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
-        """The records of the last `seconds` up to a step (None: the newest), at least `fewest` where there are so many, summed up to less than twice as many.
+        """The records of the last `seconds` up to a step (None: the newest), at least `fewest` where there are so many,
+        summed up to less than twice as many.
 
         Of the curves `names`; those that the run has not are left out. Costs the same whatever the records a second.
         """
@@ -205,13 +229,19 @@ class Table:
             first = max(0, min(bisect_right(level.ends[1], last_s - seconds, 0, end), end - fewest))
             starts = range(first, end, max(1, (end - first) // fewest))
             begin = tuple(axis[first - 1] for axis in level.ends) if first else tuple(level.begins) or (0.0, 0.0, 0.0)
-            steps, wall_s, iterations = ([axis[min(start + starts.step, end) - 1] for start in starts] for axis in level.ends)
+            steps, wall_s, iterations = (
+                [axis[min(start + starts.step, end) - 1] for start in starts] for axis in level.ends
+            )
             records = [sum(level.filled[start : min(start + starts.step, end)]) for start in starts]
-            values = {name: curve.means(index, starts, end) for name in names if (curve := self.curves.get(name)) is not None}
+            values = {
+                name: curve.means(index, starts, end) for name in names if (curve := self.curves.get(name)) is not None
+            }
             return Window(begin, steps, wall_s, iterations, records, values)
 
     def place(self, step: float) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one if all are later."""
+        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one if all are
+        later.
+        """
         with self.levels.lock:
             index = self.levels.choose(0, step, step, 1)
             ends = self.levels.all[index].ends

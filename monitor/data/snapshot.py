@@ -1,7 +1,8 @@
 """What a screen shows: plain values made by the feed and drawn by the panels. Standard library only.
 
-Attributes go down (feed -> model -> snapshot -> panels), requests come up (`Source.request`). Nothing here reads a file or draws a cell. All text is made
-printable by `operant.text.safe` before it gets into a snapshot; panels show it literally, never as markup.
+Attributes go down (feed -> model -> snapshot -> panels), requests come up (`Source.request`). Nothing here reads a file
+or draws a cell. All text is made printable by `operant.text.safe` before it gets into a snapshot; panels show it
+literally, never as markup.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Figure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One column of a chart: the mean of a bucket, between its smallest and largest value. Values are finite; `not_finite` says that some were not."""
+    """One column of a chart: the mean of a bucket, between its smallest and largest value. Values are finite;
+    `not_finite` says that some were not.
+    """
 
     low: float
     mean: float
@@ -101,8 +104,12 @@ class Series(Protocol):
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x with a value; None without values."""
 
-    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
-        """`columns` points that cover [first, last]; None where the series has no value. `smoothing` in [0, 1) is the weight of an exponential mean."""
+    def view(
+        self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
+    ) -> Sequence[Point | None]:
+        """`columns` points that cover [first, last]; None where the series has no value. `smoothing` in [0, 1) is the
+        weight of an exponential mean.
+        """
 
     def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
         """The point nearest to x and its exact x, for inspection."""
@@ -152,7 +159,9 @@ class Gpu(NamedTuple):
 
 
 class System(NamedTuple):
-    """The machine and the trainer's process, as far as they can be seen from here. None: not to be seen (another host, no NVML, another user)."""
+    """The machine and the trainer's process, as far as they can be seen from here. None: not to be seen (another host,
+    no NVML, another user).
+    """
 
     gpu: Gpu | None = None
     gpu_absent: str = ""  # why no GPU panel is shown: "GPU figures unavailable (NVML not found)"
@@ -214,13 +223,17 @@ class Snapshot(NamedTuple):
     system: System | None = None
     log: tuple[LogLine, ...] = ()  # newest last, bounded
     frame: Frame | None = None
-    agent_absent: str = ""  # why no picture is shown: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
+    # why no picture is shown: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
+    agent_absent: str = ""
     ending: Ending | None = None
     config: str = ""  # config.toml, for the config page
-    notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
+    # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
+    notice: str = ""
     notice_level: Level = "warn"
     seeds: int = 0  # curves are means over so many runs of a group, with their 95 % bands; 0: those of one run
-    at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
+    at_step: float | None = (
+        None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
+    )
 
     @property
     def live(self) -> bool:
@@ -248,7 +261,9 @@ class RunRow(NamedTuple):
 
 
 class Source(Protocol):
-    """Where the app gets snapshots from: a live feed, or a test's own. All methods return at once; none raises for a file's content."""
+    """Where the app gets snapshots from: a live feed, or a test's own. All methods return at once; none raises for a
+    file's content.
+    """
 
     readonly: bool
 
@@ -265,7 +280,9 @@ class Source(Protocol):
         """How often the screen looks: the feed need not read more often."""
 
     def at(self, step: float | None) -> None:
-        """From now on snapshots show figures, progress, phases and health as they were at a step; None: as they are. Curves, marks and log stay whole."""
+        """From now on snapshots show figures, progress, phases and health as they were at a step; None: as they are.
+        Curves, marks and log stay whole.
+        """
 
     def close(self) -> None:
         """Stop reading."""

@@ -158,7 +158,11 @@ class Gpus:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            return "GPU figures unavailable (NVML not found)" if "Not Found" in str(error) else f"GPU figures unavailable ({safe(error, 80)})"
+            return (
+                "GPU figures unavailable (NVML not found)"
+                if "Not Found" in str(error)
+                else f"GPU figures unavailable ({safe(error, 80)})"
+            )
         self._nvml = pynvml
         return ""
 
@@ -171,11 +175,17 @@ class Gpus:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         bare = uuid.removeprefix("GPU-") if uuid else None
-        found = [handle for handle in handles if bare and _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == bare]
+        found = [
+            handle for handle in handles if bare and _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == bare
+        ]
         certain = bool(found)
         if not found:
             with contextlib.suppress(nvml.NVMLError):
-                found = [handle for handle in handles if pid in [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]]
+                found = [
+                    handle
+                    for handle in handles
+                    if pid in [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                ]
                 certain = bool(found)
         if not found:
             found = [handle for handle in handles if _text(nvml.nvmlDeviceGetName(handle)) == name] or handles
@@ -195,7 +205,11 @@ class Gpus:
             except nvml.NVMLError:
                 return None
 
-        rates, memory, milliwatts = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetPowerUsage)
+        rates, memory, milliwatts = (
+            ask(nvml.nvmlDeviceGetUtilizationRates),
+            ask(nvml.nvmlDeviceGetMemoryInfo),
+            ask(nvml.nvmlDeviceGetPowerUsage),
+        )
         celsius = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
         held = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         return Gpu(

@@ -1,8 +1,9 @@
 """A run as its records show it: curves, marks, rate. Standard library only. Reads no file, knows no clock.
 
-Wall time is that of the sessions: what lies between the end of one and the resume after it is left out, and so is time in which a trainer did nothing for more
-than half a minute (it was paused, or stopped by a signal, or the machine slept). Iterations are summed up from what records say they
-cover; where the first records are not there any more, their number follows from the steps.
+Wall time is that of the sessions: what lies between the end of one and the resume after it is left out, and so is time
+in which a trainer did nothing for more than half a minute (it was paused, or stopped by a signal, or the machine
+slept). Iterations are summed up from what records say they cover; where the first records are not there any more, their
+number follows from the steps.
 """
 
 from __future__ import annotations
@@ -43,20 +44,38 @@ _IDLE_S = 30.0
 
 def described(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
     """What each metric means: as the run declares it, and where it declares nothing, as far as the schema tells."""
-    figures = {metric.name for metric in [one for one in metrics if one.higher_better or one.kind == "rate"][:_DEFAULT_FIGURES]} if not specs else set()
+    figures = (
+        {
+            metric.name
+            for metric in [one for one in metrics if one.higher_better or one.kind == "rate"][:_DEFAULT_FIGURES]
+        }
+        if not specs
+        else set()
+    )
     found = []
     for metric in metrics:
         label = safe(metric.name.removeprefix("tally/").replace("_", " "), 40)
         wanted, bookkeeping = metric.name in figures, metric.kind == "counter" or metric.unit == "bytes"
         order = UNORDERED - 1 if wanted else BOOKKEEPING if bookkeeping else UNORDERED
-        default = MetricSpec(metric.name, label, safe(metric.unit, 40), metric.higher_better, label if wanted else "", order)
+        default = MetricSpec(
+            metric.name, label, safe(metric.unit, 40), metric.higher_better, label if wanted else "", order
+        )
         spec = specs.get(metric.name, default)
         found.append(spec._replace(label=spec.label or label, kind=metric.kind))
     return found
 
 
 def _column(metric: Metric, spec: MetricSpec) -> Column:
-    return Column(metric.name, spec.label, spec.unit, spec.higher_better, metric.axis == "log", metric.must_be_finite, spec.kind, spec.absent)
+    return Column(
+        metric.name,
+        spec.label,
+        spec.unit,
+        spec.higher_better,
+        metric.axis == "log",
+        metric.must_be_finite,
+        spec.kind,
+        spec.absent,
+    )
 
 
 class _Block(NamedTuple):
@@ -70,12 +89,16 @@ class _Block(NamedTuple):
 
 
 class Timeline:
-    """A run's curves and marks so far, the curves in the order its metrics declare. Records are added in their order; a resume's replace what they repeat."""
+    """A run's curves and marks so far, the curves in the order its metrics declare. Records are added in their order; a
+    resume's replace what they repeat.
+    """
 
     def __init__(self, metrics: Sequence[Metric], specs: Mapping[str, MetricSpec] = MappingProxyType({})) -> None:
         self.metrics = tuple(metrics)
         found = described(metrics, specs)
-        self._shown = sorted((index for index, metric in enumerate(metrics) if not metric.hidden), key=lambda index: found[index].order)
+        self._shown = sorted(
+            (index for index, metric in enumerate(metrics) if not metric.hidden), key=lambda index: found[index].order
+        )
         self.specs = {found[index].name: found[index] for index in self._shown}
         self.judged = tuple(spec for spec in self.specs.values() if spec.thresholds)[:_MOST_JUDGED]
         """The metrics that declare thresholds."""
@@ -83,26 +106,41 @@ class Timeline:
         names = [metric.name for metric in metrics]
         self._counter = names.index(ITERATIONS) if ITERATIONS in names else None
         self._marks: dict[str, list[Mark]] = {"checkpoint": [], "eval": [], "resume": [], "not_finite": []}
-        self._unflagged = False  # the last checkpoint is known by its step, and the record that tells of it is still to come
+        self._unflagged = (
+            False  # the last checkpoint is known by its step, and the record that tells of it is still to come
+        )
         self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith(SECONDS)]
         self._session: int | None = None
         self._before_s, self._zero_ns = 0.0, 0
         self._origin = (0.0, 0.0, 0.0)  # where the next record begins: step, wall seconds, iteration
         self._marked: tuple[Mark, ...] | None = ()
 
-    # ----------------------------------------------------------------------------------------------------------------------------------- adding
+    # ------------------------------------------------------------------------------------------------------------------
+    # adding
 
     def add(self, records: Sequence[Record]) -> None:
         """The next records of the run, as the metrics file's ring has them."""
         for session, some in groupby(records, key=lambda record: record.session):
             part = list(some)
             self.add_columns(
-                session, [record.step for record in part], [record.boottime_ns for record in part], [record.flags for record in part],
+                session,
+                [record.step for record in part],
+                [record.boottime_ns for record in part],
+                [record.flags for record in part],
                 list(zip(*(record.values for record in part), strict=True)),
-            )  # fmt: skip
+            )
 
-    def add_columns(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], flags: Sequence[int], values: Sequence[Sequence[float]]) -> None:
-        """The next records of one session, column by column: `values` follow the metrics, `flags` are those of `operant.runs.metrics`."""
+    def add_columns(
+        self,
+        session: int,
+        steps: Sequence[int],
+        boottimes_ns: Sequence[int],
+        flags: Sequence[int],
+        values: Sequence[Sequence[float]],
+    ) -> None:
+        """The next records of one session, column by column: `values` follow the metrics, `flags` are those of
+        `operant.runs.metrics`.
+        """
         if not len(steps):
             return
         counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
@@ -110,7 +148,8 @@ class Timeline:
             self._begin(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
         walls = self._walls(boottimes_ns, values)
         iterations = array("d", accumulate(counts, initial=self._origin[2]))[1:]
-        if not all(counts):  # a record without an iteration repeats the one before, with an evaluation since: it took no time again
+        # a record without an iteration repeats the one before, with an evaluation since: it took no time again
+        if not all(counts):
             values = list(values)
             for index in self._seconds:
                 values[index] = [second if count else 0.0 for second, count in zip(values[index], counts, strict=True)]
@@ -127,15 +166,26 @@ class Timeline:
             last, left_out = self._origin[1], 0.0
             for index, wall in enumerate(walls):
                 if wall - left_out - last > _IDLE_S:
-                    busy_s = math.fsum(second for column in self._seconds if 0.0 < (second := values[column][index]) < 1e9)
+                    busy_s = math.fsum(
+                        second for column in self._seconds if 0.0 < (second := values[column][index]) < 1e9
+                    )
                     idle_s = wall - left_out - last - busy_s
                     left_out += idle_s if idle_s > _IDLE_S else 0.0
                 last = walls[index] = wall - left_out
             self._before_s -= left_out
         return walls
 
-    def _begin(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], counts: Sequence[float], seconds: Sequence[float]) -> None:
-        """A worker begins: the first one seen, or one that resumed; its first record then begins at the checkpoint it started from."""
+    def _begin(
+        self,
+        session: int,
+        steps: Sequence[int],
+        boottimes_ns: Sequence[int],
+        counts: Sequence[float],
+        seconds: Sequence[float],
+    ) -> None:
+        """A worker begins: the first one seen, or one that resumed; its first record then begins at the checkpoint it
+        started from.
+        """
         per = 0.0  # steps an iteration
         if len(steps) > 1 and counts[1] > 0:
             per = (steps[1] - steps[0]) / counts[1]
@@ -163,7 +213,9 @@ class Timeline:
         self._marked = None
 
     def add_chunks(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """The records of a history; returns the session and the number of the last one (0, -1 where there are none). A metric it has not is without values."""
+        """The records of a history; returns the session and the number of the last one (0, -1 where there are none). A
+        metric it has not is without values.
+        """
         last = (0, -1)
         block: _Block | None = None
         for chunk in chunks:
@@ -183,10 +235,16 @@ class Timeline:
             self.add_columns(*block)
         return last
 
-    # ------------------------------------------------------------------------------------------------------------------------------------ marks
+    # ------------------------------------------------------------------------------------------------------------------
+    # marks
 
     def _note_marks(
-        self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], flags: Sequence[int], values: Sequence[Sequence[float]]
+        self,
+        steps: Sequence[float],
+        walls: Sequence[float],
+        iterations: Sequence[float],
+        flags: Sequence[int],
+        values: Sequence[Sequence[float]],
     ) -> None:
         kinds = ((FLAG_EVAL, "eval"), (FLAG_CHECKPOINT, "checkpoint"), (FLAG_NONFINITE, "not_finite"))
         if any(flags):
@@ -220,21 +278,30 @@ class Timeline:
     def marks(self) -> tuple[Mark, ...]:
         """All marks in the order of their steps; thinned out where there are more than 512 of a kind."""
         if self._marked is None:
-            self._marked = tuple(sorted((mark for marks in self._marks.values() for mark in marks), key=lambda mark: (mark.step, mark.kind)))
+            self._marked = tuple(
+                sorted(
+                    (mark for marks in self._marks.values() for mark in marks), key=lambda mark: (mark.step, mark.kind)
+                )
+            )
         return self._marked
 
     def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """Where the run began (its first return in training or evaluation, the lower one), the best evaluation and the newest, up to a step (None: all)."""
+        """Where the run began (its first return in training or evaluation, the lower one), the best evaluation and the
+        newest, up to a step (None: all).
+        """
         courses = [self.table.curves[name].course(step) for name in (EVALUATION, RETURN) if name in self.table.curves]
         if not courses or courses[0] is None or EVALUATION not in self.table.curves:
             return None
         return min(course[0] for course in courses if course is not None), courses[0][1], courses[0][2]
 
-    # ------------------------------------------------------------------------------------------------------------------------------------- rate
+    # ------------------------------------------------------------------------------------------------------------------
+    # rate
 
     @property
     def steps_per_s(self) -> float | None:
-        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and checkpoints included; None without them."""
+        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and
+        checkpoints included; None without them.
+        """
         window = self.table.window(*_RATE, ())
         if not window.steps:
             return None

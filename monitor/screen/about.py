@@ -29,7 +29,9 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
             lines += [(), _head(group)] if lines else [_head(group)]
         for key in listed:
             first, *more = wrapped(key.words, width - _KEY_CELLS - 1)
-            lines.append((Piece(padded(f" {shown_keys(key, own)}", _KEY_CELLS), "focus", bold=True), Piece(first, "text")))
+            lines.append(
+                (Piece(padded(f" {shown_keys(key, own)}", _KEY_CELLS), "focus", bold=True), Piece(first, "text"))
+            )
             lines += [(Piece(" " * _KEY_CELLS + rest, "text"),) for rest in more]
     lines += [(), _head("Charts")]
     for sign, text in _LEGEND:
@@ -37,7 +39,10 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
         lines.append((Piece(padded(f" {sign}", _SIGN_CELLS), "focus"), Piece(first, "text")))
         lines += [(Piece(" " * _SIGN_CELLS + rest, "text"),) for rest in more]
     lines.append(())
-    for told in ('Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:', ", ".join(key.id for key in KEYS)):
+    for told in (
+        'Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:',
+        ", ".join(key.id for key in KEYS),
+    ):
         lines += [(Piece(text, "dim"),) for text in wrapped(told, width)]
     return lines
 
@@ -78,7 +83,9 @@ def description(snapshot: Snapshot) -> list[Line]:
     lines: list[Line] = [(Piece(padded("state", _NAME_CELLS), "dim"), *state)]
     lines += [(Piece(padded(name, _NAME_CELLS), "dim"), Piece(told, "text")) for name, told in facts if told]
     if snapshot.ending is not None:
-        lines += [(Piece(padded("next", _NAME_CELLS), "dim"), Piece(command, "focus")) for command in snapshot.ending.commands]
+        lines += [
+            (Piece(padded("next", _NAME_CELLS), "dim"), Piece(command, "focus")) for command in snapshot.ending.commands
+        ]
     if snapshot.series:
         lines += [(), _head("Newest values")]
         for series in snapshot.series.values():

@@ -1,8 +1,8 @@
-"""The monitor's app: it reads a source, keeps the model, and does what keys ask for. Panels are in monitor/screen/run_view.py, what the keys that change
-the view do in monitor/screen/navigation.py.
+"""The monitor's app: it reads a source, keeps the model, and does what keys ask for. Panels are in
+monitor/screen/run_view.py, what the keys that change the view do in monitor/screen/navigation.py.
 
-A timer looks at the source; news are one message; the message makes the next model; panels redraw the cells that changed. Knows no file: runs come from a
-`Library`, requests go through the source.
+A timer looks at the source; news are one message; the message makes the next model; panels redraw the cells that
+changed. Knows no file: runs come from a `Library`, requests go through the source.
 """
 
 from __future__ import annotations
@@ -34,8 +34,24 @@ from operant.errors import OperantError
 from operant.text import safe
 
 THEMES: Final = (
-    Theme("dark", primary="#56B4E9", background="#101216", surface="#181B20", panel="#181B20", foreground="#D8DADF", dark=True),
-    Theme("light", primary="#0072B2", background="#FBFBF8", surface="#F0F0EA", panel="#F0F0EA", foreground="#202226", dark=False),
+    Theme(
+        "dark",
+        primary="#56B4E9",
+        background="#101216",
+        surface="#181B20",
+        panel="#181B20",
+        foreground="#D8DADF",
+        dark=True,
+    ),
+    Theme(
+        "light",
+        primary="#0072B2",
+        background="#FBFBF8",
+        surface="#F0F0EA",
+        panel="#F0F0EA",
+        foreground="#202226",
+        dark=False,
+    ),
 )
 _NO_COLOR: Final = NoColor()
 _QUESTIONS: Final = {
@@ -69,7 +85,10 @@ class MonitorApp(App[None]):
     ESCAPE_TO_MINIMIZE = False
     BINDINGS: ClassVar = [
         Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
-        *(Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.id in ("redraw", "suspend")) for key in keys.KEYS),
+        *(
+            Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.id in ("redraw", "suspend"))
+            for key in keys.KEYS
+        ),
     ]
 
     model: reactive[Model | None] = reactive(None, repaint=False)
@@ -111,7 +130,8 @@ class MonitorApp(App[None]):
     def on_mount(self) -> None:
         """The first picture has everything in it. Without a run, the choice of one."""
         self.set_keymap(self._own_keys)
-        self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())  # after ctrl+z the terminal shows anything
+        # after ctrl+z the terminal shows anything
+        self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())
         if self.source is None:
             self.call_later(self.action_runs)
         else:
@@ -128,7 +148,9 @@ class MonitorApp(App[None]):
 
     async def on_event(self, event: events.Event) -> None:
         """What is pasted is text of a stranger: where it can be typed into, Textual would draw it as it is."""
-        await super().on_event(events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event)
+        await super().on_event(
+            events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event
+        )
 
     def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size, and may show anything."""
@@ -136,7 +158,9 @@ class MonitorApp(App[None]):
         self._change(size=(event.size.width, event.size.height))
 
     def on_run_view_resized(self) -> None:
-        """Everything is laid out for the new size; what was drawn for the old one until now may have landed on any line."""
+        """Everything is laid out for the new size; what was drawn for the old one until now may have landed on any
+        line.
+        """
         self.action_redraw()
 
     def watch_app_focus(self, focused: bool) -> None:
@@ -149,11 +173,14 @@ class MonitorApp(App[None]):
             self.source.hurry(interval_s)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without the one for colours by number, of which there are none here; and under NO_COLOR without colours, greys included."""
+        """Without the one for colours by number, of which there are none here; and under NO_COLOR without colours,
+        greys included.
+        """
         filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
         return [_NO_COLOR if isinstance(one, Monochrome) else one for one in filters]
 
-    # --------------------------------------------------------------------------------------------------------------------------------- the model
+    # ------------------------------------------------------------------------------------------------------------------
+    # the model
 
     def tick(self) -> None:
         """Look for news; without any, nothing is drawn."""
@@ -176,7 +203,9 @@ class MonitorApp(App[None]):
         self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._change(message=""))
 
     def action_look(self, change: str, first: Any = None, second: Any = None) -> None:
-        """Look at the run in another way: one of `navigation.CHANGES`, with its arguments (Textual hands none to a parameter `*arguments`)."""
+        """Look at the run in another way: one of `navigation.CHANGES`, with its arguments (Textual hands none to a
+        parameter `*arguments`).
+        """
         if self.model is not None and self.source is not None:
             view = navigation.CHANGES[change](self.model, *(one for one in (first, second) if one is not None))
             newest = self.model.newest
@@ -194,7 +223,9 @@ class MonitorApp(App[None]):
         kept = View() if self.model is None else self.model.view
         view = View(smoothing=kept.smoothing, sidebar=kept.sidebar, bottom=kept.bottom, log=kept.log, agent=kept.agent)
         overlay = None if self.overlay is None else self.overlay.snapshot()
-        first = Model(source.snapshot(), view, overlay, readonly=self._readonly or source.readonly, own_keys=self._own_keys)
+        first = Model(
+            source.snapshot(), view, overlay, readonly=self._readonly or source.readonly, own_keys=self._own_keys
+        )
         self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
     def watch_model(self) -> None:
@@ -214,27 +245,40 @@ class MonitorApp(App[None]):
         if self._pictures_of != before and (place or before[0]):
             self.source.watch(bool(place), mode="sampled" if sampled else "greedy", size=size)
 
-    # -------------------------------------------------------------------------------------------------------------------------- keys: how to look
+    # ------------------------------------------------------------------------------------------------------------------
+    # keys: how to look
 
     def action_freeze(self) -> None:
         """Hold the picture, or go on."""
         if self.model is not None and self.model.frozen is not None:
             self._change(frozen=None)
         elif self.model is not None:
-            held = {name: Held(one.latest, one.trend_per_min, one.best) for name, one in self.model.newest.series.items()}
+            held = {
+                name: Held(one.latest, one.trend_per_min, one.best) for name, one in self.model.newest.series.items()
+            }
             self._change(frozen=Frozen(self.model.newest, time.strftime("%H:%M:%S"), held))
 
     def action_greedy(self) -> None:
         """Greedy or sampled actions of the agent."""
         self.action_look("greedy")
         if self.model is not None:
-            self.say("the agent samples its actions" if self.model.view.sampled else "the agent takes its likeliest actions")
+            self.say(
+                "the agent samples its actions" if self.model.view.sampled else "the agent takes its likeliest actions"
+            )
 
     def action_maximise(self) -> None:
         """One chart alone, or all that a run that failed said last."""
         ending = None if self.model is None else self.model.snapshot.ending
-        if self.model is not None and ending is not None and ending.traceback and self.model.chosen is None and self.model.view.maximised is None:
-            self._read("Traceback" if ending.has_traceback else "Log", about.traceback(self.model.snapshot), at_end=True)
+        if (
+            self.model is not None
+            and ending is not None
+            and ending.traceback
+            and self.model.chosen is None
+            and self.model.view.maximised is None
+        ):
+            self._read(
+                "Traceback" if ending.has_traceback else "Log", about.traceback(self.model.snapshot), at_end=True
+            )
         else:
             self.action_look("maximise")
 
@@ -278,7 +322,11 @@ class MonitorApp(App[None]):
 
     def action_help(self) -> None:
         """All keys."""
-        lines = about.help_lines(self._own_keys, readonly=self.model is not None and self.model.readonly, width=min(92, max(30, self.size.width - 6)))
+        lines = about.help_lines(
+            self._own_keys,
+            readonly=self.model is not None and self.model.readonly,
+            width=min(92, max(30, self.size.width - 6)),
+        )
         self._read("Keys", lines, width=96)
 
     def action_describe(self) -> None:
@@ -291,7 +339,8 @@ class MonitorApp(App[None]):
 
         self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))
 
-    # ------------------------------------------------------------------------------------------------------------------------- keys: the monitor
+    # ------------------------------------------------------------------------------------------------------------------
+    # keys: the monitor
 
     def action_redraw(self) -> None:
         """Write every cell again, whatever the terminal shows."""
@@ -353,7 +402,8 @@ class MonitorApp(App[None]):
         else:
             self.push_screen(ListScreen(title, self.library.overlays() if overlays else self.library.rows()), chosen)
 
-    # ------------------------------------------------------------------------------------------------------------------------- keys: the trainer
+    # ------------------------------------------------------------------------------------------------------------------
+    # keys: the trainer
 
     def action_ask(self, what: str) -> None:
         """Ask the trainer for something, after the person has been asked."""
@@ -387,4 +437,6 @@ class MonitorApp(App[None]):
         for key in keys.KEYS:
             if not (key.trains and readonly) and key.id not in ("palette", "left", "right", "up", "down"):
                 title = key.id.replace("_", " ").capitalize()
-                yield SystemCommand(title, f"{key.words} ({keys.shown_keys(key, self._own_keys)})", partial(self.run_action, key.action))
+                yield SystemCommand(
+                    title, f"{key.words} ({keys.shown_keys(key, self._own_keys)})", partial(self.run_action, key.action)
+                )

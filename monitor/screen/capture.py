@@ -42,9 +42,13 @@ def cells(app: App[Any]) -> list[list[Drawn]]:
         for widget in screen.query(Widget):
             with contextlib.suppress(NoWidget):
                 places.append((screen.find_widget(widget), widget))
-        for place, widget in sorted(((place, widget) for place, widget in places if widget.visible), key=lambda one: one[0].order):
+        for place, widget in sorted(
+            ((place, widget) for place, widget in places if widget.visible), key=lambda one: one[0].order
+        ):
             shown = place.visible_region
-            for y, strip in zip(shown.line_range, widget.render_lines(shown.translate(-place.region.offset)), strict=False):
+            for y, strip in zip(
+                shown.line_range, widget.render_lines(shown.translate(-place.region.offset)), strict=False
+            ):
                 drawn = [(character, style) for text, style, _ in strip for character in characters(text)]
                 lines[y][shown.x : shown.x + len(drawn)] = drawn
     return lines

@@ -1,9 +1,10 @@
 """Fewest bytes to the terminal: of everything that is drawn, only the cells that differ from what the terminal shows.
 
-Textual 8.2.8 writes more than a changed region: it cuts a line at the region's right edge but begins at the widget's left edge, and every segment carries its
-whole style and a reset. On a slow line that is most of the traffic of a screen that changes a little at a time. `DiffRenderer` reads the escape sequences on
-their way to the terminal (monitor/screen/terminal.py), keeps the cells that the terminal shows, and writes the cells that changed; of a style only what
-differs from the style before. Knows no Textual: text in, text out.
+Textual 8.2.8 writes more than a changed region: it cuts a line at the region's right edge but begins at the widget's
+left edge, and every segment carries its whole style and a reset. On a slow line that is most of the traffic of a screen
+that changes a little at a time. `DiffRenderer` reads the escape sequences on their way to the terminal
+(monitor/screen/terminal.py), keeps the cells that the terminal shows, and writes the cells that changed; of a style
+only what differs from the style before. Knows no Textual: text in, text out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from operant.text import cells
 
 _NEAR = 4  # cells: writing so many unchanged ones again costs no more than moving the cursor over them
 _DRAWN = re.compile(r"([\d;]*)([mH])([^\x00-\x1f\x7f]*)\n?")  # a style or a cursor position, and the text that follows
-_NARROW = re.compile("[ -~\u2500-\u259f\u2800-\u28ff]*")  # text whose characters are one cell wide each, told at once: ASCII, boxes, braille
+# text whose characters are one cell wide each, told at once: ASCII, boxes, braille
+_NARROW = re.compile("[ -~\u2500-\u259f\u2800-\u28ff]*")
 _SYNCHRONIZED = ("\x1b[?2026h", "\x1b[?2026l")  # begin and end of an update: no cell changes
 
 Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, background; empty for the terminal's default
@@ -34,7 +36,9 @@ class DiffRenderer:
         self._lines.clear()
 
     def shorten(self, data: str) -> str:
-        """The same effect on the terminal in fewer bytes. Data with other control sequences pass as they are, and nothing is known after them."""
+        """The same effect on the terminal in fewer bytes. Data with other control sequences pass as they are, and
+        nothing is known after them.
+        """
         if data in _SYNCHRONIZED:
             return data
         before, *rest = data.split("\x1b[")
@@ -61,7 +65,9 @@ class DiffRenderer:
 
 @functools.lru_cache(4096)
 def _parsed(part: str) -> tuple[str, str, list[str]] | None:
-    """Parameters and command of a control sequence, and the text after it, a string a cell; None for any other sequence. Most of a picture comes again."""
+    """Parameters and command of a control sequence, and the text after it, a string a cell; None for any other
+    sequence. Most of a picture comes again.
+    """
     found = _DRAWN.fullmatch(part)
     if found is None:
         return None
@@ -92,7 +98,9 @@ class _Line:
     def between(self, first: int, last: int, sgr: str) -> str | None:
         """The text of a few cells, if it is known, plain and all in one style; else None."""
         known = self.characters[first:last]
-        same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (last - first)
+        same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (
+            last - first
+        )
         return "".join(character or "" for character in known) if same else None
 
 
@@ -118,7 +126,8 @@ class _Pen:
             self._out.append(_turn(self._sgr, sgr))
             self._sgr = sgr
         self._out.append(character)
-        # A character that is not one cell wide may be drawn otherwise than it is counted: after it the position is written anew.
+        # A character that is not one cell wide may be drawn otherwise than it is counted: after it the position is
+        # written anew.
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
     def text(self, y: int, x: int, *, moved: bool) -> str:

@@ -1,13 +1,29 @@
 """The lines above and below the charts: run, progress, key figures, message, keys; and the numbers of a small screen.
 
-Standard library only. Pure: a model and a size in, lines out. Numbers stand in slots of fixed width, so that nothing beside them moves when they change.
+Standard library only. Pure: a model and a size in, lines out. Numbers stand in slots of fixed width, so that nothing
+beside them moves when they change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monitor.charts import Line, Piece, Style, bars, cut, fit, flow, length, of_cells, of_figure, padded, spread, width_of, wrapped
+from monitor.charts import (
+    Line,
+    Piece,
+    Style,
+    bars,
+    cut,
+    fit,
+    flow,
+    length,
+    of_cells,
+    of_figure,
+    padded,
+    spread,
+    width_of,
+    wrapped,
+)
 from monitor.data.snapshot import Figure
 from monitor.plain import value
 from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
@@ -43,7 +59,12 @@ def _facts(model: Model) -> list[tuple[int, str]]:
         (2, f"seed {run.seed}" if run.seed is not None else ""),
         (3, run.device or ""),
         (1, run.host if run.host and model.snapshot.state == "remote" else ""),
-        (6, f"{'took' if model.snapshot.ended else 'up'} {duration(progress.up_s)}" if progress.up_s is not None else ""),
+        (
+            6,
+            f"{'took' if model.snapshot.ended else 'up'} {duration(progress.up_s)}"
+            if progress.up_s is not None
+            else "",
+        ),
         (7, "read only" if model.readonly else ""),
     ]
     return [(weight, text) for weight, text in found if text]
@@ -63,18 +84,30 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
         parts.pop()
     room = width - length(parts) - 3
-    bar = of_cells(bars.progress_bar(now.share, room, style=Style(label_of(model.snapshot.state)[2]))) if room >= _LEAST_BAR and now.share is not None else ()
+    bar = (
+        of_cells(bars.progress_bar(now.share, room, style=Style(label_of(model.snapshot.state)[2])))
+        if room >= _LEAST_BAR and now.share is not None
+        else ()
+    )
     return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]
 
 
 def figures(model: Model, width: int, height: int) -> list[Line]:
-    """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell too come last."""
+    """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell
+    too come last.
+    """
     figures, progress = model.snapshot.figures, model.snapshot.progress
     first = next((place for place, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
     slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
     if progress.iterations is not None:
         rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
-        slots.append([Piece("iteration ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
+        slots.append(
+            [
+                Piece("iteration ", "dim"),
+                Piece(padded(f"{progress.iterations:,}", 7), "text"),
+                Piece(padded(rate, 11), "dim"),
+            ]
+        )
     if progress.checkpoint_age_s is not None:
         slots.append([Piece("checkpoint ", "dim"), Piece(padded(f"{age(progress.checkpoint_age_s)} ago", 10), "text")])
     slots += [_slot(figure) for figure in figures[first:]]
@@ -83,9 +116,15 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 
 def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
     said = of_figure(figure)
-    pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
+    pieces = [
+        Piece(f"{figure.label} ", "dim"),
+        Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True),
+    ]
     if detailed:
-        pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 13), "dim")]
+        pieces += [
+            Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"),
+            Piece(padded(f" {said.best}", 13), "dim"),
+        ]
     return pieces
 
 
@@ -118,7 +157,9 @@ def _now(model: Model) -> list[Piece]:
     if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
         hints = ["← → step through the run"] if snapshot.progress.step is not None else []
         if snapshot.ending.traceback:
-            hints.append(f"enter shows {'the whole traceback' if snapshot.ending.has_traceback else 'the end of the log'}")
+            hints.append(
+                f"enter shows {'the whole traceback' if snapshot.ending.has_traceback else 'the end of the log'}"
+            )
         return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
     return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 
@@ -143,7 +184,11 @@ def _chosen(model: Model) -> list[str]:
 
 def _seeds(model: Model) -> str:
     """What is drawn of a group."""
-    return f", mean and 95 % band of {model.overlay.seeds} seeds" if model.overlay is not None and model.overlay.seeds else ""
+    return (
+        f", mean and 95 % band of {model.overlay.seeds} seeds"
+        if model.overlay is not None and model.overlay.seeds
+        else ""
+    )
 
 
 def _more(model: Model) -> Iterator[tuple[str, bool]]:
@@ -170,7 +215,10 @@ def _tabs(model: Model) -> list[Piece]:
 
 def footer(model: Model, width: int, height: int) -> list[Line]:
     """Keys and what they do, as many as fit; each can be clicked. The last one, help, always fits."""
-    parts = [[Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")] for key, word, do in model.footer]
+    parts = [
+        [Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")]
+        for key, word, do in model.footer
+    ]
     room = width - (length(parts[-1]) if parts else 0)
     shown: list[Piece] = []
     for part in parts[:-1]:
@@ -184,7 +232,10 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
     snapshot = model.snapshot
     lines: list[Line] = []
     if snapshot.ending is not None:
-        lines += [(Piece(f" {text}", label_of(snapshot.state)[2]),) for text in wrapped(snapshot.ending.sentence, width - 2)[:2]]
+        lines += [
+            (Piece(f" {text}", label_of(snapshot.state)[2]),)
+            for text in wrapped(snapshot.ending.sentence, width - 2)[:2]
+        ]
         lines += [(Piece(" next ", "dim"), Piece(command, "focus")) for command in snapshot.ending.commands[:1]]
     progress = snapshot.progress
     if progress.step is not None:
@@ -197,7 +248,9 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
         style = LEVELS[said.level][1] if said.level else "dim"
         best = f" best {value(figure.kind, figure.best)}" if figure.higher_better and figure.best is not None else ""
         told = Piece(padded(value(figure.kind, figure.value), 9), "bright", bold=True)
-        lines.append((Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim")))
+        lines.append(
+            (Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim"))
+        )
     worst = [finding for finding in snapshot.health if finding.level != "ok"]
     for finding in sorted(worst, key=lambda one: one.level):
         lines.append(fit([Piece(" "), *finding_line(finding, width - 2)], width))

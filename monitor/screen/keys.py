@@ -1,4 +1,5 @@
-"""The table of keys: command, description, and where it is shown. Bindings, footer, help and palette are made of it. Knows no widget.
+"""The table of keys: command, description, and where it is shown. Bindings, footer, help and palette are made of it.
+Knows no widget.
 
 A person's own keys come from `~/.config/operant/keys.toml`:
 
@@ -36,12 +37,35 @@ KEYS: Final = (
     Key("detach", "q,ctrl+c,ctrl+q", "quit", "leave the monitor; the run goes on", "q", "Detach", "Monitor"),
     Key("freeze", "space", "freeze", "freeze the picture, or go on; training goes on either way", "space", "Freeze"),
     Key("filter", "slash", "filter", "show only metrics (on the log page: lines) that fit some words", "/", "Filter"),
-    Key("maximise", "enter", "maximise", "the chosen chart alone; of a failed run its traceback, or its log's end", "enter", "Max"),
-    Key("logarithm", "y", "look('logarithm')", "logarithmic or linear y axis, of the chosen chart or of all", "y", "LogY"),
+    Key(
+        "maximise",
+        "enter",
+        "maximise",
+        "the chosen chart alone; of a failed run its traceback, or its log's end",
+        "enter",
+        "Max",
+    ),
+    Key(
+        "logarithm",
+        "y",
+        "look('logarithm')",
+        "logarithmic or linear y axis, of the chosen chart or of all",
+        "y",
+        "LogY",
+    ),
     Key("smooth", "s", "look('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
     Key("axis", "x", "look('axis')", "x axis: steps, wall time, iterations", "x", "Axis"),
-    Key("inspect", "i", "look('inspect')", "read single values of the chosen chart, with left and right", "i", "Inspect"),
-    Key("overlay", "o", "overlay", "draw a second run into the charts, or the mean of a group; once more takes it away", "o", "Overlay"),
+    Key(
+        "inspect", "i", "look('inspect')", "read single values of the chosen chart, with left and right", "i", "Inspect"
+    ),
+    Key(
+        "overlay",
+        "o",
+        "overlay",
+        "draw a second run into the charts, or the mean of a group; once more takes it away",
+        "o",
+        "Overlay",
+    ),
     Key("runs", "r", "runs", "choose another run", "r", "Runs", "Monitor"),
     Key("agent", "e", "look('agent')", "show or hide the agent as it plays", "e", "Agent"),
     Key("log", "l", "look('log')", "show or hide the log", "l", "Log"),
@@ -49,10 +73,28 @@ KEYS: Final = (
     Key("greedy", "g", "greedy", "the agent takes its likeliest actions, or samples them", "g"),
     Key("zoom_in", "plus,equals_sign", "look('zoom', 1)", "half the window", "+"),
     Key("zoom_out", "minus", "look('zoom', -1)", "twice the window", "-"),
-    Key("start", "home", "look('start')", "the window at the run's beginning; log and configuration: to their top", "home"),
+    Key(
+        "start",
+        "home",
+        "look('start')",
+        "the window at the run's beginning; log and configuration: to their top",
+        "home",
+    ),
     Key("end", "end", "look('end')", "the window follows the newest record; log: to its end", "end"),
-    Key("left", "left", "look('move', -1, 0)", "chart to the left; while inspecting: earlier; of an ended run: back in time", "left"),
-    Key("right", "right", "look('move', 1, 0)", "chart to the right; while inspecting: later; of an ended run: forward in time", "right"),
+    Key(
+        "left",
+        "left",
+        "look('move', -1, 0)",
+        "chart to the left; while inspecting: earlier; of an ended run: back in time",
+        "left",
+    ),
+    Key(
+        "right",
+        "right",
+        "look('move', 1, 0)",
+        "chart to the right; while inspecting: later; of an ended run: forward in time",
+        "right",
+    ),
     Key("up", "up,k", "look('move', 0, -1)", "chart above; log and configuration: a line up", "up"),
     Key("down", "down,j", "look('move', 0, 1)", "chart below; log and configuration: a line down", "down"),
     Key("next_chart", "tab", "look('next_chart', 1)", "the next chart", "tab"),
@@ -66,22 +108,49 @@ KEYS: Final = (
     Key("time", "4", "look('page', 'time')", "page: time per iteration, GPU, health explained", "4", group="Pages"),
     Key("log_page", "5", "look('page', 'log')", "page: log and events", "5", group="Pages"),
     Key("config", "6", "look('page', 'config')", "page: the run's configuration", "6", group="Pages"),
-    Key("bottom", "left_square_bracket", "look('bottom')", "show or hide the row with agent and log", "[", group="Pages"),
+    Key(
+        "bottom", "left_square_bracket", "look('bottom')", "show or hide the row with agent and log", "[", group="Pages"
+    ),
     Key("sidebar", "right_square_bracket", "look('sidebar')", "show or hide the sidebar", "]", group="Pages"),
     Key("describe", "d", "describe", "what is known about the run", "d", group="Monitor"),
     Key("theme", "t", "theme", "dark or light", "t", group="Monitor"),
     Key("copy", "Y", "copy", "copy the run's id, through the terminal (OSC 52)", "Y", group="Monitor"),
     Key("palette", "colon,ctrl+p", "command_palette", "find a command by its name", ":", group="Monitor"),
-    Key("redraw", "ctrl+l", "redraw", "draw the whole screen anew, where something else has written on it", "ctrl+l", group="Monitor"),
+    Key(
+        "redraw",
+        "ctrl+l",
+        "redraw",
+        "draw the whole screen anew, where something else has written on it",
+        "ctrl+l",
+        group="Monitor",
+    ),
     Key("suspend", "ctrl+z", "suspend_process", "suspend the monitor, not the run", "ctrl+z", group="Monitor"),
-    Key("pause", "P", "ask('pause')", "ask the trainer to pause, or to go on", "P", group="Trainer (asks first)", trains=True),
+    Key(
+        "pause",
+        "P",
+        "ask('pause')",
+        "ask the trainer to pause, or to go on",
+        "P",
+        group="Trainer (asks first)",
+        trains=True,
+    ),
     Key("stop", "S", "ask('stop')", "ask the trainer to save and stop", "S", group="Trainer (asks first)", trains=True),
-    Key("checkpoint", "C", "ask('checkpoint')", "ask the trainer for a checkpoint now", "C", group="Trainer (asks first)", trains=True),
+    Key(
+        "checkpoint",
+        "C",
+        "ask('checkpoint')",
+        "ask the trainer for a checkpoint now",
+        "C",
+        group="Trainer (asks first)",
+        trains=True,
+    ),
 )
 
 
 def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
-    """A person's own keys by command, and the problem with their file ("" without one). Without a file there are none. Bad contents never raise."""
+    """A person's own keys by command, and the problem with their file ("" without one). Without a file there are none.
+    Bad contents never raise.
+    """
     place = path or _default_path()
     if place is None:
         return {}, ""
@@ -111,7 +180,11 @@ def _parsed(raw: bytes, place: Path) -> tuple[dict[str, str], str]:
 
 
 def _is_keys(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[^\s,]{1,40}(,[^\s,]{1,40}){0,9}", value) is not None and value.isprintable()
+    return (
+        isinstance(value, str)
+        and re.fullmatch(r"[^\s,]{1,40}(,[^\s,]{1,40}){0,9}", value) is not None
+        and value.isprintable()
+    )
 
 
 def _default_path(environment: Mapping[str, str] = os.environ) -> Path | None:

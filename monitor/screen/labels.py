@@ -1,4 +1,6 @@
-"""Names, glyphs and sentences of states, and glyphs of levels. Standard library only. Pure; knows neither widgets nor files nor clocks."""
+"""Names, glyphs and sentences of states, and glyphs of levels. Standard library only. Pure; knows neither widgets nor
+files nor clocks.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,13 @@ def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
     if view.page == "time":
         if width < _BESIDE_FROM:
             return base._replace(sidebar=REST, time_lines=8 if body >= 13 else 0, machine_lines=8 if body >= 22 else 0)
-        return base._replace(explained=True, sidebar=width // 2, time_lines=8, machine_lines=min(8, body - 8) if body >= 13 else 0, health=False)
+        return base._replace(
+            explained=True,
+            sidebar=width // 2,
+            time_lines=8,
+            machine_lines=min(8, body - 8) if body >= 13 else 0,
+            health=False,
+        )
     if view.page == "config":
         return base._replace(config=True)
     agent = view.page == "agent"
@@ -94,10 +100,24 @@ def _overview(base: Plan, width: int, body: int, view: View, words: int) -> Plan
         bottom = min(words + 4, body * 9 // 20) if body >= _BOTTOM_FROM else min(words + 4, body - _CHART_LINES)
     elif view.bottom and (agent or log) and body >= _BOTTOM_FROM:
         bottom = min(14, max(8, body * 3 // 10))
-    columns = 1 if width < 80 else 2 if width < SIDEBAR_FROM else max(2, min(4 if width >= 200 else 3, (width - sidebar) // _CHART_CELLS))
+    columns = (
+        1
+        if width < 80
+        else 2
+        if width < SIDEBAR_FROM
+        else max(2, min(4 if width >= 200 else 3, (width - sidebar) // _CHART_CELLS))
+    )
     left = body - bottom
     rows = max(1, min(left // _CHART_LINES, max(2, left // _CHART_LINES_WANTED)))
     return base._replace(
-        columns=columns, rows=rows, sidebar=sidebar, bottom=bottom, agent=bottom > 0 and agent, words=words > 0, log=bottom > 0 and log,
-        health_line=health_line, time_lines=8 if body >= 18 else 0, machine_lines=8 if body >= 26 else 0,
-    )  # fmt: skip
+        columns=columns,
+        rows=rows,
+        sidebar=sidebar,
+        bottom=bottom,
+        agent=bottom > 0 and agent,
+        words=words > 0,
+        log=bottom > 0 and log,
+        health_line=health_line,
+        time_lines=8 if body >= 18 else 0,
+        machine_lines=8 if body >= 26 else 0,
+    )

@@ -1,4 +1,6 @@
-"""The log as lines: its end beside charts, all of it on a page of its own. Standard library only. Pure; knows neither widgets nor files nor clocks."""
+"""The log as lines: its end beside charts, all of it on a page of its own. Standard library only. Pure; knows neither
+widgets nor files nor clocks.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines wrap, beside charts they are cut."""
+    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines
+    wrap, beside charts they are cut.
+    """
     shown = _fitting(model)
     if not shown:
-        words = "no line fits the filter (esc clears)" if model.view.filter and model.snapshot.log else "nothing in the log yet"
+        words = (
+            "no line fits the filter (esc clears)"
+            if model.view.filter and model.snapshot.log
+            else "nothing in the log yet"
+        )
         return [(Piece(words, "dim"),)]
     if model.view.page != "log":
         return [fit(_said(line, width)[0], width) for line in shown[-height:]]
@@ -46,4 +54,7 @@ def _said(line: LogLine, width: int, *, whole: bool = False) -> list[Line]:
     parts = broken(text, width - width_of(clock)) if whole and width_of(clock) + width_of(text) > width else [text]
     if len(parts) > 1:
         parts = [parts[0], *broken(text[len(parts[0]) :], width - indent)]
-    return [(Piece(clock, "dim"), Piece(parts[0], style)), *((Piece(" " * indent), Piece(part, style)) for part in parts[1:])]
+    return [
+        (Piece(clock, "dim"), Piece(parts[0], style)),
+        *((Piece(" " * indent), Piece(part, style)) for part in parts[1:]),
+    ]

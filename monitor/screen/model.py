@@ -1,4 +1,6 @@
-"""What the screen is drawn from: one immutable value, made by the app and handed down to every panel. Standard library only. Pure; knows no widget."""
+"""What the screen is drawn from: one immutable value, made by the app and handed down to every panel. Standard library
+only. Pure; knows no widget.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,15 @@ class Model(NamedTuple):
     newest_x: float = 0.0  # where on the x axis the newest record lies
 
     def with_(self, **changes: Any) -> Model:
-        """The model with some changes, and the range of x that belongs to it; while the picture is frozen, the range stays."""
+        """The model with some changes, and the range of x that belongs to it; while the picture is frozen, the range
+        stays.
+        """
         new = self._replace(**changes)
-        same = new.view.axis == self.view.axis and new.snapshot.run.path == self.snapshot.run.path and (new.overlay is None) == (self.overlay is None)
+        same = (
+            new.view.axis == self.view.axis
+            and new.snapshot.run.path == self.snapshot.run.path
+            and (new.overlay is None) == (self.overlay is None)
+        )
         if new.frozen is not None and same:
             return new
         axis = new.view.axis
@@ -97,7 +105,9 @@ class Model(NamedTuple):
         """The sentence for as long as the picture is not the live one."""
         if self.frozen is not None:
             more = (self.newest.progress.step or 0) - (self.frozen.snapshot.progress.step or 0)
-            goes_on = f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
+            goes_on = (
+                f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
+            )
             return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
         if (moment := self.moment) is not None:
             return f"as it was at {count(moment)} steps · ← → · end returns"
@@ -114,6 +124,10 @@ class Model(NamedTuple):
         footer = [shown(key, key.footer) for key in keys.KEYS if key.footer and (key.group == "Monitor" or charts)]
         if not self.readonly and self.snapshot.live:
             paused = self.snapshot.state == "paused"
-            asks = [shown(key, "Go on" if paused and key.id == "pause" else key.id.title()) for key in keys.KEYS if key.trains]
+            asks = [
+                shown(key, "Go on" if paused and key.id == "pause" else key.id.title())
+                for key in keys.KEYS
+                if key.trains
+            ]
             footer[2:2] = asks  # where few keys have room, these must have it
         return footer

@@ -1,4 +1,6 @@
-"""What the keys that change the view do: each a function from what is on the screen to the next view. Standard library only. Pure; reaches no trainer."""
+"""What the keys that change the view do: each a function from what is on the screen to the next view. Standard library
+only. Pure; reaches no trainer.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,9 @@ def next_chart(now: Model, by: int) -> View:
     names, chosen = now.names, now.chosen
     if not names:
         return now.view
-    return choose(now, names[(names.index(chosen) + by) % len(names)] if chosen in names else names[0 if by > 0 else -1])
+    return choose(
+        now, names[(names.index(chosen) + by) % len(names)] if chosen in names else names[0 if by > 0 else -1]
+    )
 
 
 def turn(now: Model, by: int) -> View:
@@ -195,8 +199,27 @@ def back(now: Model) -> View:
 CHANGES = {
     change.__name__: change
     for change in (
-        page, axis, smooth, logarithm, zoom, start, end, agent, greedy, log, bottom, sidebar, maximise, inspect, move, wheel, choose, next_chart, turn, narrow,
+        page,
+        axis,
+        smooth,
+        logarithm,
+        zoom,
+        start,
+        end,
+        agent,
+        greedy,
+        log,
+        bottom,
+        sidebar,
+        maximise,
+        inspect,
+        move,
+        wheel,
+        choose,
+        next_chart,
+        turn,
+        narrow,
         back,
     )
-}  # fmt: skip
+}
 """The functions above, by the names that keys and clicks use: `look('zoom', 1)`."""

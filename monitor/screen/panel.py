@@ -23,9 +23,14 @@ class Panel(Canvas):
     DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
 
     def __init__(
-        self, lines: Draw, *, title: str | Callable[[Any], str] = "", sees: Callable[[Any], object] | None = None, id: str | None = None,
+        self,
+        lines: Draw,
+        *,
+        title: str | Callable[[Any], str] = "",
+        sees: Callable[[Any], object] | None = None,
+        id: str | None = None,
         classes: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(id=id, classes=classes)
         self._lines, self._title, self._sees = lines, title, sees
         self._seen: object = None
@@ -61,7 +66,11 @@ class Panel(Canvas):
     def _filled(self, width: int, height: int, palette: Palette) -> Rows:
         """Exactly `height` rows of `width` cells."""
         ascii_only = not palette.glyphs.braille
-        lines = [] if self._model is None or width < 1 else [tuple(line) for line in self._lines(self._model, width, height)[:height]]
+        lines = (
+            []
+            if self._model is None or width < 1
+            else [tuple(line) for line in self._lines(self._model, width, height)[:height]]
+        )
         before = self._rows_of if self._drawn_for == (*self.size, palette.key) else {}
         self._rows_of = {line: before.get(line) or _row(line, width, ascii_only=ascii_only) for line in lines}
         return [self._rows_of[line] for line in lines] + blank(width, height - len(lines))
@@ -70,4 +79,6 @@ class Panel(Canvas):
 def _row(line: Line, width: int, *, ascii_only: bool) -> Row:
     fitted = fit([piece._replace(text=clean(piece.text)) for piece in line], width)
     # ASCII last, as cutting leaves an ellipsis.
-    return row_of(tuple(piece._replace(text=clean(piece.text, ascii_only=True)) for piece in fitted) if ascii_only else fitted)
+    return row_of(
+        tuple(piece._replace(text=clean(piece.text, ascii_only=True)) for piece in fitted) if ascii_only else fitted
+    )

@@ -1,4 +1,6 @@
-"""The panels beside and below the charts. Standard library only. Pure: a model and a size in, lines out; knows neither widgets nor files nor clocks."""
+"""The panels beside and below the charts. Standard library only. Pure: a model and a size in, lines out; knows neither
+widgets nor files nor clocks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def health(model: Model, width: int, height: int) -> list[Line]:
 
 
 def health_line(model: Model, width: int, height: int) -> list[Line]:
-    """Health in one line, where there is no room for more: what is not well, the worst first, as far as it fits, and how many findings are."""
+    """Health in one line, where there is no room for more: what is not well, the worst first, as far as it fits, and
+    how many findings are.
+    """
     found = model.snapshot.health
     if not found:
         return [(Piece(" health  no records yet", "dim"),)]
@@ -41,7 +45,11 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
         left += [Piece(f"{glyph} ", style, bold=True), Piece("nothing is wrong", "text")]
     for finding in wrong:
         glyph, style = LEVELS[finding.level]
-        more = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "bright"), Piece(f" {finding.wanted}   " if finding.wanted else "   ", "dim")]
+        more = [
+            Piece(f"{glyph} ", style, bold=True),
+            Piece(finding.title, "bright"),
+            Piece(f" {finding.wanted}   " if finding.wanted else "   ", "dim"),
+        ]
         if len(left) > 1 and length(left) + length(more) + length(right) > width:
             break
         left += more
@@ -63,7 +71,11 @@ def _advice(finding: Finding, width: int) -> list[Line]:
 
 
 def _explanation(finding: Finding, width: int) -> list[Line]:
-    return [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ", "  ")] if finding.explanation else []
+    return (
+        [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ", "  ")]
+        if finding.explanation
+        else []
+    )
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
@@ -94,15 +106,31 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
     """GPU, the trainer's process and the machine, as far as they are visible from here."""
     system = model.snapshot.system
     if system is None:
-        where = "no figures: the run is on another machine" if model.snapshot.state == "remote" else "no figures: the run has ended"
-        return [(Piece(text, "dim"),) for text in wrapped(where if (model.snapshot.ended or model.snapshot.state == "remote") else "looking ...", width)]
+        where = (
+            "no figures: the run is on another machine"
+            if model.snapshot.state == "remote"
+            else "no figures: the run has ended"
+        )
+        return [
+            (Piece(text, "dim"),)
+            for text in wrapped(
+                where if (model.snapshot.ended or model.snapshot.state == "remote") else "looking ...", width
+            )
+        ]
     lines: list[Line] = []
     if system.gpu is not None:
         gpu = system.gpu
         lines.append(fit([Piece(cut(gpu.name, width), "bright")], width))
-        lines.append(_pairs([("util", _share(gpu.utilisation)), ("mem", _memory(gpu.memory_used_bytes, gpu.memory_total_bytes))], width))
+        lines.append(
+            _pairs(
+                [("util", _share(gpu.utilisation)), ("mem", _memory(gpu.memory_used_bytes, gpu.memory_total_bytes))],
+                width,
+            )
+        )
         power = f"{gpu.watts:.0f} W" if gpu.watts is not None else "-"
-        lines.append(_pairs([("power", power), ("temp", f"{gpu.celsius:.0f} °C" if gpu.celsius is not None else "-")], width))
+        lines.append(
+            _pairs([("power", power), ("temp", f"{gpu.celsius:.0f} °C" if gpu.celsius is not None else "-")], width)
+        )
         if gpu.throttled:
             lines.append((Piece(cut(f"! clock held down: {gpu.throttled}", width), "warn"),))
     elif system.gpu_absent:
@@ -118,7 +146,10 @@ def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Lin
     half = width // len(pairs) if len(pairs) > 1 else width
     pieces: list[Piece] = []
     for index, (name, told) in enumerate(pairs):
-        pieces += [Piece(padded(name, 8 if index == 0 else 5), "dim"), Piece(padded(told, max(1, half - (8 if index == 0 else 5))), style)]
+        pieces += [
+            Piece(padded(name, 8 if index == 0 else 5), "dim"),
+            Piece(padded(told, max(1, half - (8 if index == 0 else 5))), style),
+        ]
     return fit(pieces, width)
 
 
@@ -158,7 +189,9 @@ def last_words(model: Model, width: int, height: int) -> list[Line]:
     if ending is None:
         return []
     most = 2 if ending.traceback else 4
-    lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:most]]
+    lines: list[Line] = [
+        (Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:most]
+    ]
     first: list[list[Piece]] = [[Piece("next", "dim")]]
     lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
     lines += flow([[Piece(text, "text")] for text in ending.facts], width)
@@ -181,7 +214,10 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
         told = ["no record yet", state_sentence(snapshot)]
     lines = [text for told_one in told for text in wrapped(told_one, max(8, width - 4)) if text][:height]
     above: list[Line] = [()] * ((height - len(lines)) // 2)
-    return above + [(Piece(" " * ((width - width_of(text)) // 2) + text, "dim" if index else "text"),) for index, text in enumerate(lines)]
+    return above + [
+        (Piece(" " * ((width - width_of(text)) // 2) + text, "dim" if index else "text"),)
+        for index, text in enumerate(lines)
+    ]
 
 
 def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:

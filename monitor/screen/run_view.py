@@ -1,4 +1,6 @@
-"""One run on the screen: every panel and chart, laid out by the plan and drawn from the model. Knows no source, no key and no dialog."""
+"""One run on the screen: every panel and chart, laid out by the plan and drawn from the model. Knows no source, no key
+and no dialog.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
 
-_PLACED: Final = ("words", "log", "health", "health_line", "explained", "config", "numbers")  # panels that the plan shows or hides by their names
+_PLACED: Final = (
+    "words",
+    "log",
+    "health",
+    "health_line",
+    "explained",
+    "config",
+    "numbers",
+)  # panels that the plan shows or hides by their names
 
 
 class RunView(Container):
@@ -44,12 +54,32 @@ class RunView(Container):
             Panel(header.numbers, id="numbers"),
             Panel(panels.empty, id="empty"),
             Panel(panels.explained, title="Health", sees=lambda model: model.snapshot.health, id="explained"),
-            Panel(panels.config, title="config.toml", sees=lambda model: (model.snapshot.config, model.view.scroll), id="config"),
-            Panel(panels.last_words, title="How it ended", sees=lambda model: (model.snapshot.ending, model.snapshot.state), id="words"),
-            Panel(log.log, title="Log", sees=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page), id="log"),
+            Panel(
+                panels.config,
+                title="config.toml",
+                sees=lambda model: (model.snapshot.config, model.view.scroll),
+                id="config",
+            ),
+            Panel(
+                panels.last_words,
+                title="How it ended",
+                sees=lambda model: (model.snapshot.ending, model.snapshot.state),
+                id="words",
+            ),
+            Panel(
+                log.log,
+                title="Log",
+                sees=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page),
+                id="log",
+            ),
             Panel(panels.health, title="Health", sees=lambda model: model.snapshot.health, id="health"),
             Panel(panels.time, title=panels.time_title, sees=lambda model: model.snapshot.phases, id="time"),
-            Panel(panels.machine, title="GPU and process", sees=lambda model: (model.snapshot.system, model.snapshot.state), id="machine"),
+            Panel(
+                panels.machine,
+                title="GPU and process",
+                sees=lambda model: (model.snapshot.system, model.snapshot.state),
+                id="machine",
+            ),
             Panel(header.footer, sees=lambda model: model.footer, id="footer", classes="row"),
         )
         self.panels = {panel.id or "": panel for panel in every}
@@ -59,7 +89,9 @@ class RunView(Container):
         panel = self.panels
         yield from (panel[name] for name in ("header", "progress", "figures", "message", "health_line"))
         self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
-        self._main = Container(self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
+        self._main = Container(
+            self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main"
+        )
         self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")
         yield Container(self._main, self._sidebar, id="body")
         yield panel["footer"]
@@ -89,7 +121,9 @@ class RunView(Container):
         if names:
             self.charts.show(names, model.snapshot.series, self._stage(model))
         if plan.agent:
-            self.agent.show(model.snapshot.frame, absent=model.snapshot.agent_absent, title=panels.agent_title(model.snapshot))
+            self.agent.show(
+                model.snapshot.frame, absent=model.snapshot.agent_absent, title=panels.agent_title(model.snapshot)
+            )
 
     def _lay_out(self, plan: Plan, size: tuple[int, int]) -> None:
         self._plan, panel = plan, self.panels
@@ -107,7 +141,11 @@ class RunView(Container):
 
     def _stage(self, model: Model) -> Stage:
         snapshot, axis = model.snapshot, model.view.axis
-        moments = {"step": snapshot.progress.step, "iteration": snapshot.progress.iterations, "wall": snapshot.progress.up_s}
+        moments = {
+            "step": snapshot.progress.step,
+            "iteration": snapshot.progress.iterations,
+            "wall": snapshot.progress.up_s,
+        }
         return Stage(
             model.view,
             model.window,

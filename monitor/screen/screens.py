@@ -1,4 +1,6 @@
-"""Dialogs: the list of runs, text to read, a question before the trainer is asked, and the filter bar. Know what they are given, no run and no file."""
+"""Dialogs: the list of runs, text to read, a question before the trainer is asked, and the filter bar. Know what they
+are given, no run and no file.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def _longest(texts: Sequence[str], width: int) -> str:
 class ListScreen(Dialog["RunRow | None"]):
     """Runs to choose from; typing searches. Gives the chosen row, or None."""
 
-    def __init__(self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train") -> None:
+    def __init__(
+        self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train"
+    ) -> None:
         super().__init__(_list_lines, title)
         self._all, self._empty = list(rows), empty
         self._search, self._cursor = "", 0
@@ -99,7 +103,11 @@ class ListScreen(Dialog["RunRow | None"]):
     @property
     def _rows(self) -> list[RunRow]:
         words = self._search.lower().split()
-        return [row for row in self._all if all(word in f"{row.id} {row.state} {row.env} {row.algo}".lower() for word in words)]
+        return [
+            row
+            for row in self._all
+            if all(word in f"{row.id} {row.state} {row.env} {row.algo}".lower() for word in words)
+        ]
 
     def show(self) -> None:
         """The runs that fit the search."""
@@ -145,7 +153,13 @@ def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
     hint = fit([Piece(_longest(_HINTS_LIST, width), "dim")], width)
     search = fit([Piece("/ ", "dim"), Piece(model.search, "bright"), Piece("▏" if width else "", "focus")], width)
     if not model.rows:
-        return [search, (), (Piece(model.empty if not model.search else f"no run fits '{model.search}' (esc clears)", "text"),), (), hint]
+        return [
+            search,
+            (),
+            (Piece(model.empty if not model.search else f"no run fits '{model.search}' (esc clears)", "text"),),
+            (),
+            hint,
+        ]
     heads, widths = _columns(model.rows, width)
     room = height - 4
     first = _first(model.cursor, len(model.rows), room)
@@ -155,7 +169,15 @@ def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
         glyph, style = STATES.get(row.state, ("?", "bad"))
         back = "cursor" if here else ""
         text = _joined(_values(row, len(heads)), widths)
-        lines.append(fit([Piece(f"{glyph} ", style, back=back), Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back)], width))
+        lines.append(
+            fit(
+                [
+                    Piece(f"{glyph} ", style, back=back),
+                    Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back),
+                ],
+                width,
+            )
+        )
     return [*lines, (), hint]
 
 
@@ -214,7 +236,17 @@ class TextScreen(Dialog[None]):
         """Scrolls; any of the usual keys closes."""
         event.stop()
         event.prevent_default()
-        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "space": _PAGE_LINES, "home": -(10**9), "end": 10**9}
+        moves = {
+            "up": -1,
+            "k": -1,
+            "down": 1,
+            "j": 1,
+            "pageup": -_PAGE_LINES,
+            "pagedown": _PAGE_LINES,
+            "space": _PAGE_LINES,
+            "home": -(10**9),
+            "end": 10**9,
+        }
         if event.key in moves:
             self._scroll(moves[event.key])
         elif event.key in ("escape", "q", "enter", "question_mark", "d"):
@@ -234,7 +266,12 @@ def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
     many, last = len(model.lines), min(len(model.lines), model.first + room)
     place = f"{model.first + 1} to {last} of {many} · " if many > room else ""
     shown = [fit(line, width) for line in model.lines[model.first : model.first + room]]
-    return [*shown, *([()] * (room - len(shown))), (), fit([Piece(_longest([place + hint for hint in _HINTS_TEXT], width), "dim")], width)]
+    return [
+        *shown,
+        *([()] * (room - len(shown))),
+        (),
+        fit([Piece(_longest([place + hint for hint in _HINTS_TEXT], width), "dim")], width),
+    ]
 
 
 # A QUESTION
@@ -249,7 +286,9 @@ class Question(NamedTuple):
 
 
 class ConfirmScreen(Dialog[bool]):
-    """A question before the trainer is asked. `y` says yes (enter too, unless the question is a strict one); all else says no."""
+    """A question before the trainer is asked. `y` says yes (enter too, unless the question is a strict one); all else
+    says no.
+    """
 
     def __init__(self, question: Question) -> None:
         super().__init__(_question_lines, "Ask the trainer")
@@ -275,7 +314,12 @@ class ConfirmScreen(Dialog[bool]):
 
 def _question_lines(model: Question, width: int, height: int) -> list[Line]:
     yes = "y" if model.strict else "y or enter"
-    keys = (Piece(yes, "focus", bold=True), Piece("  yes      ", "dim"), Piece("n or esc", "focus", bold=True), Piece("  no", "dim"))
+    keys = (
+        Piece(yes, "focus", bold=True),
+        Piece("  yes      ", "dim"),
+        Piece("n or esc", "focus", bold=True),
+        Piece("  no", "dim"),
+    )
     return [(Piece(model.sentence, "bright", bold=True),), (Piece(model.consequence, "dim"),), (), (), keys]
 
 
@@ -283,7 +327,9 @@ def _question_lines(model: Question, width: int, height: int) -> list[Line]:
 
 
 class FilterBar(Input):
-    """A line at the bottom in which words are typed; each change is a message. Enter keeps them, escape takes them away."""
+    """A line at the bottom in which words are typed; each change is a message. Enter keeps them, escape takes them
+    away.
+    """
 
     class Narrowed(Message):
         """Other words."""
@@ -293,7 +339,13 @@ class FilterBar(Input):
             self.words = words
 
     def __init__(self, before: str) -> None:
-        super().__init__(before, placeholder="words, any of which must fit; * ? and [..] as in a shell", id="filter", compact=True, select_on_focus=False)
+        super().__init__(
+            before,
+            placeholder="words, any of which must fit; * ? and [..] as in a shell",
+            id="filter",
+            compact=True,
+            select_on_focus=False,
+        )
         self._over = False  # escape was pressed; a change typed just before it may still arrive
 
     def on_mount(self) -> None:

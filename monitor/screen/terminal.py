@@ -1,7 +1,8 @@
 """The connection to the terminal: the monitor ends with its terminal, and writes few bytes to it.
 
-Textual 8.2.8 loops without end on an input that has reached its end, and a process whose parent ignores SIGHUP gets no signal when its terminal is gone. So a
-handler of SIGHUP is installed, and a thread that sleeps in `poll` waits for the terminal to hang up. Knows nothing of runs.
+Textual 8.2.8 loops without end on an input that has reached its end, and a process whose parent ignores SIGHUP gets no
+signal when its terminal is gone. So a handler of SIGHUP is installed, and a thread that sleeps in `poll` waits for the
+terminal to hang up. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _GRACE_S = 2.0
 class QuietDriver(LinuxDriver):
     """Writes only the cells that change, by the app's `renderer`.
 
-    Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a line of bytes over SSH.
+    Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a
+    line of bytes over SSH.
     """
 
     def __init__(self, app: App[Any], **options: Any) -> None:
@@ -46,14 +48,18 @@ class QuietDriver(LinuxDriver):
             super().write(shorter)
 
     def _sigtstp_application(self, *_: object) -> None:
-        """Stop the whole job, as a terminal does at ctrl+z: a shell waits for what it started, such as `uv run`, not for what that started."""
+        """Stop the whole job, as a terminal does at ctrl+z: a shell waits for what it started, such as `uv run`, not
+        for what that started.
+        """
         if self._auto_restart:
             self.suspend_application_mode()
             self._suspended = True
         os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
-        """Take the terminal again and draw everything, also where SIGSTOP came without a word before and the shell has written since."""
+        """Take the terminal again and draw everything, also where SIGSTOP came without a word before and the shell has
+        written since.
+        """
         if not self._auto_restart:
             return
         if self._in_background():
@@ -84,7 +90,9 @@ class QuietDriver(LinuxDriver):
 
 @contextlib.contextmanager
 def tied_to_terminal(app: App[None]) -> Iterator[None]:
-    """While inside, the process ends with its terminal; SIGHUP and SIGTERM leave the screen as it was found, where that takes no longer than two seconds."""
+    """While inside, the process ends with its terminal; SIGHUP and SIGTERM leave the screen as it was found, where that
+    takes no longer than two seconds.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends at once
@@ -94,7 +102,12 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
         app.exit(return_code=128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
-    threading.Thread(target=_end_with, args=(sys.__stdin__.fileno(),) if sys.__stdin__ is not None else (0,), name="terminal", daemon=True).start()
+    threading.Thread(
+        target=_end_with,
+        args=(sys.__stdin__.fileno(),) if sys.__stdin__ is not None else (0,),
+        name="terminal",
+        daemon=True,
+    ).start()
     try:
         yield
     finally:

@@ -96,7 +96,9 @@ def following(view: View) -> View:
     return view._replace(zoom=0 if view.end is None else view.zoom, end=None)
 
 
-def whole_window(series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None) -> tuple[float, float] | None:
+def whole_window(
+    series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None
+) -> tuple[float, float] | None:
     """The range of x that holds all of some series, growing in jumps; None while they are empty."""
     extents = [extent for one in series if (extent := one.extent(axis)) is not None]
     if not extents:

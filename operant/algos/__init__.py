@@ -1,4 +1,6 @@
-"""Finds algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`. Knows nothing of any algorithm."""
+"""Finds algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`. Knows
+nothing of any algorithm.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def names() -> list[str]:
 def load(name: str) -> Any:
     """The `ALGO` of `operant/algos/<name>.py`, or the class of a user's own file, `path/to/file.py:CLASS`.
 
-    Raises KeyError where no algorithm has this name; NotFoundError and OperantError for a file that is not there or cannot be used.
+    Raises KeyError where no algorithm has this name; NotFoundError and OperantError for a file that is not there or
+    cannot be used.
     """
     path, colon, class_name = name.rpartition(":")
     if colon:
@@ -35,7 +38,9 @@ def _load_file(path: Path, class_name: str) -> Any:
     try:
         text = path.read_bytes()
     except (OSError, ValueError) as error:
-        raise NotFoundError(f"the algorithm file {str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise NotFoundError(
+            f"the algorithm file {str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
     return _class(path, class_name, hashlib.sha256(text).hexdigest())
 
 
@@ -47,5 +52,7 @@ def _class(path: Path, class_name: str, text_hash: str) -> Any:
         raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, class_name, None)
     if not isinstance(getattr(found, "Config", None), type):
-        raise OperantError(f"{path} has no algorithm {class_name!r}: a class with a `Config`, such as operant.algos.ppo.PPO")
+        raise OperantError(
+            f"{path} has no algorithm {class_name!r}: a class with a `Config`, such as operant.algos.ppo.PPO"
+        )
     return found

@@ -64,8 +64,12 @@ class Algorithm(Protocol):
     metrics: tuple[MetricSpec, ...]
     stats: Tensor  # (M + 1) float32: a mean over the iteration for each of the M metrics, then how many numbers are NaN or infinite
     steps_per_iteration: int
-    scheduled: dict[str, tuple[Any, Tensor]]  # set by the builder: keys that change, their schedule, and the scalar that stands for them in `config`
-    chosen: dict[str, Any]  # values for keys of its configuration that were left open, which a resumed run must be given again; JSON
+    scheduled: dict[
+        str, tuple[Any, Tensor]
+    ]  # set by the builder: keys that change, their schedule, and the scalar that stands for them in `config`
+    chosen: dict[
+        str, Any
+    ]  # values for keys of its configuration that were left open, which a resumed run must be given again; JSON
 
     @classmethod
     def make_actor(cls, spec: Env, config: Any, net: Any, device: torch.device, *, seed: int = 0) -> Actor:

@@ -1,7 +1,7 @@
 """The `operant` command: which command is meant, and how it ends. Knows no command: they are in operant/cli/program.py.
 
-`main` holds the one `except` for what a user can cause. Nothing is imported before it is needed: `operant monitor` has its first picture on the screen
-in the time that typer and the other commands would take to be imported.
+`main` holds the one `except` for what a user can cause. Nothing is imported before it is needed: `operant monitor` has
+its first picture on the screen in the time that typer and the other commands would take to be imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NoReturn, TextIO
 from operant.errors import MachineError, OperantError
 
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-_SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))  # words of the command line that need the package `monitor`
+# words of the command line that need the package `monitor`
+_SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))
 
 
 def main() -> None:
@@ -50,7 +51,9 @@ def main() -> None:
 
 
 def _end(problem: object, code: int) -> NoReturn:
-    """End the process with `code`, after telling the problem where there is one; an output that cannot be written changes nothing of it."""
+    """End the process with `code`, after telling the problem where there is one; an output that cannot be written
+    changes nothing of it.
+    """
     _flush(sys.stdout, None)
     _flush(sys.stderr, problem)
     sys.exit(code)
@@ -67,11 +70,14 @@ def _flush(stream: TextIO | None, problem: object) -> None:
             fail(problem)
         stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the interpreter would try once more at its end, and end with 120
+        # or the interpreter would try once more at its end, and end with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _check_folder() -> None:
-    """Raise MachineError where the working directory is gone: names of files mean nothing then, and libraries end the process."""
+    """Raise MachineError where the working directory is gone: names of files mean nothing then, and libraries end the
+    process.
+    """
     try:
         os.getcwd()
     except OSError as error:
@@ -79,9 +85,13 @@ def _check_folder() -> None:
 
 
 def _check_monitor() -> None:
-    """Raise MachineError where `import monitor` would find another package of this name than the one that is installed with this one."""
+    """Raise MachineError where `import monitor` would find another package of this name than the one that is installed
+    with this one.
+    """
     found = importlib.util.find_spec("monitor")
-    own = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "monitor", "__init__.py")
+    own = os.path.join(
+        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "monitor", "__init__.py"
+    )
     if found is None or found.origin is None or os.path.realpath(found.origin) != os.path.realpath(own):
         there = "no package" if found is None else found.origin or "a folder without an __init__.py"
         raise MachineError(

@@ -1,7 +1,8 @@
-"""What the commands share: the options that mean the same everywhere, and how results and words are printed. Knows no command.
+"""What the commands share: the options that mean the same everywhere, and how results and words are printed. Knows no
+command.
 
-Data goes to stdout, words to a person to stderr. All that a command prints goes through here (what is drawn in place: operant/cli/progress.py), where names and
-sentences that come from files lose what a terminal would obey.
+Data goes to stdout, words to a person to stderr. All that a command prints goes through here (what is drawn in place:
+operant/cli/progress.py), where names and sentences that come from files lose what a terminal would obey.
 """
 
 from __future__ import annotations
@@ -30,14 +31,33 @@ MaybeRunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN, 
 RunNames = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, autocompletion=completion.runs)]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ENV] [key=value]...", help="an environment or FILE.py, and overrides", autocompletion=completion.environments),
+    typer.Argument(
+        metavar="[ENV] [key=value]...",
+        help="an environment or FILE.py, and overrides",
+        autocompletion=completion.environments,
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="overrides, such as run.steps=4M")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="overrides, such as run.steps=4M")
+]
 ConfigOption = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="a TOML file, or a shipped recipe's name", autocompletion=completion.configurations)
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="a TOML file, or a shipped recipe's name",
+        autocompletion=completion.configurations,
+    ),
 ]
-EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file that exports your own ENV", autocompletion=completion.python_files)]
-RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")]
+EnvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env", metavar="FILE.py", help="a file that exports your own ENV", autocompletion=completion.python_files
+    ),
+]
+RootOption = Annotated[
+    str | None, typer.Option("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")
+]
 TrustOption = Annotated[bool, typer.Option("--trust", help="run code from a run folder that is not known to be yours")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="print JSON Lines")]
@@ -59,7 +79,9 @@ def say(*lines: object) -> None:
 
 
 def fail(problem: object) -> None:
-    """Print an error after the word `error:`, which is red where stderr is a terminal with colours; nothing where there is no stderr."""
+    """Print an error after the word `error:`, which is red where stderr is a terminal with colours; nothing where there
+    is no stderr.
+    """
     if sys.stderr is None:
         return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -68,7 +90,9 @@ def fail(problem: object) -> None:
 
 
 def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
-    """`action(trust)`; where that finds code which is not known to be the user's, the user is asked, on a terminal, and a yes makes it `action(True)`."""
+    """`action(trust)`; where that finds code which is not known to be the user's, the user is asked, on a terminal, and
+    a yes makes it `action(True)`.
+    """
     try:
         return action(trust)
     except UntrustedError as error:
@@ -111,7 +135,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
     lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = (
-        [cell.rjust(width) if column in rights else cell.ljust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))] for line in lines
+        [
+            cell.rjust(width) if column in rights else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
     )
     return ["  ".join(cells).rstrip() for cells in padded]
 
@@ -128,8 +156,14 @@ def within(option: str, value: float | None, low: float, high: float) -> None:
 
 
 def check_free(path: Path, force: bool, *, in_place: bool = False) -> None:
-    """Raise UsageError for a file that is there already, unless it may be replaced. A device or a pipe never is: it may be written `in_place`."""
-    system = path.parent.resolve().parts[:2] == ("/", "proc") or path.parent.resolve() == Path("/dev")  # /dev/stdout may be a link to a plain file
+    """Raise UsageError for a file that is there already, unless it may be replaced. A device or a pipe never is: it may
+    be written `in_place`.
+    """
+    # /dev/stdout may be a link to a plain file
+    system = path.parent.resolve().parts[:2] == ("/", "proc") or path.parent.resolve() == Path("/dev")
     special = path.is_dir() or (path.exists() and (system or not path.is_file()) and not in_place)
     if special or (path.exists() and not force):
-        raise UsageError(f"{safe(path, 400)} is there already: " + ("name a file with --out" if special else "choose another --out, or give --force"))
+        raise UsageError(
+            f"{safe(path, 400)} is there already: "
+            + ("name a file with --out" if special else "choose another --out, or give --force")
+        )

@@ -1,4 +1,6 @@
-"""`compare` and `plot`: what several runs achieved, in the terminal and as a figure. Knows no statistic and no figure: they are in operant/plot."""
+"""`compare` and `plot`: what several runs achieved, in the terminal and as a figure. Knows no statistic and no figure:
+they are in operant/plot.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ app = typer.Typer(**TYPER)
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARK, _MOST_DIFFERENCES = 24, 40
 _FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "intervals"), ("steps", "seconds")
-MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="the metric of the curves  [default: eval/return where there is enough, else return]")]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="the metric of the curves  [default: eval/return where there is enough, else return]"
+    ),
+]
 AxisOption = Annotated[str, typer.Option("--x", metavar="steps|seconds", help="what curves are drawn over")]
-SmoothOption = Annotated[float | None, typer.Option(metavar="SHARE", help="mean of a window of so much of the x axis  [default: 0.02; evaluations: 0]")]
+SmoothOption = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="mean of a window of so much of the x axis  [default: 0.02; evaluations: 0]"),
+]
 _HIGHEST_SMOOTH = 0.5
 
 
@@ -39,8 +49,8 @@ def compare(
 ) -> None:
     """Compare runs: scores with intervals, and in what they differ.
 
-    Runs that differ in run.seed alone form a group. A run's score is the mean return of its last evaluation. Intervals are 95 % intervals of a stratified
-    bootstrap (Agarwal et al. 2021); a single run has none.
+    Runs that differ in run.seed alone form a group. A run's score is the mean return of its last evaluation. Intervals
+    are 95 % intervals of a stratified bootstrap (Agarwal et al. 2021); a single run has none.
     """
     _require("scipy")
     from operant import plot
@@ -48,7 +58,10 @@ def compare(
     entries = _entries(names, runs, axis, smooth)
     for entry in entries:
         if metric is not None and metric not in entry.columns.metrics:
-            raise UsageError(f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}; it has {safe(', '.join(entry.columns.metrics), 400)}")
+            raise UsageError(
+                f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}; it has "
+                f"{safe(', '.join(entry.columns.metrics), 400)}"
+            )
     groups = plot.groups(entries)
     document = plot.compare(groups)
     if as_json:
@@ -60,7 +73,9 @@ def compare(
 @app.command()
 def plot(
     names: RunNames = None,
-    path: Annotated[str, typer.Option("--out", "-o", metavar="FILE.png|svg|pdf", help="the file to write")] = "curves.png",
+    path: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE.png|svg|pdf", help="the file to write")
+    ] = "curves.png",
     kind: Annotated[str, typer.Option("--kind", metavar="curves|profile|intervals", help="what to draw")] = "curves",
     metric: MetricOption = None,
     axis: AxisOption = "steps",
@@ -70,7 +85,8 @@ def plot(
 ) -> None:
     """Draw learning curves of runs, with bands over seeds.
 
-    Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said below the figure.
+    Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said
+    below the figure.
     """
     target = Path(path).expanduser()
     if target.suffix[1:] not in _FORMATS:
@@ -91,10 +107,15 @@ def plot(
         figure.save(made, place)
         os.replace(place, target)
     except OSError as error:
-        raise MachineError(f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another place with --out") from None
+        raise MachineError(
+            f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another place with --out"
+        ) from None
     finally:
         place.unlink(missing_ok=True)
-    out(f"{safe(target, 400)}  {len(entries)} run{'s' * (len(entries) > 1)} in {len(groups)} group{'s' * (len(groups) > 1)}")
+    out(
+        f"{safe(target, 400)}  {len(entries)} run{'s' * (len(entries) > 1)} in {len(groups)} "
+        f"group{'s' * (len(groups) > 1)}"
+    )
 
 
 def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
@@ -104,13 +125,21 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     from operant.runs import groups
 
     if not names:
-        raise UsageError("name the runs to compare or plot, such as cartpole-ppo-4f2a cartpole-sac-77b0; `operant runs` lists them")
+        raise UsageError(
+            "name the runs to compare or plot, such as cartpole-ppo-4f2a cartpole-sac-77b0; `operant runs` lists them"
+        )
     if axis not in _AXES:
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
     reach = folders.reach(root)
     found = [(name, groups.find(name, *reach)) for name in names]
-    return plot.usable([run for name, group in found for run in (group.runs.values() if group is not None else [folders.resolve(name, *reach)])])
+    return plot.usable(
+        [
+            run
+            for name, group in found
+            for run in (group.runs.values() if group is not None else [folders.resolve(name, *reach)])
+        ]
+    )
 
 
 def _axis(word: str) -> Axis:
@@ -133,7 +162,9 @@ def _smoothing(metric: str, smooth: float | None) -> float:
     return (0.0 if metric.startswith("eval/") else 0.02) if smooth is None else smooth
 
 
-def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None) -> Any:
+def _curves(
+    entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None
+) -> Any:
     """The figure of learning curves."""
     from operant import plot
     from operant import runs as folders
@@ -147,7 +178,11 @@ def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | Non
     targets: dict[str, set[float | None]] = {}
     for entry in entries:
         targets.setdefault(entry.environment, set()).add(folders.number_of(entry.run.document, "target"))
-    common = {name: next(iter(values)) for name, values in targets.items() if len(values) == 1 and chosen in (folders.EVALUATION, folders.RETURN)}
+    common = {
+        name: next(iter(values))
+        for name, values in targets.items()
+        if len(values) == 1 and chosen in (folders.EVALUATION, folders.RETURN)
+    }
     marked = {name: value for name, value in common.items() if value is not None}
     if marked:
         notes.append("dotted line: target")
@@ -158,7 +193,9 @@ def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | Non
 
 
 def _label(metric: str) -> str:
-    return {"eval/return": "mean return of evaluations", "return": "mean return of training episodes"}.get(metric, metric)
+    return {"eval/return": "mean return of evaluations", "return": "mean return of training episodes"}.get(
+        metric, metric
+    )
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
@@ -168,7 +205,12 @@ def _summary(groups: Sequence[Group], kind: str) -> Any:
 
     found = plot.summary(groups)
     if kind == "profile":
-        return figure.profiles(found.profiles, found.thresholds, score=found.unit, note=f"performance profiles (Agarwal et al. 2021); bands: {found.note}")
+        return figure.profiles(
+            found.profiles,
+            found.thresholds,
+            score=found.unit,
+            note=f"performance profiles (Agarwal et al. 2021); bands: {found.note}",
+        )
     return figure.intervals(found.estimates, note=f"bars: {found.note}")
 
 
@@ -177,17 +219,33 @@ def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: 
     sparks = _sparks(groups, metric, axis, _smoothing(metric, smooth))
     heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", f"{metric} over {axis}")
     rows = [
-        (row["group"], row["env"], str(len(row["runs"])), number(row["iqm"]["value"]), _interval(row["iqm"]), number(row["mean"]["value"]),
-         count(row["steps"]), f"{row['seconds']:.1f}", spark)
+        (
+            row["group"],
+            row["env"],
+            str(len(row["runs"])),
+            number(row["iqm"]["value"]),
+            _interval(row["iqm"]),
+            number(row["mean"]["value"]),
+            count(row["steps"]),
+            f"{row['seconds']:.1f}",
+            spark,
+        )
         for row, spark in zip(document["groups"], sparks, strict=True)
-    ]  # fmt: skip
+    ]
     print_table(heads, rows, right=(2, 3, 5, 6, 7))
     out("score: mean return of the last evaluation; IQM: interquartile mean; 95 %: stratified bootstrap")
     _tell_improvement(document["improvement"])
     if "overall" in document:
         out("", "over environments, scores of each scaled to 0 (lowest) .. 1 (highest)")
         cells = [
-            (row["method"], ", ".join(row["envs"]), str(row["runs"]), number(row["iqm"]["value"]), _interval(row["iqm"]), number(row["mean"]["value"]))
+            (
+                row["method"],
+                ", ".join(row["envs"]),
+                str(row["runs"]),
+                number(row["iqm"]["value"]),
+                _interval(row["iqm"]),
+                number(row["mean"]["value"]),
+            )
             for row in document["overall"]
         ]
         print_table(("method", "envs", "runs", "IQM", "95 %", "mean"), cells, right=(2, 3, 5))
@@ -195,7 +253,10 @@ def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: 
     if document["differences"]:
         out("", "configuration differences")
         shown = list(document["differences"].items())
-        print_table(("key", *(row["group"] for row in document["groups"])), [(key, *map(_value, values)) for key, values in shown[:_MOST_DIFFERENCES]])
+        print_table(
+            ("key", *(row["group"] for row in document["groups"])),
+            [(key, *map(_value, values)) for key, values in shown[:_MOST_DIFFERENCES]],
+        )
         if len(shown) > _MOST_DIFFERENCES:
             out(f"... and {len(shown) - _MOST_DIFFERENCES} more: --json has them all")
 
@@ -230,5 +291,7 @@ def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> 
         low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
         mine = lines.get(group.method) or lines[plot.named(group)]
         levels = np.interp(np.linspace(mine.x[0], mine.x[-1], _SPARK), mine.x, mine.mean)
-        found.append("".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels))
+        found.append(
+            "".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels)
+        )
     return found

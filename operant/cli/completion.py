@@ -1,4 +1,5 @@
-"""What TAB offers: runs, environments, configurations, by the names of files alone, so that it stays quick. Standard library only; never raises.
+"""What TAB offers: runs, environments, configurations, by the names of files alone, so that it stays quick. Standard
+library only; never raises.
 
 Knows nothing of what is in the files, nor of the shell.
 """
@@ -17,7 +18,9 @@ _MOST = 500
 
 
 def runs(ctx: Any, incomplete: str) -> list[str]:
-    """Ids that begin so, the newest first, and `latest` and `live`; or else the ends of ids (`4f2a`) that do. `ctx` holds the options given before."""
+    """Ids that begin so, the newest first, and `latest` and `live`; or else the ends of ids (`4f2a`) that do. `ctx`
+    holds the options given before.
+    """
     with contextlib.suppress(OSError):
         ids = folders.list_ids(*folders.reach(ctx.params.get("runs")))
         begun = [id_ for id_ in (*ids, *_RESERVED) if id_.startswith(incomplete)]
@@ -29,7 +32,9 @@ def runs(ctx: Any, incomplete: str) -> list[str]:
 def environments(incomplete: str) -> list[str]:
     """Environments that ship, and the user's own files."""
     folder = Path(__file__).resolve().parents[1] / "envs"
-    files = (path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8"))
+    files = (
+        path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8")
+    )
     # As `operant.envs.names`, which would import numba.
     found = ("_".join(file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts) for file in files)
     return [*sorted(name for name in found if name.startswith(incomplete)), *python_files(incomplete)]

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, RunName, TrustOption, check_free, consented, out, print_json, say
+from operant.cli.common import (
+    TYPER,
+    JsonOption,
+    RootOption,
+    RunName,
+    TrustOption,
+    check_free,
+    consented,
+    out,
+    print_json,
+    say,
+)
 from operant.errors import UsageError
 from operant.text import safe
 
@@ -16,27 +27,45 @@ app = typer.Typer(**TYPER)
 export_app = typer.Typer(**TYPER, help="Write a policy or metrics for other programs.")
 app.add_typer(export_app, name="export")
 
-_NUMPY: Final = ("from operant.export import program  # one file that needs NumPy alone: copy it anywhere", "", 'policy = program.load("{path}")')
+_NUMPY: Final = (
+    "from operant.export import program  # one file that needs NumPy alone: copy it anywhere",
+    "",
+    'policy = program.load("{path}")',
+)
 _SNIPPETS: Final[dict[str, tuple[str, ...]]] = {
     "onnx": (
-        "import numpy as np, onnxruntime", "", 'session = onnxruntime.InferenceSession("{path}")', "{arrays}",
+        "import numpy as np, onnxruntime",
+        "",
+        'session = onnxruntime.InferenceSession("{path}")',
+        "{arrays}",
         "{outputs} = session.run(None, {{{named}}})",
     ),
     "pt2": (
-        "import numpy as np, torch", "", 'policy = torch.export.load("{path}").module()', "{arrays}",
-        "with torch.no_grad():", "    {outputs} = policy({tensors})",
+        "import numpy as np, torch",
+        "",
+        'policy = torch.export.load("{path}").module()',
+        "{arrays}",
+        "with torch.no_grad():",
+        "    {outputs} = policy({tensors})",
     ),
     "safetensors": ("import numpy as np", *_NUMPY, "{arrays}", "{outputs} = {one}policy({inputs}){end}"),
     "numpy": ("import numpy as np", *_NUMPY, "{arrays}", "{outputs} = {one}policy({inputs}){end}"),
-}  # fmt: skip
+}
 
 
 @export_app.command("policy")
 def export_policy(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
     to: Annotated[str, typer.Option("--to", metavar="onnx|pt2|safetensors|numpy", help="the format")] = "onnx",
-    path: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="the file to write  [default: ID.onnx, .pt2, .safetensors or .npz]")] = None,
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="the file to write  [default: ID.onnx, .pt2, .safetensors or .npz]"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
@@ -44,8 +73,8 @@ def export_policy(
 ) -> None:
     """Write a run's policy as a plain function from observations (B, O) to actions (B, A).
 
-    Normalization, one-hot reading, legal actions and the state of a memory are inside; actions are the greedy ones. The file is loaded again and compared with
-    the policy on 1,000 observations before it is put in its place.
+    Normalization, one-hot reading, legal actions and the state of a memory are inside; actions are the greedy ones. The
+    file is loaded again and compared with the policy on 1,000 observations before it is put in its place.
     """
     if to not in _SNIPPETS:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(_SNIPPETS)}")
@@ -53,7 +82,12 @@ def export_policy(
     from operant import runs as folders
     from operant.play import load_policy
 
-    loaded = consented(trust, lambda trusted: load_policy.load(what, folders.reach(runs), which=checkpoint, device="cpu", report=say, trusted=trusted))
+    loaded = consented(
+        trust,
+        lambda trusted: load_policy.load(
+            what, folders.reach(runs), which=checkpoint, device="cpu", report=say, trusted=trusted
+        ),
+    )
     from operant.export import policy
 
     target = Path(path or f"{loaded.id}{policy.ENDINGS[to]}").expanduser()
@@ -68,33 +102,54 @@ def export_policy(
         return
     ties = f", {made.ties} times another of two equally good actions" if made.ties else ""
     out(f"{safe(target, 400)}  {document['bytes'] / 1000:,.0f} kB  step {loaded.step:,}")
-    within = f", by rounding: within {made.file_rounding or 0:.2g} of the same in float64, the run's own within {made.actor_rounding or 0:.2g}"
+    within = (
+        f", by rounding: within {made.file_rounding or 0:.2g} of the same in float64, the run's own within "
+        f"{made.actor_rounding or 0:.2g}"
+    )
     exact = within if made.file_rounding is not None else ""
-    out(f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{exact}{ties}", "", *_snippet(to, made, loaded.policy))
+    out(
+        f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{exact}{ties}",
+        "",
+        *_snippet(to, made, loaded.policy),
+    )
 
 
 @export_app.command("metrics")
 def export_metrics(
     what: RunName,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="csv|parquet|tensorboard|wandb|mlflow", help="the format, or who gets them  [default: as --out ends, or csv]")
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="csv|parquet|tensorboard|wandb|mlflow",
+            help="the format, or who gets them  [default: as --out ends, or csv]",
+        ),
     ] = None,
-    path: Annotated[str | None, typer.Option("--out", "-o", metavar="PATH", help="the file or folder to write  [default: by the run's id]")] = None,
+    path: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="PATH", help="the file or folder to write  [default: by the run's id]"),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
     project: Annotated[str, typer.Option(metavar="NAME", help="wandb's project, MLflow's experiment")] = "operant",
-    offline: Annotated[bool, typer.Option("--offline", help="wandb: keep it in a folder, for `wandb sync` later")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="wandb: keep it in a folder, for `wandb sync` later")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
     """Write a run's metrics to a file, or hand them to a tracker, afterwards or while it trains.
 
-    Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C ends the following, not the run.
+    Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C
+    ends the following, not the run.
     """
     from operant import runs as folders
     from operant.export import metrics, trackers
 
-    formats, meant = (*metrics.FILES, *metrics.TRACKERS), next((name for name, ending in metrics.FILES.items() if (path or "").lower().endswith(ending)), None)
+    formats, meant = (
+        (*metrics.FILES, *metrics.TRACKERS),
+        next((name for name, ending in metrics.FILES.items() if (path or "").lower().endswith(ending)), None),
+    )
     to = to or meant or "csv"
     if to not in formats:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
@@ -129,11 +184,19 @@ def _snippet(to: str, made: Any, actor: Any) -> list[str]:
     state = [(f"state_{k}", tuple(part.shape[:-1])) for k, part in enumerate(actor.initial_state(1))]
     arrays = [f"observation = np.zeros((1, {size}), np.{dtype})        # (B, {size})"]
     if actor.env.mask_size:
-        arrays.append(f"legal = np.ones((1, {actor.env.mask_size}), np.uint8)        # (B, {actor.env.mask_size}): 1 for actions that may be taken")
+        arrays.append(
+            f"legal = np.ones((1, {actor.env.mask_size}), np.uint8)        # (B, {actor.env.mask_size}): 1 for actions "
+            "that may be taken"
+        )
     arrays += [f"{name} = np.zeros({(1, *shape)}, np.float32)        # at an episode's start" for name, shape in state]
     words: Mapping[str, str] = {
-        "path": safe(made.path, 400), "arrays": "\n".join(arrays), "inputs": ", ".join(made.inputs), "one": "" if state else "[", "end": "" if state else "]",
-        "named": ", ".join(f'"{name}": {name}' for name in made.inputs), "tensors": ", ".join(f"torch.from_numpy({name})" for name in made.inputs),
+        "path": safe(made.path, 400),
+        "arrays": "\n".join(arrays),
+        "inputs": ", ".join(made.inputs),
+        "one": "" if state else "[",
+        "end": "" if state else "]",
+        "named": ", ".join(f'"{name}": {name}' for name in made.inputs),
+        "tensors": ", ".join(f"torch.from_numpy({name})" for name in made.inputs),
         "outputs": ", ".join(["action", *(name for name, _ in state)]) + ("" if state else ","),
-    }  # fmt: skip
+    }
     return [line for template in _SNIPPETS[to] for line in template.format(**words).splitlines() or [""]]

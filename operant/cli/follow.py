@@ -1,4 +1,5 @@
-"""The viewer of a run: draws its progress from the metrics file, and turns Ctrl-C into a request to stop. Standard library only.
+"""The viewer of a run: draws its progress from the metrics file, and turns Ctrl-C into a request to stop. Standard
+library only.
 
 The trainer neither knows nor notices: a viewer holds nothing of the run, and may be killed at any time.
 Knows nothing of how a waiter works (operant/runs/launch.py) or of what a state means (operant/runs/states.py).
@@ -23,7 +24,22 @@ from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
 from operant.errors import BadFileError, MachineError
-from operant.runs import EVALUATION, FLAG_EVAL, RETURN, TERMINAL, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states, text_of
+from operant.runs import (
+    EVALUATION,
+    FLAG_EVAL,
+    RETURN,
+    TERMINAL,
+    Follower,
+    Observation,
+    Record,
+    Run,
+    integer_of,
+    launch,
+    log_end,
+    number_of,
+    states,
+    text_of,
+)
 from operant.runs import folder as runfolder
 
 TIMEOUT_CODE = 124
@@ -42,14 +58,22 @@ _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
     """Watch a run to its end and return its exit code. Draws on `stream` (default: stderr): see `operant.cli.progress`.
 
-    Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes away, only the viewer ends (129).
+    Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes
+    away, only the viewer ends (129).
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
         return viewer.watch()
 
 
-def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None, detach: bool = True) -> int:
+def follow_to_first_record(
+    run: Run,
+    *,
+    stream: TextIO | None = None,
+    notice: str | None = None,
+    presses: Presses | None = None,
+    detach: bool = True,
+) -> int:
     """Watch a run until its first record is there and return 0; if it ends before, as `follow`. `notice` is said first.
 
     With `detach` it says how to come back to the run; without, the caller goes on watching.
@@ -60,14 +84,18 @@ def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: st
 
 
 def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
-    """Watch a run to its end without touching it: its exit code, or 124 where it has not ended within `timeout_s`. Ctrl-C ends only the waiting."""
+    """Watch a run to its end without touching it: its exit code, or 124 where it has not ended within `timeout_s`.
+    Ctrl-C ends only the waiting.
+    """
     return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
 
 
 def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """`launch.start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run ends before, what `follow` returns.
+    """`launch.start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run
+    ends before, what `follow` returns.
 
-    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `launch.start` raises.
+    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `launch.start`
+    raises.
     """
     notice = launch.detach_problem()
     launch.start(run, worker_argv)
@@ -75,7 +103,8 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 
 
 class Presses:
-    """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts nothing.
+    """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts
+    nothing.
 
     A caller that starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
     """
@@ -138,7 +167,14 @@ class _Viewer:
         self._line_s, self._line_kind = float("-inf"), ""
         self._begin_s = time.monotonic()
 
-    def watch(self, *, notice: str | None = None, until_first_record: bool = False, detach: bool = True, timeout_s: float = math.inf) -> int:
+    def watch(
+        self,
+        *,
+        notice: str | None = None,
+        until_first_record: bool = False,
+        detach: bool = True,
+        timeout_s: float = math.inf,
+    ) -> int:
         try:
             if notice:
                 self._screen.above(notice)
@@ -162,7 +198,10 @@ class _Viewer:
                 left_s = self._begin_s + timeout_s - now_s
                 if left_s <= 0:
                     self._screen.end()
-                    self._screen.above(f"{text.safe(self._follower.run.id)} has not ended within {timeout_s:g} s: {self._follower.state.word}")
+                    self._screen.above(
+                        f"{text.safe(self._follower.run.id)} has not ended within {timeout_s:g} s: "
+                        f"{self._follower.state.word}"
+                    )
                     return TIMEOUT_CODE
                 self.presses.sleep(min(_POLL_S, left_s))
         except ViewerGoneError:
@@ -194,13 +233,17 @@ class _Viewer:
             self._screen.above(f"replay: {told}")
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
-        """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""
+        """Remember what new records say, and announce evaluations: all of them, but of what was there before this
+        viewer only the last.
+        """
         announcements = []
         for record, values in records:
             score = values.get(EVALUATION)
             if score is not None and record.flags & FLAG_EVAL:
                 best = values.get("eval/best_return")
-                remark = "" if best is None else "  (the best so far)" if score >= best else f"  (best {text.number(best)})"
+                remark = (
+                    "" if best is None else "  (the best so far)" if score >= best else f"  (best {text.number(best)})"
+                )
                 announcements.append(f"eval {text.number(score)} at {text.count(record.step)} steps{remark}")
             self._values |= values
             self._track.append((record.boottime_ns, record.step))
@@ -217,7 +260,12 @@ class _Viewer:
             return False
         if look.exit is not None:
             return True
-        if self._is_deleted() and look.status is not None and look.status.state not in TERMINAL and (look.heartbeat_age_s or 0.0) < _SILENT_S:
+        if (
+            self._is_deleted()
+            and look.status is not None
+            and look.status.state not in TERMINAL
+            and (look.heartbeat_age_s or 0.0) < _SILENT_S
+        ):
             return False  # it trains until it notices
         if look.held is None:
             return self._follower.state.ended
@@ -227,7 +275,8 @@ class _Viewer:
     def _is_deleted(self) -> bool:
         return not os.path.isdir(self._follower.run.path)
 
-    # ------------------------------------------------------------------------------------------------------------------------------- stopping
+    # ------------------------------------------------------------------------------------------------------------------
+    # stopping
 
     def _obey(self, look: Observation, now_s: float) -> None:
         """Send what Ctrl-C asks for, as soon as there is a worker to send it to."""
@@ -246,9 +295,12 @@ class _Viewer:
                 self._screen.above(f"{saving} {_LINGER.format(' without saving')}")
         elif now_s - self._wanted_s > _UNREACHABLE_S and not self._told:
             self._told = True
-            self._screen.above("The trainer cannot be signalled from here (another machine, another pid namespace, or it is ending).")
+            self._screen.above(
+                "The trainer cannot be signalled from here (another machine, another pid namespace, or it is ending)."
+            )
 
-    # -------------------------------------------------------------------------------------------------------------------------------- drawing
+    # ------------------------------------------------------------------------------------------------------------------
+    # drawing
 
     def _draw(self, now_s: float, *, last: bool = False) -> None:
         content, kind = self._content(now_s)
@@ -264,23 +316,38 @@ class _Viewer:
         if self._record is None:
             waited = text.duration(now_s - self._begin_s)
             phase = state.cause if state.word == "starting" and state.cause else state.word
-            return (f"starting: {phase}   {waited}", "starting") if state.word == "starting" else (f"{state.word}: {state.cause or ''}   {waited}", state.word)
+            return (
+                (f"starting: {phase}   {waited}", "starting")
+                if state.word == "starting"
+                else (f"{state.word}: {state.cause or ''}   {waited}", state.word)
+            )
         note = state.word if state.word not in ("running", "starting", *states.ENDED) else ""
         left_s = self._left_s() if state.live and state.word != "paused" else None
         shown = Progress(
-            self._record.step, integer_of(self._follower.run.document, "steps"), self._values.get("sps"), self._values.get(RETURN), left_s,
+            self._record.step,
+            integer_of(self._follower.run.document, "steps"),
+            self._values.get("sps"),
+            self._values.get(RETURN),
+            left_s,
             f"{note}: {state.cause}" if note and state.cause else note,
-        )  # fmt: skip
-        return (progress.line(shown, self._screen.columns) if self._screen.is_terminal else progress.plain(shown)), f"running {note}"
+        )
+        return (
+            progress.line(shown, self._screen.columns) if self._screen.is_terminal else progress.plain(shown)
+        ), f"running {note}"
 
     def _left_s(self) -> float | None:
         """Seconds to the planned end at the rate of the last seconds, evaluations and checkpoints included."""
         steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
         (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
-        rate = (last - first) * 1e9 / (last_ns - first_ns) if last_ns - first_ns > 5 * 10**8 else self._values.get("sps", 0.0)
+        rate = (
+            (last - first) * 1e9 / (last_ns - first_ns)
+            if last_ns - first_ns > 5 * 10**8
+            else self._values.get("sps", 0.0)
+        )
         return max(0.0, (steps - step) / rate) if steps and rate > 0 else None
 
-    # -------------------------------------------------------------------------------------------------------------------------------- closing
+    # ------------------------------------------------------------------------------------------------------------------
+    # closing
 
     def _leave(self, detach: bool) -> int:
         run = self._follower.run
@@ -292,32 +359,45 @@ class _Viewer:
         return 0
 
     def _close(self, look: Observation) -> int:
-        """Say how it ended and what to type next; the run's exit code, or for one that ended well and cannot be read that of a damaged file."""
+        """Say how it ended and what to type next; the run's exit code, or for one that ended well and cannot be read
+        that of a damaged file.
+        """
         run, state = self._follower.run, self._follower.state
         code = states.exit_code(look) or (BadFileError.exit_code if state.word == "unreadable" else 0)
         if self._record is not None and not self._screen.is_terminal:
             self._draw(time.monotonic(), last=True)
         self._screen.end()
         if self._is_deleted():
-            self._screen.above(f"✖ {text.safe(run.id)}: its folder was deleted or moved while it trained, so it has ended: {runs.shown(run.path)} is not there")
+            self._screen.above(
+                f"✖ {text.safe(run.id)}: its folder was deleted or moved while it trained, so it has ended: "
+                f"{runs.shown(run.path)} is not there"
+            )
             return code or MachineError.exit_code
         if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
             self._screen.above(log)
         if code in (2, 3, 4) and self._record is None and state.word != "unreadable":
             return code  # the log has said it all, and the front end deletes the folder
         short = text.safe(run.short)
-        kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(run.checkpoints_path.glob("step-*"))
+        kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(
+            run.checkpoints_path.glob("step-*")
+        )
         commands = [f"operant {'eval' if state.word == 'finished' else 'resume'} {short}"] if kept else []
         own = run.source_path / f"{run.document.get('env')}.py"
-        if integer_of(look.exit or {}, "signal") == signal.SIGSEGV and own.is_file():  # an index out of range, most likely
+        # an index out of range, most likely
+        if integer_of(look.exit or {}, "signal") == signal.SIGSEGV and own.is_file():
             commands.append(f"operant check {runs.shown(own)}")
-        self._screen.above(f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   {' · '.join(self._facts(look))}".rstrip())
+        self._screen.above(
+            f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   "
+            f"{' · '.join(self._facts(look))}".rstrip()
+        )
         self._screen.above(f"  run   {runs.shown(run.path)}")
         self._screen.above(f"  next  {'   '.join([*commands, f'operant show {short}'])}")
         return code
 
     def _facts(self, look: Observation) -> list[str]:
-        """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on from it."""
+        """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on
+        from it.
+        """
         state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []
         score = self._values.get(EVALUATION)
@@ -325,7 +405,10 @@ class _Viewer:
             facts.append(f"eval {text.number(score)}{states.target_remark(document, score)}")
         wall_s = number_of(look.exit or {}, "wall_s")
         if self._record is not None:
-            facts.append(f"{text.count(self._record.step)} steps" + (f" in {text.duration(wall_s)}" if wall_s is not None else ""))
+            facts.append(
+                f"{text.count(self._record.step)} steps"
+                + (f" in {text.duration(wall_s)}" if wall_s is not None else "")
+            )
         if state.word != "finished" and look.status is not None:
             step = look.status.last_checkpoint_step
             facts.append("no checkpoint" if step is None else f"checkpoint at {text.count(step)} steps")

@@ -1,6 +1,8 @@
-"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is trained.
+"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is
+trained.
 
-Where a command takes a run, a group or a sweep by one word, it is asked for here what the word means; what is done with a sweep stands in `sweeping`.
+Where a command takes a run, a group or a sweep by one word, it is asked for here what the word means; what is done with
+a sweep stands in `sweeping`.
 """
 
 from __future__ import annotations
@@ -80,9 +82,18 @@ def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
             if terminal:
                 drawn = listing.redraw(sys.stderr, drawn, lines(described))
             else:
-                ended = [row for row in described["runs"] if row["state"] not in ("waiting", *_LIVE) and row["id"] not in told]
+                ended = [
+                    row
+                    for row in described["runs"]
+                    if row["state"] not in ("waiting", *_LIVE) and row["id"] not in told
+                ]
                 told.update(row["id"] for row in ended)
-                say(*(f"seed {row['seed']}: {row['state']}  {row['id']}  eval {number(row.get('eval_return'))}" for row in ended))
+                say(
+                    *(
+                        f"seed {row['seed']}: {row['state']}  {row['id']}  eval {number(row.get('eval_return'))}"
+                        for row in ended
+                    )
+                )
             if live and detach and any(row.get("step") for row in described["runs"]):
                 say(f"Detached. Still training: operant show {group.id} · stop: operant stop {group.id}")
                 return 0
@@ -107,7 +118,9 @@ def _ask(group: Group, wanted: int) -> None:
 
 
 def _end(group: Group, *, terminal: bool) -> int:
-    """The last words about a group that is no longer trained; the exit code: that of the first run that has not finished."""
+    """The last words about a group that is no longer trained; the exit code: that of the first run that has not
+    finished.
+    """
     if problem := group.document.get("problem"):
         say(*str(problem).splitlines())
         code = group.document.get("code")
@@ -125,12 +138,20 @@ def lines(described: Mapping[str, Any]) -> list[str]:
     """A group in a few lines: its runs, then the mean over them."""
     rows = [
         (
-            str(row["seed"]), row["state"], row["id"], number(row.get("eval_return")), number(row.get("return")),
-            count(row["sps"]) if row.get("sps") is not None else "-", f"{100 * row['progress']:.0f} %" if row.get("progress") is not None else "-",
+            str(row["seed"]),
+            row["state"],
+            row["id"],
+            number(row.get("eval_return")),
+            number(row.get("return")),
+            count(row["sps"]) if row.get("sps") is not None else "-",
+            f"{100 * row['progress']:.0f} %" if row.get("progress") is not None else "-",
         )
         for row in described["runs"]
-    ]  # fmt: skip
-    return [*table(_HEADS, rows, _RIGHT), f"{described['id']}: {described['finished']} of {described['seeds']} finished, eval {mean(described)}"]
+    ]
+    return [
+        *table(_HEADS, rows, _RIGHT),
+        f"{described['id']}: {described['finished']} of {described['seeds']} finished, eval {mean(described)}",
+    ]
 
 
 def mean(described: Mapping[str, Any]) -> str:
@@ -167,5 +188,8 @@ def shown(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
 def overview(reach: tuple[Path, bool], limit: int) -> list[str]:
     """A table of groups, the newest first; nothing where there is none."""
     described = [groups.describe(group) for group in groups.list_groups(*reach)[: limit or None]]
-    rows = [(f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row)) for row in described]
+    rows = [
+        (f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row))
+        for row in described
+    ]
     return ["", *table(("group", "id", "eval"), rows)] if rows else []

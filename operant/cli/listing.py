@@ -42,7 +42,9 @@ class Listing:
 
 
 def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PERIOD_S) -> None:
-    """Draw lines on a terminal and again every `period_s`, only those that have changed, until Ctrl-C or until the terminal goes away."""
+    """Draw lines on a terminal and again every `period_s`, only those that have changed, until Ctrl-C or until the
+    terminal goes away.
+    """
     drawn: list[str] = []
     try:
         while True:

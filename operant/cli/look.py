@@ -1,4 +1,6 @@
-"""Commands that look at runs: list, describe, watch, evaluate. They change nothing, and but for `eval` they import nothing heavy."""
+"""Commands that look at runs: list, describe, watch, evaluate. They change nothing, and but for `eval` they import
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from operant.cli.common import (
     print_json_line,
     say,
     table,
-)  # fmt: skip
+)
 from operant.errors import UsageError
 from operant.text import age, count, duration, number, safe
 
@@ -41,11 +43,17 @@ def evaluate(
     episodes: Annotated[int, typer.Option(metavar="N", help="episodes per policy, greedy and sampled")] = 100,
     greedy: Annotated[bool, typer.Option("--greedy", help="only the most likely actions")] = False,
     sampled: Annotated[bool, typer.Option("--sampled", help="only actions sampled from the policy")] = False,
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
+    ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
-    render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show the episodes in this terminal")] = "none",
-    fps: Annotated[float | None, typer.Option(metavar="N", help="with --render term: steps per second  [default: real time]")] = None,
+    render: Annotated[
+        str, typer.Option("--render", metavar="none|term", help="term: show the episodes in this terminal")
+    ] = "none",
+    fps: Annotated[
+        float | None, typer.Option(metavar="N", help="with --render term: steps per second  [default: real time]")
+    ] = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
@@ -67,7 +75,17 @@ def evaluate(
             raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
         from operant.cli import playing
 
-        playing.spectate(what, folders.reach(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps, trust=trust)
+        playing.spectate(
+            what,
+            folders.reach(runs),
+            which=checkpoint,
+            device=device,
+            seed=seed,
+            greedy=not sampled,
+            episodes=episodes,
+            fps=fps,
+            trust=trust,
+        )
         return
     if fps is not None:
         raise UsageError("--fps is of --render term")
@@ -75,24 +93,42 @@ def evaluate(
     played = consented(
         trust,
         lambda trusted: load_policy.play(
-            what, folders.reach(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled,
-            report=say, trusted=trusted,
+            what,
+            folders.reach(runs),
+            which=checkpoint,
+            episodes=episodes,
+            device=device,
+            seed=seed,
+            greedy=both or greedy,
+            sampled=both or sampled,
+            report=say,
+            trusted=trusted,
         ),
-    )  # fmt: skip
+    )
     if as_json:
         print_json(played.document())
         return
-    out(f"{safe(played.id)}  {played.environment}  step {played.step:,}  ({played.checkpoint.name}, {played.device}, seed {played.seed})")
+    out(
+        f"{safe(played.id)}  {played.environment}  step {played.step:,}  ({played.checkpoint.name}, {played.device}, "
+        f"seed {played.seed})"
+    )
     for word, result in (("greedy", played.greedy), ("sampled", played.sampled)):
         if result is not None:
             cut = f"  {result.unfinished} cut off" if result.unfinished else ""
-            spread = f"± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}" if result.ci95 is not None else ""
+            spread = (
+                f"± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}"
+                if result.ci95 is not None
+                else ""
+            )
             out(
                 f"{word:8} {result.mean:10.2f} {spread or '(n = 1: one episode has no interval)'}  "
                 f"range {result.minimum:.2f} to {result.maximum:.2f}  length {result.length:.1f}{cut}"
             )
             if result.tally:
-                out(f"{'':8} an episode: {'  '.join(f'{safe(name)} {value:,.4g}' for name, value in result.tally.items())}")
+                out(
+                    f"{'':8} an episode: "
+                    f"{'  '.join(f'{safe(name)} {value:,.4g}' for name, value in result.tally.items())}"
+                )
 
 
 @app.command("runs")
@@ -118,23 +154,34 @@ def list_runs(
         raise UsageError(f"--sort is {safe(sort, 40)!r}; it must be one of {', '.join(_ORDERS)}")
     asked = {"tag": tag, "env": env, "algo": algo}
     reach = folders.reach(runs)
-    empty = "no such runs" if wanted or any(asked.values()) else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
+    empty = (
+        "no such runs"
+        if wanted or any(asked.values())
+        else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
+    )
     if watch:
         if as_json or sys.stdout is None or not sys.stdout.isatty():
-            raise UsageError("--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted")
+            raise UsageError(
+                "--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted"
+            )
         from operant.cli.listing import Listing, draw
 
         listing = Listing(reach, wanted)
         draw(lambda: _lines(_chosen(listing.rows(), asked, sort), limit, empty), sys.stdout)
         return
-    described = (row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted)
+    described = (
+        row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted
+    )
     rows = _chosen(described, asked, sort)
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
         return
     for name in folders.misnamed(reach.root):
-        say(f"not listed: {safe(f'{folders.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: rename it, or give its path")
+        say(
+            f"not listed: {safe(f'{folders.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: "
+            "rename it, or give its path"
+        )
     if not shown:
         say(empty)
         return
@@ -155,11 +202,18 @@ def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
 def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
     """The runs that are asked for, in the order that is asked for; those without the number last."""
     tag, env, algo = asked["tag"], asked["env"], asked["algo"]
-    found = [row for row in rows if (tag is None or tag in row["tags"]) and env in (None, row["env"]) and algo in (None, row["algo"])]
+    found = [
+        row
+        for row in rows
+        if (tag is None or tag in row["tags"]) and env in (None, row["env"]) and algo in (None, row["algo"])
+    ]
     if sort in ("id", "env", "algo", "state"):
         return sorted(found, key=lambda row: row[sort] or "")
     if sort == "return":
-        return sorted(found, key=lambda row: -(row["eval_return"] if row["eval_return"] is not None else row["return"] or -math.inf))
+        return sorted(
+            found,
+            key=lambda row: -(row["eval_return"] if row["eval_return"] is not None else row["return"] or -math.inf),
+        )
     return found if sort == "age" else sorted(found, key=lambda row: -(row[sort] or 0))
 
 
@@ -193,14 +247,22 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
         return
     for key, value in described.items():
         if value is not None and key != "schema":
-            text = f"{value:,}" if isinstance(value, int) and key not in ("pid", "seed") else f"{value:.6g}" if isinstance(value, float) else str(value)
+            text = (
+                f"{value:,}"
+                if isinstance(value, int) and key not in ("pid", "seed")
+                else f"{value:.6g}"
+                if isinstance(value, float)
+                else str(value)
+            )
             out(f"{key:22} {safe(text, 400)}")
 
 
 @app.command()
 def wait(
     run: RunName,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after so long")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after so long")
+    ] = None,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -223,9 +285,13 @@ def monitor(
     run: MaybeRunName = None,
     latest: Annotated[bool, typer.Option("--latest", help="the newest run")] = False,
     once: Annotated[bool, typer.Option("--once", help="print the screen once as text and exit")] = False,
-    readonly: Annotated[bool, typer.Option("--readonly", help="disable the keys that stop, pause or checkpoint a run")] = False,
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="disable the keys that stop, pause or checkpoint a run")
+    ] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="draw with ASCII characters only")] = False,
-    fps: Annotated[str | None, typer.Option(metavar="N", help="frames per second at most  [default: $OPERANT_FPS or 4]")] = None,
+    fps: Annotated[
+        str | None, typer.Option(metavar="N", help="frames per second at most  [default: $OPERANT_FPS or 4]")
+    ] = None,
     theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
     runs: RootOption = None,
 ) -> None:
@@ -235,7 +301,9 @@ def monitor(
 
     switches = {"--latest": latest, "--once": once, "--readonly": readonly, "--ascii": ascii_only}
     options = {"--fps": fps, "--theme": theme, "--runs": runs}
-    words = [word for word, given in switches.items() if given] + [f"{word}={value}" for word, value in options.items() if value is not None]
+    words = [word for word, given in switches.items() if given] + [
+        f"{word}={value}" for word, value in options.items() if value is not None
+    ]
     raise typer.Exit(command.main([*words, *(["--", run] if run is not None else [])]))
 
 

@@ -40,7 +40,12 @@ app.add_typer(config_app, name="config")
 _MOST_NAMED = 8  # actions, in a table
 
 EnvironmentFile = Annotated[
-    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, a shipped name, or gymnasium:ID", autocompletion=completion.environments)
+    str,
+    typer.Argument(
+        metavar="FILE.py",
+        help="a file that exports ENV, a shipped name, or gymnasium:ID",
+        autocompletion=completion.environments,
+    ),
 ]
 
 
@@ -75,10 +80,15 @@ def list_envs(as_json: JsonOption = False) -> None:
         print_json(rows)
         return
     heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
-    cells = [(*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows]
+    cells = [
+        (*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows
+    ]
     print_table((*heads, "actions"), cells)
     say("their constants, for env.params.NAME=value, and the least and greatest value of each: operant envs --json")
-    say("outside ones train, too: --env gymnasium:LunarLander-v3, ale:pong, my_envs.py:make (a function that returns a gymnasium.Env)")
+    say(
+        "outside ones train, too: --env gymnasium:LunarLander-v3, ale:pong, my_envs.py:make (a function that returns a "
+        "gymnasium.Env)"
+    )
 
 
 def _named(actions: list[str]) -> str:
@@ -113,9 +123,13 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
             env = envs.find(file)
     except KeyError:
-        raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
+        raise UsageError(
+            f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}"
+        ) from None
     except OperantError as error:
-        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file without an environment is not a failed training
+        raise (
+            error if error.exit_code != 1 else UsageError(str(error))
+        ) from None  # a file without an environment is not a failed training
     if as_json:
         findings = list(examine(env))
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
@@ -139,7 +153,11 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     try:
         for finding in examine(env, report=report):
             screen.end()
-            out(f"{'warning' if finding.warning else 'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
+            out(
+                f"{'warning' if finding.warning else 'ok' if finding.passed else 'problem':8} {finding.name:26} "
+                f"{finding.detail}",
+                flush=True,
+            )
             sound &= finding.passed
     finally:
         screen.end()
@@ -148,7 +166,12 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
 
 @app.command()
 def doctor(
-    links: Annotated[bool, typer.Option("--links", help="what lies between the GPUs, and the lines that train one run on several GPUs or hosts")] = False,
+    links: Annotated[
+        bool,
+        typer.Option(
+            "--links", help="what lies between the GPUs, and the lines that train one run on several GPUs or hosts"
+        ),
+    ] = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -174,7 +197,11 @@ def doctor(
 
 @config_app.command("show")
 def config_show(
-    words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
+    words: Words = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print every key with its meaning, its value and where it was set."""
     from operant.config import request
@@ -183,7 +210,10 @@ def config_show(
     say(*asked.notes)
     found = consented(trust, asked.origins)
     if as_json:
-        values = {origin.key: {"value": origin.value, "origin": origin.origin, "description": origin.description or None} for origin in found}
+        values = {
+            origin.key: {"value": origin.value, "origin": origin.origin, "description": origin.description or None}
+            for origin in found
+        }
         print_json({"schema": 1, "values": values})
     else:
         show_origins(found, descriptions=True)
@@ -191,7 +221,12 @@ def config_show(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or a shipped recipe's name", autocompletion=completion.configurations)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a TOML file, or a shipped recipe's name", autocompletion=completion.configurations
+        ),
+    ],
     overrides: Overrides = None,
     trust: TrustOption = False,
 ) -> None:
@@ -213,7 +248,9 @@ def config_schema() -> None:
 
 
 def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> None:
-    """A configuration as TOML, with the origin of each value in a comment, and on request what it means in one above."""
+    """A configuration as TOML, with the origin of each value in a comment, and on request what it means in
+    one above.
+    """
     section = ""
     for key, value, origin, description in origins:
         head, _, rest = key.partition(".")

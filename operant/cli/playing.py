@@ -1,4 +1,6 @@
-"""Commands that show episodes: `render` films a trained policy, `play` lets a person play. Knows nothing of how pictures are drawn or keys are read."""
+"""Commands that show episodes: `render` films a trained policy, `play` lets a person play. Knows nothing of how
+pictures are drawn or keys are read.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ _SIDES = (16, 2048)  # pixels
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """While inside, Ctrl-C, SIGTERM and SIGHUP end the process where the function that is given is called, so that no partial file is left.
+    """While inside, Ctrl-C, SIGTERM and SIGHUP end the process where the function that is given is called, so that no
+    partial file is left.
 
-    A handler that raised could do so where Python drops the exception, as between a fork and its return. A second signal ends the process at once.
+    A handler that raised could do so where Python drops the exception, as between a fork and its return. A second
+    signal ends the process at once.
     """
     received: list[int] = []
 
@@ -60,19 +64,30 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 
 @app.command()
 def render(
-    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs)],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs),
+    ],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
     size: Annotated[int, typer.Option(metavar="PIXELS", help="width of the picture")] = 256,
     lanes: Annotated[int, typer.Option(metavar="N", help="episodes side by side, in a square")] = 1,
     seconds: Annotated[float | None, typer.Option(metavar="S", help="length of the film  [default: 10]")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="length in environment steps, instead of --seconds")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="length in environment steps, instead of --seconds")
+    ] = None,
     episodes: Annotated[int, typer.Option(metavar="N", help="end after N episodes of the first lane; 0: no limit")] = 0,
-    fps: Annotated[float | None, typer.Option(metavar="N", help="frames per second  [default: real time, or 15]")] = None,
-    every: Annotated[int | None, typer.Option(metavar="N", help="steps per frame  [default: at most 30 frames per second]")] = None,
+    fps: Annotated[
+        float | None, typer.Option(metavar="N", help="frames per second  [default: real time, or 15]")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(metavar="N", help="steps per frame  [default: at most 30 frames per second]")
+    ] = None,
     frames: Annotated[int, typer.Option(metavar="N", help="pictures in a .png, evenly spaced; 1: only the last")] = 1,
     greedy: Annotated[bool, typer.Option("--greedy", help="the most likely actions (the default)")] = False,
     sampled: Annotated[bool, typer.Option("--sampled", help="actions sampled from the policy")] = False,
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
+    ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
@@ -106,7 +121,10 @@ def render(
     from operant.play import load_policy
 
     reach = folders.reach(runs)
-    loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted))
+    loaded = consented(
+        trust,
+        lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted),
+    )
     seed = loaded.config.run.seed if seed is None else seed
     stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(stage.step_s, fps, every)
@@ -114,16 +132,39 @@ def render(
     with _ended_by_signals() as check, films.replacing(path) as part, _progress(length, check) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
-            shot = films.shoot(stage, player.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
+            shot = films.shoot(
+                stage,
+                player.step,
+                film,
+                side=side,
+                every=pace.every,
+                length=length,
+                hold=round(_HOLD_S * pace.fps),
+                report=report,
+            )
             written = film.finish()
             check()
         finally:
             film.abandon()
     document = {
-        "schema": 1, "id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step, "env": loaded.config.environment.name, "device": str(loaded.device),
-        "seed": seed, "mode": "sampled" if sampled else "greedy", "out": path, "format": form, "bytes": path.stat().st_size, "frames": written,
-        "fps": pace.fps, "every": pace.every, "lanes": lanes, "steps": shot.steps, "episodes": shot.episodes,
-    }  # fmt: skip
+        "schema": 1,
+        "id": loaded.id,
+        "checkpoint": loaded.checkpoint,
+        "step": loaded.step,
+        "env": loaded.config.environment.name,
+        "device": str(loaded.device),
+        "seed": seed,
+        "mode": "sampled" if sampled else "greedy",
+        "out": path,
+        "format": form,
+        "bytes": path.stat().st_size,
+        "frames": written,
+        "fps": pace.fps,
+        "every": pace.every,
+        "lanes": lanes,
+        "steps": shot.steps,
+        "episodes": shot.episodes,
+    }
     if as_json:
         print_json(document)
     else:
@@ -133,25 +174,45 @@ def render(
 
 
 def _side(size: int, lanes: int, gap: int) -> int:
-    """Pixels of a game's side where `lanes` games form a square of `size` pixels with gaps between them. Raises UsageError."""
+    """Pixels of a game's side where `lanes` games form a square of `size` pixels with gaps between them. Raises
+    UsageError.
+    """
     within("--lanes", lanes, 1, 256)
     within("--size", size, *_SIDES)
     across = math.ceil(math.sqrt(lanes))
     side = (size - gap * (across - 1)) // across
     if side < _SIDES[0]:
         least = across * (_SIDES[0] + gap)
-        raise UsageError(f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at least --size {least}")
+        raise UsageError(
+            f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at "
+            f"least --size {least}"
+        )
     return side
 
 
 @app.command()
 def play(
-    environment: Annotated[str, typer.Argument(metavar="ENV", help="an environment's name, Gymnasium id or FILE.py", autocompletion=completion.environments)],
-    param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="set one of its constants; may be repeated")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: another each time]")] = None,
-    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="largest side of the picture, two pixels per line  [default: what fits]")] = None,
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV", help="an environment's name, Gymnasium id or FILE.py", autocompletion=completion.environments
+        ),
+    ],
+    param: Annotated[
+        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="set one of its constants; may be repeated")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="random seed  [default: another each time]")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="largest side of the picture, two pixels per line  [default: what fits]"),
+    ] = None,
     fps: Annotated[float | None, typer.Option(metavar="N", help="steps per second  [default: real time, or 6]")] = None,
-    turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key each step, or run in real time  [default: by game]")] = None,
+    turns: Annotated[
+        bool | None,
+        typer.Option("--turns/--clock", help="wait for a key each step, or run in real time  [default: by game]"),
+    ] = None,
     keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="change keys, such as left=1,right=2")] = "",
 ) -> None:
     """Play an environment yourself in the terminal. Keys: arrows or wasd, ? for help."""
@@ -168,10 +229,16 @@ def play(
     buttons.bind(keys)
     waits = games.takes_turns(env) if turns is None else turns
     if not waits and not buttons.keys:
-        raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
+        raise UsageError(
+            f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys"
+        )
     with _preparing(env.name):
-        stage = (HostStage if config.hosted else games.Stage)(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
-    game = games.Game(stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name)
+        stage = (HostStage if config.hosted else games.Stage)(
+            env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed
+        )
+    game = games.Game(
+        stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name
+    )
     _on_screen(game, stage, largest=size)
     out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
 
@@ -203,12 +270,16 @@ def _preparing(name: str) -> Iterator[None]:
 
 
 def _configured(environment: str, params: Sequence[str]) -> Any:
-    """A configuration that names an environment and its constants: they are checked as for training. Raises UsageError, ConfigError, NotFoundError."""
+    """A configuration that names an environment and its constants: they are checked as for training. Raises UsageError,
+    ConfigError, NotFoundError.
+    """
     for pair in params:
         if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
             raise UsageError(f"--param is {safe(pair, 80)!r}; it must be KEY=VALUE, such as gravity=3.7")
     if "=" in environment:
-        raise UsageError(f"{safe(environment, 80)!r} is not an environment; constants are given as --param {safe(environment, 80)}")
+        raise UsageError(
+            f"{safe(environment, 80)!r} is not an environment; constants are given as --param {safe(environment, 80)}"
+        )
     from operant.compute.runtime import quiet_threads, set_threads
 
     quiet_threads()
@@ -221,7 +292,16 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
 
 
 def spectate(
-    what: str, reach: load_policy.runs.Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
+    what: str,
+    reach: load_policy.runs.Reach,
+    *,
+    which: str | None,
+    device: str,
+    seed: int | None,
+    greedy: bool,
+    episodes: int,
+    fps: float | None,
+    trust: bool,
 ) -> None:
     """Show a checkpoint at play on the terminal, and print how it went. Raises what `load_policy.load` does."""
     from operant.play import film, load_policy, screen, viewer
@@ -229,11 +309,16 @@ def spectate(
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
     screen.require("--render term")
-    loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted))
+    loaded = consented(
+        trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted)
+    )
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):
         stage, player = staged(loaded, lanes=1, seed=seed, greedy=greedy)
-    title = f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  {'greedy' if greedy else 'sampled'}"
+    title = (
+        f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  "
+        f"{'greedy' if greedy else 'sampled'}"
+    )
     pace = film.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
     game = viewer.Viewer(stage, player, title=title, episodes=episodes, pace=pace)
     _on_screen(game, stage)
@@ -245,20 +330,31 @@ def _games(returns: Sequence[float]) -> str:
     if not returns:
         return "no episode ended"
     mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
-    return f"{len(returns)} episode{'s' * (len(returns) > 1)}  return {', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
+    return (
+        f"{len(returns)} episode{'s' * (len(returns) > 1)}  return "
+        f"{', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
+    )
 
 
 def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[viewer.Stage, viewer.Player]:
-    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an environment that draws no picture."""
+    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an
+    environment that draws no picture.
+    """
     from operant.play.host_stage import HostStage
     from operant.play.load_policy import NUMBER
     from operant.play.viewer import Player, Stage
 
     environment = loaded.config.environment
     if not environment.draws:
-        why = "`render` gives no rgb_array" if loaded.config.hosted else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
+        why = (
+            "`render` gives no rgb_array"
+            if loaded.config.hosted
+            else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
+        )
         raise UsageError(f"{safe(environment.name)} draws no picture: {why}")
-    stage = (HostStage if loaded.config.hosted else Stage)(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER)
+    stage = (HostStage if loaded.config.hosted else Stage)(
+        environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER
+    )
     return stage, Player(stage, loaded.policy, greedy=greedy)
 
 

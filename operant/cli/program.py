@@ -12,7 +12,9 @@ from operant import __version__
 from operant.cli import comparing, exporting, look, machine, playing, speed, steering, sweeping, training, upkeep
 from operant.cli.common import TYPER, out, say
 
-app = typer.Typer(**TYPER, add_completion=True, help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them.")
+app = typer.Typer(
+    **TYPER, add_completion=True, help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them."
+)
 app.add_typer(training.app)
 app.add_typer(look.app)
 app.add_typer(playing.app)
@@ -38,7 +40,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False) -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     pass
 
 
@@ -49,7 +55,11 @@ def run() -> int:
     except _UsageError as error:
         told = io.StringIO()  # the words that were typed are in it: a pattern may have put the names of files there
         error.show(told)
-        say(*_NO_NUMBER.sub(lambda found: "is not a whole number" if found[1] == "int" else "is not a number", told.getvalue()).splitlines())
+        say(
+            *_NO_NUMBER.sub(
+                lambda found: "is not a whole number" if found[1] == "int" else "is not a number", told.getvalue()
+            ).splitlines()
+        )
         return int(error.exit_code)
     except typer.Abort:
         say("Aborted!")

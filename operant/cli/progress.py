@@ -1,6 +1,7 @@
 """How a run's progress is drawn: one line, on a terminal or in a pipe. Standard library only.
 
-`line` and `plain` are pure; `Screen` owns the stream. Knows nothing of run folders, of processes, or where the numbers come from.
+`line` and `plain` are pure; `Screen` owns the stream. Knows nothing of run folders, of processes, or where the numbers
+come from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Progress(NamedTuple):
 
 
 def line(progress: Progress, columns: int) -> str:
-    """The progress line in at most `columns` cells: what matters least is left out first, and the bar takes what is left over."""
+    """The progress line in at most `columns` cells: what matters least is left out first, and the bar takes what is
+    left over.
+    """
     share = _share(progress)
     steps = text.count(progress.step) + (f" / {text.count(progress.steps)}" if progress.steps else "") + " steps"
     percent = "" if share is None else f"{100 * share:5.1f} %"
@@ -65,10 +68,11 @@ def _share(progress: Progress) -> float | None:
 
 
 class Screen:
-    """A stream with a line that is redrawn in place at its end, where it is a terminal; whole lines, far fewer, where it is none.
+    """A stream with a line that is redrawn in place at its end, where it is a terminal; whole lines, far fewer, where
+    it is none.
 
-    What is written is plain text: it may hold names and sentences of a run's files, of which the stream gets nothing that a terminal would obey.
-    Every method raises ViewerGoneError once the stream is closed.
+    What is written is plain text: it may hold names and sentences of a run's files, of which the stream gets nothing
+    that a terminal would obey. Every method raises ViewerGoneError once the stream is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:

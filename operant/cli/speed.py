@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from operant.cli.common import TYPER, ConfigOption, EnvOption, JsonOption, TrustOption, Words, consented, out, print_json, print_table, say
+from operant.cli.common import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    JsonOption,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    print_json,
+    print_table,
+    say,
+)
 from operant.errors import MachineError, NotFoundError, UsageError
 from operant.text import safe
 
@@ -31,9 +43,16 @@ def profile(
     env: EnvOption = None,
     device: DeviceOption = None,
     updates: Annotated[int, typer.Option("--updates", metavar="N", min=1, max=100_000, help="iterations to time")] = 20,
-    trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="file of the trace, for ui.perfetto.dev")] = "operant-trace.json",
-    part: Annotated[str | None, typer.Option("--part", metavar="env|rollout|update", help="time this part alone, and write no trace")] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="list the buffers by name and bytes, and write no trace")] = False,
+    trace: Annotated[
+        str, typer.Option("--trace", metavar="FILE", help="file of the trace, for ui.perfetto.dev")
+    ] = "operant-trace.json",
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="env|rollout|update", help="time this part alone, and write no trace"),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="list the buffers by name and bytes, and write no trace")
+    ] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,10 +79,14 @@ def profile(
         found = profiling.profile(resolved, updates, trace=path, report=say)
     except OSError as error:
         if error.filename is None:  # there is no folder for temporary files, for one
-            raise MachineError(f"{error.strerror or error}: make room, or set TMPDIR to a folder where there is some") from None
+            raise MachineError(
+                f"{error.strerror or error}: make room, or set TMPDIR to a folder where there is some"
+            ) from None
         if str(error.filename) != str(path):  # of an outside environment, say
             raise
-        raise MachineError(f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room") from None
+        raise MachineError(
+            f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room"
+        ) from None
     if as_json:
         print_json(found.document())
         return
@@ -79,14 +102,24 @@ def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_j
     found = parts.timed(config, part, iterations, say) if part is not None else None
     kept = parts.buffers(parts.built(config, say)) if memory else []
     if as_json:
-        listed = {"buffers": [buffer._asdict() for buffer in kept], "bytes": sum(buffer.bytes for buffer in kept)} if memory else {}
+        listed = (
+            {"buffers": [buffer._asdict() for buffer in kept], "bytes": sum(buffer.bytes for buffer in kept)}
+            if memory
+            else {}
+        )
         print_json({"schema": 1, **({} if found is None else found._asdict()), **listed})
         return
     if found is not None:
         out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes  {found.device}")
-        out(f"{found.part:8} {duration(found.seconds)} for {found.steps:,} steps, median of {found.iterations}: {_count(found.sps)} steps/s")
+        out(
+            f"{found.part:8} {duration(found.seconds)} for {found.steps:,} steps, median of {found.iterations}: "
+            f"{_count(found.sps)} steps/s"
+        )
     if memory:
-        rows = [(buffer.name, size(buffer.bytes), "x".join(map(str, buffer.shape)), buffer.dtype, buffer.device) for buffer in kept[:40]]
+        rows = [
+            (buffer.name, size(buffer.bytes), "x".join(map(str, buffer.shape)), buffer.dtype, buffer.device)
+            for buffer in kept[:40]
+        ]
         print_table(("buffer", "bytes", "shape", "type", "where"), rows, right=(1,))
         out("", f"{len(kept):,} buffers, {size(sum(buffer.bytes for buffer in kept))} in all")
 
@@ -95,44 +128,84 @@ def _place(trace: str) -> Path:
     """The trace's path. Tried before the training: torch's profiler only logs a failure."""
     path = Path(trace)
     if not path.absolute().parent.is_dir():
-        raise NotFoundError(f"--trace: no folder {safe(path.absolute().parent, 400)!r} to put {safe(path.name, 100)} in")
+        raise NotFoundError(
+            f"--trace: no folder {safe(path.absolute().parent, 400)!r} to put {safe(path.name, 100)} in"
+        )
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"--trace: {safe(trace, 400)!r} is a folder, a device or a pipe: name a file")
         path.open("ab").close()
     except (OSError, ValueError) as error:
         kind = MachineError if isinstance(error, PermissionError) else UsageError
-        raise kind(f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose another place") from None
+        raise kind(
+            f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose "
+            "another place"
+        ) from None
     return path
 
 
 def print_profile(found: Profile) -> None:
     """Print a profile as tables."""
-    out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
+    out(
+        f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, "
+        f"{found.kernels} kernels  {found.device}"
+    )
     halves = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.phase_s.items())
-    out(f"{duration(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
+    out(
+        f"{duration(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: "
+        f"{_count(found.sps)} steps/s",
+        "",
+    )
     if found.host_s:
-        split = ", ".join(f"{part} {duration(seconds)} ({seconds / found.iteration_s:.0%})" for part, seconds in found.host_s.items())
+        split = ", ".join(
+            f"{part} {duration(seconds)} ({seconds / found.iteration_s:.0%})" for part, seconds in found.host_s.items()
+        )
         out(f"lanes on the host: {split} of a thread's iteration; waiting is for actions", "")
     heads = ("phase", "time", "share", "launches")
-    rows = [(phase.name, duration(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
+    rows = [
+        (
+            phase.name,
+            duration(phase.seconds),
+            f"{phase.share:.0%}",
+            "-" if phase.launches is None else f"{phase.launches:,}",
+        )
+        for phase in found.phases
+    ]
     print_table(heads, rows, right=range(1, 4))
     if found.kernel_launches is not None and found.busy_share is not None:
         out("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
-        launches = f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by {found.host_launches:,} calls"
+        launches = (
+            f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by "
+            f"{found.host_launches:,} calls"
+        )
         out("", f"{launches}; the device is busy {found.busy_share:.0%}")
         print_table(
-            ("kernel", "time", "launches"), [(kernel.name[:80], duration(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels], right=(1, 2)
+            ("kernel", "time", "launches"),
+            [(kernel.name[:80], duration(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels],
+            right=(1, 2),
         )
     share = found.flops / found.peak.flops
-    out("", f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product of {found.peak.product} reached here")
+    out(
+        "",
+        f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product "
+        f"of {found.peak.product} reached here",
+    )
     share = found.bandwidth / found.peak.bytes
-    out(f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a large copy", "")
+    out(
+        f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a "
+        "large copy",
+        "",
+    )
     if found.kernel_launches is None:  # of a CPU only what the process holds is known
-        print_table(("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,))
+        print_table(
+            ("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,)
+        )
     else:
         heads = ("memory", "allocated", "reserved", "peak since")
-        rows = [(moment.when, _bytes(moment.allocated), _bytes(moment.reserved), _bytes(moment.peak)) for moment in found.memory]
+        rows = [
+            (moment.when, _bytes(moment.allocated), _bytes(moment.reserved), _bytes(moment.peak))
+            for moment in found.memory
+        ]
         print_table(heads, rows, right=range(1, 4))
 
 
@@ -144,9 +217,13 @@ def bench(
     only: Annotated[str, typer.Option(metavar="PART,...", help="parts to run")] = "stepping,ppo,solve",
     device: DeviceOption = None,
     lanes: Annotated[str, typer.Option(metavar="N,...", help="numbers of lanes to step  [default: by device]")] = "",
-    sizes: Annotated[str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: by device]")] = "",
+    sizes: Annotated[
+        str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: by device]")
+    ] = "",
     precision: Annotated[str, typer.Option(metavar="bf16,tf32,fp32", help="on a GPU  [default: all three]")] = "",
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="timed repeats, of which the median is printed")] = 5,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="timed repeats, of which the median is printed")
+    ] = 5,
     threads: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="CPU threads; 0: one per core")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -161,9 +238,15 @@ def bench(
     if unknown := [word for word in precisions if word not in ("bf16", "tf32", "fp32")]:
         raise UsageError(f"--precision: {unknown[0]!r} is none of bf16, tf32, fp32")
     found = benchmark.bench(
-        device=device or "auto", threads=threads, sections=_words(only), lanes=[_number(word) for word in _words(lanes)],
-        sizes=[_size(word) for word in _words(sizes)], precisions=precisions, repeats=repeats, report=say,
-    )  # fmt: skip
+        device=device or "auto",
+        threads=threads,
+        sections=_words(only),
+        lanes=[_number(word) for word in _words(lanes)],
+        sizes=[_size(word) for word in _words(sizes)],
+        precisions=precisions,
+        repeats=repeats,
+        report=say,
+    )
     if as_json:
         print_json(found.document())
     else:
@@ -191,8 +274,14 @@ def _print_bench(found: Bench) -> None:
     load = "" if found.load is None else f", load before {found.load:.2f}"
     out(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
     _print_part(("stepping", "lanes", "steps/s", "moved at least"), [_stepping_row(row) for row in found.stepping])
-    _print_part(("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"), [_training_row(row) for row in found.ppo])
-    _print_part(("CartPole from nothing", "training", "with compilation", "steps", "return"), [_solved_row(row) for row in found.solve])
+    _print_part(
+        ("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"),
+        [_training_row(row) for row in found.ppo],
+    )
+    _print_part(
+        ("CartPole from nothing", "training", "with compilation", "steps", "return"),
+        [_solved_row(row) for row in found.solve],
+    )
 
 
 def _print_part(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -212,7 +301,13 @@ def _training_row(row: Training) -> Sequence[str]:
 
 def _solved_row(row: Solved) -> Sequence[str]:
     reached = "" if row.reached else ", not reached"
-    return f"seed {row.seed}", duration(row.training_s), duration(row.whole_s), f"{row.steps:,}", f"{row.mean_return:.1f}{reached}"
+    return (
+        f"seed {row.seed}",
+        duration(row.training_s),
+        duration(row.whole_s),
+        f"{row.steps:,}",
+        f"{row.mean_return:.1f}{reached}",
+    )
 
 
 # NUMBERS

@@ -1,4 +1,6 @@
-"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where there is no answer, or no file."""
+"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where
+there is no answer, or no file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer(**TYPER)
 
 _ACKNOWLEDGE_S, _PATIENCE_S, _KILL_S = 1.0, 3.0, 5.0
-_STOP_S = 25.0  # how long a trainer may take to begin with it; then it takes as long as its iteration and its checkpoint
+_STOP_S = (
+    25.0  # how long a trainer may take to begin with it; then it takes as long as its iteration and its checkpoint
+)
 _ANSWER_S = 60.0  # a request's life: a trainer that still imports takes it when it begins
 _LOOK_S = 0.05
 _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
@@ -127,10 +131,17 @@ class _Stop:
         elif state.word == "stopping":
             if waited_s > _PATIENCE_S and not self._told and not now:
                 self._told = True
-                say(f"{name}: {state.word}{cause}: it ends after this iteration, with a checkpoint, however long they take.  at once, without: {more_force}")
+                say(
+                    f"{name}: {state.word}{cause}: it ends after this iteration, with a checkpoint, however long they "
+                    f"take.  at once, without: {more_force}"
+                )
         elif waited_s > _STOP_S:
-            self.over, self.problem = True, OperantError(
-                f"{name} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. Without a checkpoint: {more_force}"
+            self.over, self.problem = (
+                True,
+                OperantError(
+                    f"{name} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. Without a "
+                    f"checkpoint: {more_force}"
+                ),
             )
 
     def _is_acknowledged(self) -> bool:
@@ -147,7 +158,9 @@ class _Stop:
         return control.answer(self._run, self._ticket, 0.0) if self._ticket is not None else None
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
-        """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another container) only the request is left."""
+        """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another
+        container) only the request is left.
+        """
         from operant import runs as folders
         from operant.runs import control
 
@@ -212,5 +225,8 @@ def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
         state = state_of(run)
         if not state.live:
             raise NotFoundError(f"{safe(run.id)} has ended: {state.word}")
-        raise OperantError(f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs {safe(run.short)}")
+        raise OperantError(
+            f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs "
+            f"{safe(run.short)}"
+        )
     raise OperantError(f"{safe(run.id)}: {answer.text or answer.result}")

@@ -1,5 +1,5 @@
-"""`sweep`: searches hyper-parameters over ordinary runs, and what `stop` and `show` do with a sweep. Draws what the conductor does; knows nothing of how
-trials are chosen.
+"""`sweep`: searches hyper-parameters over ordinary runs, and what `stop` and `show` do with a sweep. Draws what the
+conductor does; knows nothing of how trials are chosen.
 """
 
 from __future__ import annotations
@@ -28,10 +28,18 @@ _DRAW_S, _LOOK_S, _PATIENCE_S, _STOP_S = 1.0, 0.05, 3.0, 25.0
 def sweep(
     config: Annotated[str | None, typer.Argument(metavar="[FILE]", help="a TOML file with a [sweep] section")] = None,
     overrides: Overrides = None,
-    join: Annotated[str | None, typer.Option("--join", metavar="FOLDER", help="help with the sweep of a folder, from this machine too")] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="name of the sweep and its folder  [default: the file's, with -sweep]")] = None,
+    join: Annotated[
+        str | None,
+        typer.Option("--join", metavar="FOLDER", help="help with the sweep of a folder, from this machine too"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="name of the sweep and its folder  [default: the file's, with -sweep]"),
+    ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="runs side by side")] = None,
-    pareto: Annotated[bool, typer.Option("--pareto", help="search for trade-offs between the objective and the seconds of a trial")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="search for trade-offs between the objective and the seconds of a trial")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="return once it has begun")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
@@ -39,8 +47,9 @@ def sweep(
 ) -> None:
     """Search hyper-parameters over many runs.
 
-    [sweep] names what is searched, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and how long: trials, steps or minutes. The same command goes on with a
-    sweep that was broken off. Ctrl-C or `operant stop` stops it, with a checkpoint of each trial that trains.
+    [sweep] names what is searched, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and how long: trials, steps or
+    minutes. The same command goes on with a sweep that was broken off. Ctrl-C or `operant stop` stops it, with a
+    checkpoint of each trial that trains.
     """
     from operant.config import request
     from operant.sweep import plan as planning
@@ -48,10 +57,14 @@ def sweep(
     if (config is None) == (join is None):
         raise UsageError("give the file of a sweep, or --join FOLDER")
     if detach and as_json:
-        raise UsageError("--json prints what a sweep came to, which --detach does not wait for: operant show SWEEP --json, later")
+        raise UsageError(
+            "--json prints what a sweep came to, which --detach does not wait for: operant show SWEEP --json, later"
+        )
     if join is not None:
         if overrides or name or pareto:
-            raise UsageError("--join takes a sweep as it is: its values and --name, --pareto belong to the command that began it")
+            raise UsageError(
+                "--join takes a sweep as it is: its values and --name, --pareto belong to the command that began it"
+            )
         plan = consented(trust, lambda trusted: planning.join(Path(join).expanduser().absolute(), trusted))
     else:
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
@@ -73,7 +86,14 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
         say("--pareto: trials run to their end, as pruning knows one objective only")
     say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command goes on")
     with presses.counted(), sweeps.entered(plan.folder) as asked:
-        work = conductor.Conductor(plan, workers=count, devices=devices, wanted=lambda: max(presses.wanted, asked()), say=table.say, trusted=trusted)
+        work = conductor.Conductor(
+            plan,
+            workers=count,
+            devices=devices,
+            wanted=lambda: max(presses.wanted, asked()),
+            say=table.say,
+            trusted=trusted,
+        )
         finished = work.run(lambda: table.draw(work))
         table.draw(work, last=True)
         best = report.write_best(plan, work.study, trusted)
@@ -98,12 +118,25 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
 
     notice = launch.detach_problem()
     say(*([notice] if notice else []))
-    words = ["sweep", "--join", str(plan.folder), *(["--workers", str(workers)] if workers else []), *(["--trust"] if trusted else [])]
+    words = [
+        "sweep",
+        "--join",
+        str(plan.folder),
+        *(["--workers", str(workers)] if workers else []),
+        *(["--trust"] if trusted else []),
+    ]
     log = plan.folder / "sweep.log"
     try:
         with open(log, "wb") as output:
             command = [*launch.module_command("operant.cli"), *words]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=launch.environment(), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=launch.environment(),
+                start_new_session=True,
+            )
     except OSError as error:
         raise MachineError(f"the sweep cannot be started ({error.strerror}): {plan.place}") from None
     while not any(one.get("pid") == process.pid for one in sweeps.working(plan.folder)):
@@ -111,7 +144,10 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
             say(*log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
             return code
         time.sleep(_LOOK_S)
-    say(f"Detached. Still searching: operant show {plan.name} · its words: {plan.place}/sweep.log · stop: operant stop {plan.name}")
+    say(
+        f"Detached. Still searching: operant show {plan.name} · its words: {plan.place}/sweep.log · stop: operant stop "
+        f"{plan.name}"
+    )
     return 0
 
 
@@ -143,7 +179,9 @@ def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stopped(folder: Path, *, now: bool) -> list[Run]:
-    """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where another machine does not answer."""
+    """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where
+    another machine does not answer.
+    """
     from operant import runs as folders
     from operant.runs import sweeps
 
@@ -155,10 +193,16 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
         waited_s = time.monotonic() - begin_s
         away = [str(one.get("host")) for one in others if one.get("host") != folders.host()]
         if waited_s > _STOP_S and len(away) == len(others):
-            raise OperantError(f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: look there")
+            raise OperantError(
+                f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: "
+                "look there"
+            )
         if waited_s > _PATIENCE_S and not told:
             told = True
-            say(f"{folder.name}: its trials end after this iteration, each with a checkpoint.  at once, without: operant stop {folder.name} --now")
+            say(
+                f"{folder.name}: its trials end after this iteration, each with a checkpoint.  at once, without: "
+                f"operant stop {folder.name} --now"
+            )
         time.sleep(_LOOK_S)
     live = [run for run in sweeps.trials(folder) if folders.state(run).live]
     say(f"{folder.name}: {word}.  next: operant sweep --join {folders.shown(folder)}")
@@ -189,4 +233,6 @@ class _Table:
         now_s = time.monotonic()
         if self._terminal and (last or now_s - self._drawn_s >= _DRAW_S):
             self._drawn_s = now_s
-            self._drawn = listing.redraw(sys.stderr, self._drawn, report.lines(self._plan, conductor.study, conductor.trials, 400))
+            self._drawn = listing.redraw(
+                sys.stderr, self._drawn, report.lines(self._plan, conductor.study, conductor.trials, 400)
+            )

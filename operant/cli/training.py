@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.common import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, TrustOption, Words, consented, out, say
+from operant.cli.common import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    Overrides,
+    RootOption,
+    RunName,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    say,
+)
 from operant.errors import BusyError, ConfigError, MachineError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
@@ -42,15 +54,30 @@ def train(
     config: ConfigOption = None,
     env: EnvOption = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="id of the run")] = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="random seed; the same seed gives the same bits")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")] = None,
-    side_by_side: Annotated[int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")] = 1,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N", help="random seed; the same seed gives the same bits")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")
+    ] = None,
+    side_by_side: Annotated[
+        int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")
+    ] = 1,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
-    gpus: Annotated[str | None, typer.Option(metavar="N|all|I,J,...", help="GPUs that share the lanes; the result is the same on 1, 2, 4 or 8")] = None,
-    steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the configuration and the memory estimate only")] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="N|all|I,J,...", help="GPUs that share the lanes; the result is the same on 1, 2, 4 or 8"),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the configuration and the memory estimate only")
+    ] = False,
     inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
-    prepare: Annotated[bool, typer.Option("--prepare", help="make the run folder and print it, for torchrun or srun; start nothing")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="make the run folder and print it, for torchrun or srun; start nothing")
+    ] = False,
     detach: DetachOption = False,
     monitor: MonitorOption = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
@@ -60,13 +87,37 @@ def train(
     """Train an agent. Without arguments: PPO solves CartPole."""
     from operant.config import request
 
-    settings = {"run.name": name, "run.seed": seed, "run.seeds": seeds, "run.device": device, "run.gpus": _gpus(gpus), "run.steps": steps}
+    settings = {
+        "run.name": name,
+        "run.seed": seed,
+        "run.seeds": seeds,
+        "run.device": device,
+        "run.gpus": _gpus(gpus),
+        "run.steps": steps,
+    }
     after = _after(inline=inline, detach=detach, monitor=monitor, prepare=prepare)
     if resume is not None:
-        others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None, "--prepare": prepare or None}
+        others = {
+            "--config": config,
+            "--env": env,
+            "--name": name,
+            "--dry-run": dry_run or None,
+            "--inline": inline or None,
+            "--prepare": prepare or None,
+        }
         if given := [option for option, value in others.items() if value is not None]:
-            raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
-        _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs, trust)
+            raise UsageError(
+                f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value "
+                "changes single keys"
+            )
+        _resume(
+            resume,
+            [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)],
+            "last",
+            after,
+            runs,
+            trust,
+        )
     asked = request.make(words or (), config=config, environment_file=env, settings=settings)
     say(*asked.notes)
     if dry_run:
@@ -79,7 +130,9 @@ def train(
 
         trusted = consented(trust, asked.check_trust)
         root = folders.root(runs)
-        group = grouped.make(root, asked.name, asked.prefix, asked.document(), asked.seeds(), side_by_side=side_by_side, trusted=trusted)
+        group = grouped.make(
+            root, asked.name, asked.prefix, asked.document(), asked.seeds(), side_by_side=side_by_side, trusted=trusted
+        )
         raise typer.Exit(grouped.go_on(group, detach=after is After.DETACH))
     else:
         _train(asked, after, runs, consented(trust, asked.check_trust))
@@ -114,7 +167,10 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     if after is After.PREPARE:
         folders.update_document(run.path, prepared=True)
         out(run.path)
-        say("start it on 1, 2, 4 or 8 ranks (several hosts: see operant doctor --links), such as", f"  {launch.torchrun_line(run.path, 2, trusted)}")
+        say(
+            "start it on 1, 2, 4 or 8 ranks (several hosts: see operant doctor --links), such as",
+            f"  {launch.torchrun_line(run.path, 2, trusted)}",
+        )
         return
     try:
         code = _start(run, ["--trust"] * trusted, after, notice)
@@ -125,8 +181,12 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     raise typer.Exit(code)
 
 
-def _start(run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None) -> int:
-    """Start the worker, call `started` once it holds the run, and watch it, to its first record or its end: the exit code."""
+def _start(
+    run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None
+) -> int:
+    """Start the worker, call `started` once it holds the run, and watch it, to its first record or its end: the exit
+    code.
+    """
     from operant import runs as folders
     from operant.cli import follow
     from operant.runs import launch
@@ -137,7 +197,8 @@ def _start(run: Run, more: Sequence[str], after: After, notice: str | None, star
         started()
         if after is After.FOLLOW:
             return follow.follow(run, presses=presses)
-        # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found on.
+        # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found
+        # on.
         code = follow.follow_to_first_record(run, notice=notice, presses=presses, detach=after is After.DETACH)
     if code or after is After.DETACH:
         return code
@@ -176,7 +237,11 @@ def _dry_run(asked: Request, trusted: bool) -> None:
         out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
         return
     footprint = estimate(resolved)
-    out("", f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} kept, {size(footprint.update_bytes)} in an update)")
+    out(
+        "",
+        f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} kept, "
+        f"{size(footprint.update_bytes)} in an update)",
+    )
     if footprint.replay_bytes:
         where = "in host memory instead" if getattr(resolved.algo, "replay_place", "") == "host" else "of that"
         out(f"# the replay: {size(footprint.replay_bytes)} {where}")
@@ -195,13 +260,15 @@ def resume(
 ) -> None:
     """Resume a run from a checkpoint, in the same folder.
 
-    It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys. What the checkpoint depends on cannot
-    change: env.name, env.lanes and what is observed (env.pixels, env.flicker, env.frame_stack, env.grayscale, env.resize), algo.name, net.*,
-    algo.normalize_observations, algo.normalize_rewards, PPO's algo.optimizer, and DQN's algo.v_min and algo.v_max. All else may: run.steps, run.target,
-    algo.horizon, algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best evaluation so far no longer counts, and best
-    starts anew.
+    It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys.
+    What the checkpoint depends on cannot change: env.name, env.lanes and what is observed (env.pixels, env.flicker,
+    env.frame_stack, env.grayscale, env.resize), algo.name, net.*, algo.normalize_observations, algo.normalize_rewards,
+    PPO's algo.optimizer, and DQN's algo.v_min and algo.v_max. All else may: run.steps, run.target, algo.horizon,
+    algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best evaluation so far no
+    longer counts, and best starts anew.
 
-    The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps grows; algo.anneal_steps=N moves it.
+    The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps
+    grows; algo.anneal_steps=N moves it.
     """
     _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
 
@@ -217,7 +284,10 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
     if (group := grouped.find(name, folders.reach(root))) is not None:
         if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
-            raise UsageError(f"{safe(group.id)} is a group, which is resumed as it is: for other values or another checkpoint name one of its runs")
+            raise UsageError(
+                f"{safe(group.id)} is a group, which is resumed as it is: for other values or another checkpoint name "
+                "one of its runs"
+            )
         raise typer.Exit(_resume_group(group, after))
     run = folders.resolve(name, *folders.reach(root))
     with launch.claimed(run) as release:
@@ -240,7 +310,9 @@ def _resume_group(group: grouped.Group, after: After) -> int:
     return grouped.go_on(group, detach=after is After.DETACH)
 
 
-def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]) -> int:
+def _resume_claimed(
+    run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]
+) -> int:
     """Resume a run that no other command resumes meanwhile, and watch it: the exit code."""
     from operant import runs as folders
     from operant.config import request
@@ -257,18 +329,29 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
     if first is None:
         store.load_files(which)  # which says what is wrong with those there are
     trusted = consented(trust, asked.check_trust)
-    planned = _steps_asked(asked, first and first.config, trusted) if overrides else folders.integer_of(run.document, "steps")
+    planned = (
+        _steps_asked(asked, first and first.config, trusted) if overrides else folders.integer_of(run.document, "steps")
+    )
     if planned is not None and first is not None and first.manifest.step >= planned:
         done = first.manifest.step
         more = count(2 * done).replace(" ", "")
-        decay = f" algo.anneal_steps={more} (without the second the learning rate stays at 0, where its decay ended)" if asked.anneals() else ""
+        decay = (
+            f" algo.anneal_steps={more} (without the second the learning rate stays at 0, where its decay ended)"
+            if asked.anneals()
+            else ""
+        )
         typed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
         asked_for = f"{done:,} steps, and {planned:,} are asked for" if typed else f"its {planned:,} steps"
-        raise UsageError(f"{safe(run.id)} has done {asked_for}. To train on: operant resume {safe(run.short)} run.steps={more}{decay}")
+        raise UsageError(
+            f"{safe(run.id)} has done {asked_for}. To train on: operant resume {safe(run.short)} "
+            f"run.steps={more}{decay}"
+        )
     notice = launch.detach_problem() if after is After.DETACH else None
     ending, metrics_file = folders.read_json(run.exit_path), _inode(run.metrics_path)
     before = run.document.get("request")
-    folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
+    folders.update_document(
+        run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()}
+    )
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
     refused = (ConfigError.exit_code, NotFoundError.exit_code, MachineError.exit_code)
     if code in refused and folders.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
@@ -287,7 +370,9 @@ def _inode(path: Path) -> int | None:
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """The planned steps with these overrides. Raises ConfigError for any that the run cannot go on with. Writes nothing."""
+    """The planned steps with these overrides. Raises ConfigError for any that the run cannot go on with. Writes
+    nothing.
+    """
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()

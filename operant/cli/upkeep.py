@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, RunName, RunNames, check_free, confirmed, out, print_json, print_table, say
+from operant.cli.common import (
+    TYPER,
+    JsonOption,
+    RootOption,
+    RunName,
+    RunNames,
+    check_free,
+    confirmed,
+    out,
+    print_json,
+    print_table,
+    say,
+)
 from operant.errors import BusyError, UsageError
 from operant.text import safe, size
 
@@ -23,9 +35,13 @@ app = typer.Typer(**TYPER)
 @app.command()
 def note(
     run: RunName,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help='the note; "" deletes it  [default: show it]')] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help='the note; "" deletes it  [default: show it]')
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="add a tag; may be repeated")] = None,
-    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TAG", help="remove a tag; may be repeated")] = None,
+    untag: Annotated[
+        list[str] | None, typer.Option("--untag", metavar="TAG", help="remove a tag; may be repeated")
+    ] = None,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -59,7 +75,8 @@ def rm(
         raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
     reach = folders.reach(runs)
     found: list[Run | Group | Sweep] = [
-        sweeps.opened(name, *reach) or groups.find(name, *reach) or folders.resolve(name, *reach) for name in dict.fromkeys(names)
+        sweeps.opened(name, *reach) or groups.find(name, *reach) or folders.resolve(name, *reach)
+        for name in dict.fromkeys(names)
     ]
     members = {one.path: [one] if isinstance(one, folders.Run) else list(one.runs.values()) for one in found}
     if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
@@ -67,11 +84,20 @@ def rm(
     if live := [run for every in members.values() for run in every if folders.taken(run.path)]:
         raise BusyError(folders.busy(live[0].path))
     if not yes:
-        rows = [(safe(one.id), str(len(members[one.path])), size(sum(upkeep.sizes(run)["total"] for run in members[one.path]))) for one in found]
+        rows = [
+            (
+                safe(one.id),
+                str(len(members[one.path])),
+                size(sum(upkeep.sizes(run)["total"] for run in members[one.path])),
+            )
+            for one in found
+        ]
         say(*(f"{id_}  {count} run{'s' * (count != '1')}, {taken}" for id_, count, taken in rows))
         _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
     for one in found:
-        folders.remove(one) if isinstance(one, folders.Run) else groups.remove(one) if isinstance(one, groups.Group) else sweeps.remove(one)
+        folders.remove(one) if isinstance(one, folders.Run) else groups.remove(one) if isinstance(
+            one, groups.Group
+        ) else sweeps.remove(one)
         say(f"{safe(one.id)}: deleted")
 
 
@@ -92,19 +118,30 @@ def du(names: RunNames = None, as_json: JsonOption = False, runs: RootOption = N
 
     reach = folders.reach(runs)
     found = [folders.resolve(name, *reach) for name in names] if names else folders.list_runs(*reach)
-    rows: list[dict[str, Any]] = sorted(({"id": run.id, **upkeep.sizes(run)} for run in found), key=lambda row: -row["total"])
+    rows: list[dict[str, Any]] = sorted(
+        ({"id": run.id, **upkeep.sizes(run)} for run in found), key=lambda row: -row["total"]
+    )
     if as_json:
         print_json({"schema": 1, "runs": rows, "total": sum(row["total"] for row in rows)})
         return
-    total = {"id": f"{len(rows)} runs", **{key: sum(row[key] for row in rows) for key in ("total", "checkpoints", "history")}}
+    total = {
+        "id": f"{len(rows)} runs",
+        **{key: sum(row[key] for row in rows) for key in ("total", "checkpoints", "history")},
+    }
     keys = ("total", "checkpoints", "history")
-    print_table((*keys, "id"), [(*(size(row[key]) for key in keys), row["id"]) for row in [*rows, *([total] if len(rows) > 1 else [])]], right=range(3))
+    print_table(
+        (*keys, "id"),
+        [(*(size(row[key]) for key in keys), row["id"]) for row in [*rows, *([total] if len(rows) > 1 else [])]],
+        right=range(3),
+    )
 
 
 @app.command()
 def archive(
     run: RunName,
-    path: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")] = None,
+    path: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     runs: RootOption = None,
 ) -> None:

@@ -1,4 +1,6 @@
-"""Reading and adding that several threads of compiled code may do to one number at once, and waiting. Knows no thread and no meaning of a number."""
+"""Reading and adding that several threads of compiled code may do to one number at once, and waiting. Knows no thread
+and no meaning of a number.
+"""
 
 from typing import Any
 

@@ -1,8 +1,10 @@
-"""A folder of compiled code that outlives the process: put in under a key, read back byte for byte, or not at all. Standard library only.
+"""A folder of compiled code that outlives the process: put in under a key, read back byte for byte, or not at all.
+Standard library only.
 
-Code is loaded from here, so nothing is read that another user could have written: the folder and each file must be this user's own, no symbolic links, and
-closed to others' writing. A file carries its key and the hash of what it holds; one that was cut off, damaged or misnamed counts as not there. It appears
-whole or not at all. When the files outgrow the limit, those unused for longest go. Knows nothing of what is compiled.
+Code is loaded from here, so nothing is read that another user could have written: the folder and each file must be this
+user's own, no symbolic links, and closed to others' writing. A file carries its key and the hash of what it holds; one
+that was cut off, damaged or misnamed counts as not there. It appears whole or not at all. When the files outgrow the
+limit, those unused for longest go. Knows nothing of what is compiled.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class UntrustedError(Exception):
 
 
 def folder() -> Path | None:
-    """Where compiled code is kept: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`). None where OPERANT_CACHE=0, or where there is no home."""
+    """Where compiled code is kept: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`). None where OPERANT_CACHE=0,
+    or where there is no home.
+    """
     if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
     base = os.environ.get("XDG_CACHE_HOME") or ""
@@ -47,7 +51,9 @@ class CodeStore:
         self.path, self._limit_bytes = path, limit_bytes
 
     def read(self, key: str) -> bytes | None:
-        """What was put in under a key; None where nothing sound is there. OSError where it cannot be read, UntrustedError where it must not be."""
+        """What was put in under a key; None where nothing sound is there. OSError where it cannot be read,
+        UntrustedError where it must not be.
+        """
         try:
             with self._opened() as root, _descriptor(key, os.O_RDONLY, root) as descriptor:
                 self._check(os.fstat(descriptor), key, stat.S_ISREG)
@@ -61,13 +67,18 @@ class CodeStore:
         return payload if head == _head(key, payload) else None
 
     def write(self, key: str, payload: bytes) -> None:
-        """Put in what a key stands for, in place of what was there. OSError where that cannot be done, UntrustedError where it must not."""
+        """Put in what a key stands for, in place of what was there. OSError where that cannot be done, UntrustedError
+        where it must not.
+        """
         assert _KEY.fullmatch(key)
         self._make()
         with self._opened() as root:
             temporary = f".{key}.{os.getpid()}.{secrets.token_hex(4)}"
             try:
-                with _descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root) as descriptor, open(descriptor, "wb", closefd=False) as file:
+                with (
+                    _descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root) as descriptor,
+                    open(descriptor, "wb", closefd=False) as file,
+                ):
                     file.write(_head(key, payload) + payload)
                 os.rename(temporary, key, src_dir_fd=root, dst_dir_fd=root)
             except BaseException:
@@ -77,7 +88,9 @@ class CodeStore:
             self._make_room(root)
 
     def measure(self) -> tuple[int, int]:
-        """How many files there are, and their bytes; none where the folder cannot be read. UntrustedError as for `read`."""
+        """How many files there are, and their bytes; none where the folder cannot be read. UntrustedError as for
+        `read`.
+        """
         try:
             with self._opened() as root:
                 sizes = [at.st_size for name, at in _entries(root) if _KEY.fullmatch(name)]
@@ -109,7 +122,9 @@ class CodeStore:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
 
     def _make_room(self, root: int) -> None:
-        """Delete what was unused for longest, a quarter of the limit at a time, and what writers left behind that died."""
+        """Delete what was unused for longest, a quarter of the limit at a time, and what writers left behind
+        that died.
+        """
         entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
         total = sum(at.st_size for _, at in entries)
         wanted = self._limit_bytes if total <= self._limit_bytes else self._limit_bytes * 3 // 4
@@ -123,7 +138,9 @@ class CodeStore:
 
 @contextlib.contextmanager
 def _descriptor(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
-    """An open file or folder, by path or by its name in `root`; never through a symbolic link, and a FIFO in its place does not hang."""
+    """An open file or folder, by path or by its name in `root`; never through a symbolic link, and a FIFO in its place
+    does not hang.
+    """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=root)
     try:
         yield descriptor

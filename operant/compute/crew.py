@@ -1,9 +1,10 @@
 """Threads that share the indices of a kernel on the CPU, all in compiled code. Knows no world.
 
-Python's lock lets one thread at a time into Python, so threads that each step some lanes wait for each other there. Here one thread alone is in Python. It
-gives orders, each a range of indices, and goes on with something else; the others stay in compiled code until the last order of a session is done, take
-pieces of what is ordered, and wait for the next order without Python. Who wants the result of an order takes pieces of it, too. What comes out does not
-depend on who takes which piece.
+Python's lock lets one thread at a time into Python, so threads that each step some lanes wait for each other there.
+Here one thread alone is in Python. It gives orders, each a range of indices, and goes on with something else; the
+others stay in compiled code until the last order of a session is done, take pieces of what is ordered, and wait for the
+next order without Python. Who wants the result of an order takes pieces of it, too. What comes out does not depend on
+who takes which piece.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class Crew:
         self._finished = 0
         work = self._kernel.share
         work(0, 0, self._board, *self._groups)  # compiled by one thread
-        others = [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)] if self._pool is not None else []
+        others = (
+            [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)]
+            if self._pool is not None
+            else []
+        )
         try:
             yield
         finally:
@@ -76,7 +81,9 @@ class Crew:
 
     def help(self) -> bool:
         """Take a piece of what is ordered; whether there was one."""
-        return any(self._kernel.take(number, self._board, *self._groups) for number in range(self._finished, self._given))
+        return any(
+            self._kernel.take(number, self._board, *self._groups) for number in range(self._finished, self._given)
+        )
 
     def finish(self, number: int) -> None:
         """Wait until an order is done, and help. Orders are waited for as they were given."""

@@ -1,7 +1,9 @@
-"""What the processes that share one run's lanes hand each other: rows of partial results, gathered in the order of the ranks.
+"""What the processes that share one run's lanes hand each other: rows of partial results, gathered in the order of the
+ranks.
 
-Whatever is summed over all lanes is summed in a fixed binary tree, shard by shard. A rank owns whole shards, so it adds up its own part of the tree, gathers
-the other ranks' sums, and adds those in their order: the same additions as one process makes. Knows no network, no launcher and no way to send anything.
+Whatever is summed over all lanes is summed in a fixed binary tree, shard by shard. A rank owns whole shards, so it adds
+up its own part of the tree, gathers the other ranks' sums, and adds those in their order: the same additions as one
+process makes. Knows no network, no launcher and no way to send anything.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from torch import Tensor
 
 
 class Link(NamedTuple):
-    """What the programs of a kernel exchange their sums through, over memory that all ranks can write: tensors here, pointers inside a kernel."""
+    """What the programs of a kernel exchange their sums through, over memory that all ranks can write: tensors here,
+    pointers inside a kernel.
+    """
 
     inbox: Any  # (2, W, width) int64, this rank's: a sum and the number of its turn in one word; the halves take turns
     outboxes: Any  # (W) int64, the addresses of this rank's row in the first half of each rank's inbox
@@ -21,7 +25,9 @@ class Link(NamedTuple):
 
 
 class Exchange(Protocol):
-    """One rank's end of the exchange. All ranks call it equally often, in the same order, with tensors of the same shape."""
+    """One rank's end of the exchange. All ranks call it equally often, in the same order, with tensors of the same
+    shape.
+    """
 
     counts: bool  # whether what is exchanged now belongs to an iteration, whose time is counted
 
@@ -35,7 +41,9 @@ class Exchange(Protocol):
 
     @property
     def untimed(self) -> str:
-        """Why there is no time that was spent in it, where there is none: "not measured with NCCL"; "" where there always is one."""
+        """Why there is no time that was spent in it, where there is none: "not measured with NCCL"; "" where there
+        always is one.
+        """
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
@@ -47,7 +55,9 @@ class Exchange(Protocol):
         """What a kernel of so many programs exchanges its sums (width) through; None where `gather` has to do."""
 
     def spent_s(self) -> float | None:
-        """Seconds of iterations that this rank has spent in it so far, waiting for others included; None where that cannot be known."""
+        """Seconds of iterations that this rank has spent in it so far, waiting for others included; None where that
+        cannot be known.
+        """
 
 
 class Solo:

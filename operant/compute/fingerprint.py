@@ -1,9 +1,11 @@
-"""What a compiler makes of a function, as a hash: its bytecode and options, and all that it reaches through names, closures and modules, and theirs.
+"""What a compiler makes of a function, as a hash: its bytecode and options, and all that it reaches through names,
+closures and modules, and theirs.
 
-Two functions with the same fingerprint compile to the same code, given the same versions of Python, NumPy and numba: what belongs to those counts by its name
-alone. Bytecode and values are what numba compiles, so they are what is hashed, never the text of a file, which may have been edited since it was imported.
-Where something is reached whose meaning cannot be told from its value, there is no fingerprint: a wrong one would run stale code. Knows nothing of kernels,
-of argument types, or of where hashes go.
+Two functions with the same fingerprint compile to the same code, given the same versions of Python, NumPy and numba:
+what belongs to those counts by its name alone. Bytecode and values are what numba compiles, so they are what is hashed,
+never the text of a file, which may have been edited since it was imported. Where something is reached whose meaning
+cannot be told from its value, there is no fingerprint: a wrong one would run stale code. Knows nothing of kernels, of
+argument types, or of where hashes go.
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ class UnknownValueError(ValueError):
 
 
 def fingerprint(value: Any) -> bytes:
-    """The fingerprint of a decorated function (a numba dispatcher) or of a constant: 32 bytes. Raises UnknownValueError."""
+    """The fingerprint of a decorated function (a numba dispatcher) or of a constant: 32 bytes. Raises
+    UnknownValueError.
+    """
     walk = _Walk()
     walk.visit(value)
     return walk.digest()
 
 
 class _Walk:
-    """One pass over all that a value reaches. What is put in is marked with its kind and length, so that no two walks put the same for different things."""
+    """One pass over all that a value reaches. What is put in is marked with its kind and length, so that no two walks
+    put the same for different things.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -98,7 +104,9 @@ class _Walk:
             self._numpy(value)
         elif _is_dispatcher(value):
             self._dispatcher(value)
-        elif getattr(value, "__module__", None) == _ATOMIC and hasattr(value, "_defn"):  # which uses nothing but numba and llvmlite
+        elif getattr(value, "__module__", None) == _ATOMIC and hasattr(
+            value, "_defn"
+        ):  # which uses nothing but numba and llvmlite
             self._put("intrinsic", value.__name__)
             self._code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
@@ -151,7 +159,9 @@ class _Walk:
         if not self._is_new(value):
             return
         if issubclass(value, Enum):
-            self._put_all("members", (part for name, member in value.__members__.items() for part in (name, member.value)))
+            self._put_all(
+                "members", (part for name, member in value.__members__.items() for part in (name, member.value))
+            )
         elif issubclass(value, tuple) and hasattr(value, "_fields"):
             self._put_all("fields", value._fields)
             self.visit(getattr(value, "_field_defaults", {}))
@@ -180,10 +190,14 @@ class _Walk:
             self._function(dispatcher.py_func)
 
     def _function(self, function: FunctionType) -> None:
-        """The Python under a dispatcher. Undecorated functions are not followed: numba calls one only by an extension, which says elsewhere what it does."""
+        """The Python under a dispatcher. Undecorated functions are not followed: numba calls one only by an extension,
+        which says elsewhere what it does.
+        """
         namespace = function.__globals__
         if any(_extends_numba(value) for value in namespace.values()):
-            raise UnknownValueError(f"the module {namespace.get('__name__')}, which extends numba: what it adds could change unseen")
+            raise UnknownValueError(
+                f"the module {namespace.get('__name__')}, which extends numba: what it adds could change unseen"
+            )
         code = function.__code__
         attributes = frozenset(name for part in _codes(code) for name in part.co_names)
         self._code(code)
@@ -229,7 +243,9 @@ def _global_names(code: CodeType) -> Iterator[str]:
 
 def _is_dispatcher(value: Any) -> bool:
     """Numba's own, or numba-cuda's, which share no class and need not be imported."""
-    return isinstance(value, Dispatcher) or (type(value).__qualname__ == "CUDADispatcher" and is_versioned(type(value).__module__))
+    return isinstance(value, Dispatcher) or (
+        type(value).__qualname__ == "CUDADispatcher" and is_versioned(type(value).__module__)
+    )
 
 
 def _extends_numba(value: Any) -> bool:
@@ -241,7 +257,9 @@ def _extends_numba(value: Any) -> bool:
 
 @functools.cache
 def is_versioned(module: str) -> bool:
-    """Whether a module changes only with the version of Python, NumPy or numba. A file that merely has the name of a standard module does not count."""
+    """Whether a module changes only with the version of Python, NumPy or numba. A file that merely has the name of a
+    standard module does not count.
+    """
     root = module.partition(".")[0]
     if root in _VERSIONED:
         return True
@@ -253,4 +271,6 @@ def is_versioned(module: str) -> bool:
         return origin is not None
     folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     path = Path(origin)
-    return any(path.is_relative_to(folder) for folder in folders) and not {"site-packages", "dist-packages"} & set(path.parts)
+    return any(path.is_relative_to(folder) for folder in folders) and not {"site-packages", "dist-packages"} & set(
+        path.parts
+    )

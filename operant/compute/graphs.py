@@ -1,4 +1,5 @@
-"""Turns a function that launches work into one replay of a CUDA graph; on a CPU it stays a plain call. Knows nothing of what the function does.
+"""Turns a function that launches work into one replay of a CUDA graph; on a CPU it stays a plain call. Knows nothing of
+what the function does.
 
 The function must use fixed buffers, launch only on the current stream, read nothing back, and take no arguments.
 A Python launch costs about 33 us, a node of a graph 1.7 us.
@@ -14,7 +15,9 @@ import torch
 
 
 class Graphed:
-    """A function that is called plainly once, which compiles kernels and settles allocations, is captured at its second call, and replayed from then on."""
+    """A function that is called plainly once, which compiles kernels and settles allocations, is captured at its second
+    call, and replayed from then on.
+    """
 
     def __init__(self, function: Callable[[], None], device: torch.device, *, eager: bool = False) -> None:
         self._function, self._device = function, device
@@ -47,13 +50,14 @@ class Graphed:
     def _capture(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
         graph = torch.cuda.CUDAGraph()
-        # Freeing what an earlier trainer left behind would break off the capture: so collect it before, and nothing meanwhile.
+        # Freeing what an earlier trainer left behind would break off the capture: so collect it before, and nothing
+        # meanwhile.
         gc.collect()
         collecting = gc.isenabled()
         gc.disable()
         try:
-            # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile.
-            # In a stream of its own where it is called in one: what runs beside it then shares no library's workspace with it.
+            # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile. In a stream of its own where
+            # it is called in one: what runs beside it then shares no library's workspace with it.
             current = torch.cuda.current_stream(self._device)
             stream = None if current == torch.cuda.default_stream(self._device) else current
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -66,5 +70,7 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of first calls: one for all of them, since a library keeps 32 MB of workspace for each stream that it has met."""
+    """The stream of first calls: one for all of them, since a library keeps 32 MB of workspace for each stream that it
+    has met.
+    """
     return torch.cuda.Stream(device)

@@ -1,9 +1,10 @@
-"""Keeps what numba compiled from one process to the next: hands a dispatcher its machine code from disk where nothing has changed. Knows no kernel.
+"""Keeps what numba compiled from one process to the next: hands a dispatcher its machine code from disk where nothing
+has changed. Knows no kernel.
 
-Numba's own `cache=True` asks the file of the decorated function alone whether something changed, so an edited helper, or another body in the same shell, would
-run stale code. Here the key is the hash of all that the code depends on: the function and everything it reaches (operant/compute/fingerprint.py), the types
-of its
-arguments with the fields of named tuples, the processor or the GPU, versions, numba's settings. Whatever goes wrong on the way costs a compilation, never
+Numba's own `cache=True` asks the file of the decorated function alone whether something changed, so an edited helper,
+or another body in the same shell, would run stale code. Here the key is the hash of all that the code depends on: the
+function and everything it reaches (operant/compute/fingerprint.py), the types of its arguments with the fields of named
+tuples, the processor or the GPU, versions, numba's settings. Whatever goes wrong on the way costs a compilation, never
 a run; OPERANT_CACHE=0 does without. What was found, and what had to be compiled, is in the log at level DEBUG.
 """
 
@@ -37,7 +38,9 @@ log = logging.getLogger("operant.compute.jit_cache")
 
 
 def keep(dispatcher: Any, name: str) -> Any:
-    """The dispatcher of a CPU, which from now on looks on disk before it compiles and leaves there what it compiled. `name` is for the log."""
+    """The dispatcher of a CPU, which from now on looks on disk before it compiles and leaves there what it compiled.
+    `name` is for the log.
+    """
     return _attached(_Machine(dispatcher, name))
 
 
@@ -68,10 +71,18 @@ class _Cache:
 
     def versions(self) -> tuple[Any, ...]:
         """Of all that compiles."""
-        return _FORMAT, sys.version, platform.machine(), *(metadata.version(name) for name in ("numba", "llvmlite", "numpy")), _settings(config, but="CUDA")
+        return (
+            _FORMAT,
+            sys.version,
+            platform.machine(),
+            *(metadata.version(name) for name in ("numba", "llvmlite", "numpy")),
+            _settings(config, but="CUDA"),
+        )
 
     def reduced(self, result: Any) -> Any:
-        """What numba compiled, as something that can be pickled. Raises _NotKeptError where it must not outlive the process."""
+        """What numba compiled, as something that can be pickled. Raises _NotKeptError where it must not outlive the
+        process.
+        """
         raise NotImplementedError
 
     def rebuilt(self, reduced: Any, context: Any) -> Any:
@@ -97,7 +108,12 @@ class _Cache:
         except (OSError, UntrustedError) as error:
             _tell(str(error))
         except Exception as error:  # what is on disk may be anything, and need not be had
-            log.debug("%s is compiled anew: what is kept of it cannot be used (%s: %s)", self._name, type(error).__name__, error)
+            log.debug(
+                "%s is compiled anew: what is kept of it cannot be used (%s: %s)",
+                self._name,
+                type(error).__name__,
+                error,
+            )
         else:
             log.debug("%s loaded in %.3f s", self._name, time.perf_counter() - self._asked_s)
             return result
@@ -155,7 +171,11 @@ class _Cuda(_Cache):
     def versions(self) -> tuple[Any, ...]:
         from numba.cuda.core import config as cuda_config
 
-        return *super().versions(), *(metadata.version(name) for name in ("numba-cuda", "cuda-core")), _settings(cuda_config)
+        return (
+            *super().versions(),
+            *(metadata.version(name) for name in ("numba-cuda", "cuda-core")),
+            _settings(cuda_config),
+        )
 
     def reduced(self, result: Any) -> Any:
         if result.launch_config_sensitive:
@@ -171,21 +191,33 @@ class _Cuda(_Cache):
 
 
 def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
-    """All of numba's settings that code depends on, however they were made: not how many threads there are, which compiled code asks for when it runs.
+    """All of numba's settings that code depends on, however they were made: not how many threads there are, which
+    compiled code asks for when it runs.
 
-    Left out are those whose names begin with `but`: of numba's own, settings of CUDA are there only once its package for CUDA was imported.
+    Left out are those whose names begin with `but`: of numba's own, settings of CUDA are there only once its package
+    for CUDA was imported.
     """
     plain = (bool, int, float, str, type(None))
-    kept = {name: value for name, value in vars(module).items() if name.isupper() and not name.endswith("NUM_THREADS") and not name.startswith(but)}
+    kept = {
+        name: value
+        for name, value in vars(module).items()
+        if name.isupper() and not name.endswith("NUM_THREADS") and not name.startswith(but)
+    }
     return sorted((name, repr(value)) for name, value in kept.items() if isinstance(value, plain))
 
 
 def _described(kind: Any) -> Any:
-    """A type as text. That of a named tuple does not name its fields, whose order is where compiled code looks for them."""
+    """A type as text. That of a named tuple does not name its fields, whose order is where compiled code looks for
+    them.
+    """
     if not hasattr(kind, "types"):
         return str(kind)
     owner = getattr(kind, "instance_class", tuple)
-    return f"{owner.__module__}.{owner.__qualname__}", getattr(kind, "fields", ()), [_described(member) for member in kind.types]
+    return (
+        f"{owner.__module__}.{owner.__qualname__}",
+        getattr(kind, "fields", ()),
+        [_described(member) for member in kind.types],
+    )
 
 
 @functools.cache

@@ -69,7 +69,12 @@ def bind(group: Any, device: torch.device | None = None) -> Any:
     `device` is where kernels run, which has to be told if tensors of `host_zeros` are among them. Bind once and launch often: it costs more than a launch.
     """
     on_gpu = device is not None and device.type == "cuda"
-    return type(group)(*(native(value, on_gpu=on_gpu) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
+    return type(group)(
+        *(
+            native(value, on_gpu=on_gpu) if isinstance(value, torch.Tensor) else 0 if value is None else value
+            for value in group
+        )
+    )
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:

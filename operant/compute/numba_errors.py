@@ -1,4 +1,6 @@
-"""Numba's errors in one sentence, with the line of the author's file. Compiles nothing, and imports no part of numba."""
+"""Numba's errors in one sentence, with the line of the author's file. Compiles nothing, and imports no part
+of numba.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _RETURNED = {
 def essence(error: BaseException) -> str:
     """What an author needs of numba's many lines: the place, the line of code, what is wrong."""
     if isinstance(error, RecursionError):
-        return "numba looks in vain for a function that it calls: np.random and other parts of NumPy exist on the CPU only"
+        return (
+            "numba looks in vain for a function that it calls: np.random and other parts of NumPy exist on the CPU only"
+        )
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Failed in ")]
     sentence = re.sub(r"Function\((<[^>]*>)\)", r"\1", lines[0]) if lines else type(error).__name__
@@ -35,7 +39,9 @@ def essence(error: BaseException) -> str:
 def _place(error: BaseException, text: str) -> str:
     """The last line that is named, of those that are not numba's own."""
     where = getattr(error, "loc", None)
-    named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + ([(where.filename, where.line)] if where is not None else [])
+    named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + (
+        [(where.filename, where.line)] if where is not None else []
+    )
     authors = [(filename, int(line)) for filename, line in named if not re.search(r"/numba(_cuda)?/", filename)]
     return quoted(*authors[-1]) if authors else ""
 

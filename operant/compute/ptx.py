@@ -21,7 +21,9 @@ _RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # the driver brings these
 
 @contextmanager
 def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
-    """Without a driver, numba still asks the current device for its capability when a helper is called rather than pasted: answer for it."""
+    """Without a driver, numba still asks the current device for its capability when a helper is called rather than
+    pasted: answer for it.
+    """
     if cuda.is_available():
         yield
         return
@@ -34,7 +36,9 @@ def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def compile_ptx(body: Callable[..., Any], lanes: Any, slot: Any, capability: tuple[int, int]) -> str:
-    """The PTX of a body in its GPU shell, for two groups of (CPU) tensors as `Kernel` would be handed, bound or not. Raises numba's errors."""
+    """The PTX of a body in its GPU shell, for two groups of (CPU) tensors as `Kernel` would be handed, bound or not.
+    Raises numba's errors.
+    """
     with _pretended_device(capability):
         return cuda.compile_ptx(cuda_shell(body), signature(lanes, slot), fastmath=True, cc=capability)[0]
 

@@ -2,13 +2,15 @@
 
 Source: Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
 
-A number is a pure function of (seed, lane, tick, purpose, draw): nothing is stored, nothing advances, and only who needs a number pays for it.
+A number is a pure function of (seed, lane, tick, purpose, draw): nothing is stored, nothing advances, and only who
+needs a number pays for it.
 
     key     = (seed_lo, seed_hi)                                    two 32-bit words
     counter = (lane, tick_lo, tick_hi, purpose << 16 | draw)        four 32-bit words
 
-`lane` is the global number of the lane, so that spreading lanes over devices changes no bit. Each draw is a block of four words; `uniform` uses the first.
-A float is (word >> 8) * 2^-24, in [0, 1), exact in float32. Knows nothing of environments or of what the numbers are for.
+`lane` is the global number of the lane, so that spreading lanes over devices changes no bit. Each draw is a block of
+four words; `uniform` uses the first. A float is (word >> 8) * 2^-24, in [0, 1), exact in float32. Knows nothing of
+environments or of what the numbers are for.
 
 Device functions: numba widens `uint32` in almost every operation, so each result is cut back to 32 bits by hand.
 """
@@ -58,7 +60,9 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @device
 def block(key, draw):
-    """The four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all uint32; draw < 65,536."""
+    """The four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all uint32; draw
+    < 65,536.
+    """
     return philox(key[2], key[3], key[4], uint32((key[5] << uint32(16)) | uint32(draw)), key[0], key[1])
 
 
@@ -83,7 +87,9 @@ def uniform4(key, draw):
 
 @device
 def integer(key, draw, n):
-    """An integer in [0, n), as int32, by multiplication: (word * n) >> 32; n up to 2^31. The bias is below n * 2^-32."""
+    """An integer in [0, n), as int32, by multiplication: (word * n) >> 32; n up to 2^31. The bias is below n
+    * 2^-32.
+    """
     return int32((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
 
 
@@ -93,7 +99,9 @@ def split(value: int) -> np.ndarray:
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """The seed of an independent stream (an evaluation's world, a monitor's), from the run's seed. Stream 0 is the run itself."""
+    """The seed of an independent stream (an evaluation's world, a monitor's), from the run's seed. Stream 0 is the run
+    itself.
+    """
     if stream == 0:
         return seed
     low, high = (uint32(word) for word in split(seed))
@@ -103,7 +111,12 @@ def stream_seed(seed: int, stream: int) -> int:
 
 
 def _as_python(function: Any) -> FunctionType:
-    """A device function as the Python it is written in, and likewise those that it calls: for one number, compiling it would cost half a second."""
+    """A device function as the Python it is written in, and likewise those that it calls: for one number, compiling it
+    would cost half a second.
+    """
     plain = function.py_func
     names = {name: value for name, value in plain.__globals__.items() if name in plain.__code__.co_names}
-    return FunctionType(plain.__code__, {name: _as_python(value) if hasattr(value, "py_func") else value for name, value in names.items()})
+    return FunctionType(
+        plain.__code__,
+        {name: _as_python(value) if hasattr(value, "py_func") else value for name, value in names.items()},
+    )

@@ -1,4 +1,5 @@
-"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and which errors are the device's.
+"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and which
+errors are the device's.
 
 Knows nothing of runs or training.
 """
@@ -24,11 +25,13 @@ _FULL = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words o
 
 
 def quiet_threads() -> None:
-    """Let OpenMP threads spin only briefly at a barrier, then sleep, unless the user has chosen. Works only before torch and numba are imported.
+    """Let OpenMP threads spin only briefly at a barrier, then sleep, unless the user has chosen. Works only before
+    torch and numba are imported.
 
-    By default they spin for milliseconds, and a spinning thread keeps its core from the one that still computes: beside other processes training becomes
-    several times slower, at worst fifty times. 1000 turns are what libgomp itself takes where threads outnumber cores; no turns at all (PASSIVE) are as good
-    beside others, and a quarter slower alone. On two cores, thousands of steps a second, alone and beside one busy process: default 150 to 190 and 3 to 65,
+    By default they spin for milliseconds, and a spinning thread keeps its core from the one that still computes: beside
+    other processes training becomes several times slower, at worst fifty times. 1000 turns are what libgomp itself
+    takes where threads outnumber cores; no turns at all (PASSIVE) are as good beside others, and a quarter slower
+    alone. On two cores, thousands of steps a second, alone and beside one busy process: default 150 to 190 and 3 to 65,
     1000 turns 170 to 180 and 90 to 100, PASSIVE 117 to 160 and 118 to 129.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -37,10 +40,12 @@ def quiet_threads() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large modules without the garbage collector, which would look through all that they make again and again: a sixth of the time.
+    """Import large modules without the garbage collector, which would look through all that they make again and again:
+    a sixth of the time.
 
-    What they made stays, and the collector never looks at it again: each collection is a fifth of a second shorter, and there is one before each capture.
-    In a process that trains one run after another only what is imported anew is set aside: what a run leaves behind must not stay.
+    What they made stays, and the collector never looks at it again: each collection is a fifth of a second shorter, and
+    there is one before each capture. In a process that trains one run after another only what is imported anew is set
+    aside: what a run leaves behind must not stay.
     """
     gc.collect()  # whatever is garbage now would stay too
     was_on, known = gc.isenabled(), len(sys.modules)
@@ -55,9 +60,11 @@ def importing() -> Iterator[None]:
 
 
 def wake_gpu(device: str) -> threading.Thread | None:
-    """Begin to make the context of a GPU, in the thread that is returned, while others import: of GPU 0 for "auto" and "cuda", N for "cuda:N", else of none.
+    """Begin to make the context of a GPU, in the thread that is returned, while others import: of GPU 0 for "auto" and
+    "cuda", N for "cuda:N", else of none.
 
-    The driver takes some tenths of a second for it, for which the first caller would wait. A GPU that is not there, or fails, is left to torch to report.
+    The driver takes some tenths of a second for it, for which the first caller would wait. A GPU that is not there, or
+    fails, is left to torch to report.
     """
     asked = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", device)
     if asked is None:
@@ -77,7 +84,8 @@ def _make_context(index: int) -> None:
 
 
 def set_threads(count: int, ranks: int = 1) -> int:
-    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's configuration: reductions depend on it.
+    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's
+    configuration: reductions depend on it.
 
     So many ranks of a run share this machine's cores.
     """
@@ -86,14 +94,17 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = count or max(1, cores // ranks)
-    # In this order: numba starts its threads at the first word, and where they are OpenMP's it sets torch's number to all cores.
+    # In this order: numba starts its threads at the first word, and where they are OpenMP's it sets torch's number to
+    # all cores.
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(threads)
     return threads
 
 
 def find_device(text: str) -> torch.device:
-    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is not a device."""
+    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is
+    not a device.
+    """
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
@@ -104,8 +115,14 @@ def find_device(text: str) -> torch.device:
     if not text.startswith("cuda"):
         return torch.device(text)
     if not available:
-        built = "is a CPU build" if torch.version.cuda is None else f"is built for CUDA {torch.version.cuda} and finds no usable GPU"
-        raise MachineError(f"no CUDA device for {text!r}: torch {torch.__version__} {built}. Use cpu or auto, or see `operant doctor`")
+        built = (
+            "is a CPU build"
+            if torch.version.cuda is None
+            else f"is built for CUDA {torch.version.cuda} and finds no usable GPU"
+        )
+        raise MachineError(
+            f"no CUDA device for {text!r}: torch {torch.__version__} {built}. Use cpu or auto, or see `operant doctor`"
+        )
     index = int(text.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {text}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
@@ -113,7 +130,9 @@ def find_device(text: str) -> torch.device:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory is full, or followed from one that does: a capture that breaks off says no more than that it broke off."""
+    """Whether an error says that a device's memory is full, or followed from one that does: a capture that breaks off
+    says no more than that it broke off.
+    """
     import torch
 
     full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
@@ -121,12 +140,19 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_error(error: Exception) -> DeviceError | None:
-    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
+    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all
+    others.
+    """
     import torch
 
     if out_of_memory(error):
-        said = str(error).partition("\n")[0].partition(". Including non-PyTorch memory")[0]  # torch goes on for lines, which would leave no room for the advice
+        # torch goes on for lines, which would leave no room for the advice
+        said = str(error).partition("\n")[0].partition(". Including non-PyTorch memory")[0]
         return DeviceError(f"out of memory: {said}. Use fewer env.lanes or a shorter algo.horizon")
-    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
+    if (
+        isinstance(error, torch.AcceleratorError)
+        or "CUDA error" in str(error)
+        or type(error).__name__ == "CudaAPIError"
+    ):
         return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")
     return None

@@ -1,4 +1,6 @@
-"""Threads that compute alone, each with torch's own set to one. Knows torch's number of threads; knows nothing of the work."""
+"""Threads that compute alone, each with torch's own set to one. Knows torch's number of threads; knows nothing of the
+work.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import torch
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let torch use no other thread for what this one computes. Torch's threads meet in every operation, and where a core is busy all wait for its thread."""
+    """Let torch use no other thread for what this one computes. Torch's threads meet in every operation, and where a
+    core is busy all wait for its thread.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -29,7 +33,9 @@ def _join(meeting: threading.Barrier) -> None:
 
 
 class ThreadPool:
-    """So many threads, the caller's among them, that each compute alone: they meet once a minibatch, where torch's own would meet in every operation."""
+    """So many threads, the caller's among them, that each compute alone: they meet once a minibatch, where torch's own
+    would meet in every operation.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads, self._pool = threads, None
@@ -39,10 +45,13 @@ class ThreadPool:
             everyone = torch.get_num_threads()
             for future in [self._pool.submit(_join, meeting) for _ in range(threads - 1)]:
                 future.result()
-            torch.set_num_threads(everyone)  # which a thread cannot choose for itself alone, were it not asked once before
+            # which a thread cannot choose for itself alone, were it not asked once before
+            torch.set_num_threads(everyone)
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """Run some pieces of work at once, one for each thread at most. Raises what the first that failed raised, once all have ended."""
+        """Run some pieces of work at once, one for each thread at most. Raises what the first that failed raised, once
+        all have ended.
+        """
         with alone():
             others = [self._pool.submit(piece) for piece in work[1:]] if self._pool is not None else []
             try:

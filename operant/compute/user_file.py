@@ -15,7 +15,9 @@ from operant import old_names
 
 
 class _FromText(SourceFileLoader):
-    """Takes the text alone: compiled code that lies beside it, in `__pycache__`, may be of an older text, or of another author."""
+    """Takes the text alone: compiled code that lies beside it, in `__pycache__`, may be of an older text, or of another
+    author.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         return compile(old_names.translated(self.get_data(self.path), self.path), self.path, "exec", dont_inherit=True)

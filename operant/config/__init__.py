@@ -1,1 +1,3 @@
-"""Configuration: TOML and overrides to one frozen, checked object. Imports nothing, so that completion and the CLI start without pydantic."""
+"""Configuration: TOML and overrides to one frozen, checked object. Imports nothing, so that completion and the CLI
+start without pydantic.
+"""

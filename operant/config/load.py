@@ -1,7 +1,9 @@
-"""The configuration: six sections, one TOML file, overrides, and all that can be wrong in them said at once, with file and line.
+"""The configuration: six sections, one TOML file, overrides, and all that can be wrong in them said at once, with file
+and line.
 
-Knows the names of the sections. Their keys belong to others: those of `[algo]` to the algorithm, of `[net]` to `operant.nn.mlp`, of `[env.params]` to the
-environment, the rest to `operant.config.sections`. Knows nothing of how training uses any of them.
+Knows the names of the sections. Their keys belong to others: those of `[algo]` to the algorithm, of `[net]` to
+`operant.nn.mlp`, of `[env.params]` to the environment, the rest to `operant.config.sections`. Knows nothing of how
+training uses any of them.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from operant.nn import mlp
 class Config:
     """A configuration in which everything is resolved and fits together.
 
-    `env.name` is a shipped name or an absolute path, `net.kind` may hold one too, and `env.params` holds every parameter.
-    `params` is the environment's own NamedTuple, in Python's ints and floats.
+    `env.name` is a shipped name or an absolute path, `net.kind` may hold one too, and `env.params` holds every
+    parameter. `params` is the environment's own NamedTuple, in Python's ints and floats.
     """
 
     run: sections.Run
@@ -38,7 +40,8 @@ class Config:
     eval: sections.Evaluation
     params: Any
     environment: Any = field(compare=False)  # operant.envs.Env; a user's file makes a new one each time
-    scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)  # keys that change (see `schedules.PARAMS`); there stands one of their values
+    # keys that change (see `schedules.PARAMS`); there stands one of their values
+    scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)
 
     @property
     def changing(self) -> dict[str, str]:
@@ -86,7 +89,9 @@ class Config:
 
 
 class Origin(NamedTuple):
-    """Where a value comes from: `default`, `FILE:LINE` or `command line`; and what its key means, "" where nothing says so."""
+    """Where a value comes from: `default`, `FILE:LINE` or `command line`; and what its key means, "" where nothing says
+    so.
+    """
 
     key: str
     value: Any
@@ -94,22 +99,32 @@ class Origin(NamedTuple):
     description: str = ""
 
 
-def load(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False) -> Config:
+def load(
+    source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
+) -> Config:
     """Read, override, complete and check a configuration; None reads no file.
 
-    An override is `section.key=value`. The user's files (environment, algorithm, network) that the TOML file names are relative to its folder, those of an
-    override to `folder` (default: the working directory). `trusted` allows a run's configuration to name code that is not known to be this user's.
-    Raises ConfigError with everything that is wrong; NotFoundError where `source` does not exist; UntrustedError.
+    An override is `section.key=value`. The user's files (environment, algorithm, network) that the TOML file names are
+    relative to its folder, those of an override to `folder` (default: the working directory). `trusted` allows a run's
+    configuration to name code that is not known to be this user's. Raises ConfigError with everything that is wrong;
+    NotFoundError where `source` does not exist; UntrustedError.
     """
     return _check(read(source, overrides), folder, trusted)
 
 
-def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
+def origins(
+    source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
+) -> list[Origin]:
     """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
     raw = read(source, overrides)
     config = _check(raw, folder, trusted)
-    places = {key: raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key) for key, _ in flat(_tables(config))}
-    return [Origin(".".join(key), value, places[key], _description(config, key)) for key, value in flat(_tables(config))]
+    places = {
+        key: raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
+        for key, _ in flat(_tables(config))
+    }
+    return [
+        Origin(".".join(key), value, places[key], _description(config, key)) for key, value in flat(_tables(config))
+    ]
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -125,7 +140,9 @@ def copies(config: Config, folder: str) -> dict[str, str]:
         path = getattr(config, name)
         if path is not None:
             taken = path.name in kept.values() and path.resolve() not in kept
-            file = kept.setdefault(path.resolve(), f"{path.stem}-{name.removesuffix('_file')}{path.suffix}" if taken else path.name)
+            file = kept.setdefault(
+                path.resolve(), f"{path.stem}-{name.removesuffix('_file')}{path.suffix}" if taken else path.name
+            )
             named[name] = f"{folder}/{file}"
     return named
 
@@ -133,7 +150,8 @@ def copies(config: Config, folder: str) -> dict[str, str]:
 def to_toml(config: Config, **copies: str) -> str:
     """The complete file, which `load` reads back to an equal Config; keys without a value are comments.
 
-    `copies` replace the paths of the user's own files, for a run folder that holds copies: `environment_file`, `algorithm_file`, `network_file`.
+    `copies` replace the paths of the user's own files, for a run folder that holds copies: `environment_file`,
+    `algorithm_file`, `network_file`.
     """
     tables = _tables(config)
     if config.environment_file is not None and "environment_file" in copies:
@@ -142,7 +160,9 @@ def to_toml(config: Config, **copies: str) -> str:
     for section, key, name in (("algo", "name", "algorithm_file"), ("net", "kind", "network_file")):
         if getattr(config, name) is not None and name in copies:
             tables[section][key] = f"{copies[name]}:{tables[section][key].rpartition(':')[2]}"
-    return "\n".join([f"{formats.KEY} = {formats.NUMBER}\n", *(_section_text(name, table) for name, table in tables.items())])
+    return "\n".join(
+        [f"{formats.KEY} = {formats.NUMBER}\n", *(_section_text(name, table) for name, table in tables.items())]
+    )
 
 
 def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
@@ -161,14 +181,22 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
         resolve.refuse_outside_keys(raw, sections.OUTSIDE, sections.ONCE)
     for name, table in raw.data.items():
         if name not in models and name not in sections.READ_ELSEWHERE:
-            meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []  # replay.place is algo.replay_place
+            # replay.place is algo.replay_place
+            meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []
             for key in meant:
-                raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}")
+                raw.problem(
+                    raw.location((name, key)),
+                    f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}",
+                )
             if not meant:
                 _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
     steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
     evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
-    scheduled = schedules.take(raw, algorithm.Config, resolve.changeable(raw, environment), steps, evaluated=evaluated) if algorithm is not None else {}
+    scheduled = (
+        schedules.take(raw, algorithm.Config, resolve.changeable(raw, environment), steps, evaluated=evaluated)
+        if algorithm is not None
+        else {}
+    )
     env = _section(raw, "env", models["env"], known)
     if hosted and env is not None:  # first: what it shows decides on defaults of the network
         environment = resolve.outside_environment(raw, environment_name, env)
@@ -176,15 +204,25 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     else:
         params = resolve.params(raw, environment, known)
         environment = resolve.observed(raw, environment, env)
-    checked = {name: env if name == "env" else _section(raw, name, model, known) for name, model in models.items() if model is not None}
+    checked = {
+        name: env if name == "env" else _section(raw, name, model, known)
+        for name, model in models.items()
+        if model is not None
+    }
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
     net = checked["net"]
     if net is not None and net.remembers and not getattr(algorithm, "sequences", False):
-        learns = f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'
+        learns = (
+            f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory '
+            '= "none")'
+        )
         raw.problem(raw.location(("net", "memory")), f"net.memory: {learns} (got {quoted(net.memory)})")
     elif checked.get("algo") is not None and env is not None:
         # Of lanes that are left open, some have to fit together with the rest.
-        found = [_problems(checked["algo"], net, lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
+        found = [
+            _problems(checked["algo"], net, lanes)
+            for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))
+        ]
         for key, message in found[-1] if all(found) else ():
             raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
     for key, message in checked["run"].problems() if checked.get("run") is not None else ():
@@ -193,15 +231,26 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
     net = net.model_copy(update={"kind": kind})
     return Config(
-        run=checked["run"], env=env, algo_name=algorithm_name, algo=checked["algo"], net=net,
-        checkpoint=checked["checkpoint"], eval=checked["eval"], params=params, environment=environment,
+        run=checked["run"],
+        env=env,
+        algo_name=algorithm_name,
+        algo=checked["algo"],
+        net=net,
+        checkpoint=checked["checkpoint"],
+        eval=checked["eval"],
+        params=params,
+        environment=environment,
         scheduled=scheduled,
-    )  # fmt: skip
+    )
 
 
 def _problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
-    """What of an algorithm's configuration does not fit together with so many lanes, of a network with a memory or without one, as (key, sentence)."""
-    found: list[tuple[str, str]] = algo.problems(lanes, memory=True) if net is not None and net.remembers else algo.problems(lanes)
+    """What of an algorithm's configuration does not fit together with so many lanes, of a network with a memory or
+    without one, as (key, sentence).
+    """
+    found: list[tuple[str, str]] = (
+        algo.problems(lanes, memory=True) if net is not None and net.remembers else algo.problems(lanes)
+    )
     return found
 
 
@@ -209,7 +258,10 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
     """The model of one section, or None and a problem for each thing that is wrong in it."""
     data = raw.data.get(name, {})
     if not isinstance(data, dict):
-        raw.problem(raw.location((name,)), f"{name} is a section of keys, such as {name}.{known[name][0]}, not a value (got {quoted(data)})")
+        raw.problem(
+            raw.location((name,)),
+            f"{name} is a section of keys, such as {name}.{known[name][0]}, not a value (got {quoted(data)})",
+        )
         return None
     if name == "algo":
         data = {key: value for key, value in data.items() if key != "name"}
@@ -220,7 +272,11 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
     except ValidationError as error:
         problems = list(messages.problems(error, data))
     # run.name=123 on the command line is a text, although TOML calls it a number.
-    texts = {item.key[0]: raw.texts[(name, *item.key)] for item in problems if item.kind == "string_type" and (name, *item.key) in raw.texts}
+    texts = {
+        item.key[0]: raw.texts[(name, *item.key)]
+        for item in problems
+        if item.kind == "string_type" and (name, *item.key) in raw.texts
+    }
     texts = {key: text for key, text in texts.items() if data[key] != text and not isinstance(data[key], list | dict)}
     if texts:
         raw.data[name] |= texts
@@ -237,13 +293,27 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
 
 def _may_be_unset(model: type[BaseModel], key: str) -> bool:
     """True for keys such as run.target, which have a value or none."""
-    return key in model.model_fields and not model.model_fields[key].is_required() and model.model_fields[key].default is None
+    return (
+        key in model.model_fields
+        and not model.model_fields[key].is_required()
+        and model.model_fields[key].default is None
+    )
 
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:
-    """Add the problem of an unknown key, with the one that was probably meant, or else all `names` that it could have been."""
-    if len(key) == 2 and key[0] == "algo" and not messages.called_otherwise(key[1]) and (others := resolve.algorithms_with(key[1])):
-        raw.problem(raw.location(key), f"unknown key {quoted('.'.join(key))} of this algorithm; it is a key of {', '.join(others)}, by algo.name")
+    """Add the problem of an unknown key, with the one that was probably meant, or else all `names` that it could have
+    been.
+    """
+    if (
+        len(key) == 2
+        and key[0] == "algo"
+        and not messages.called_otherwise(key[1])
+        and (others := resolve.algorithms_with(key[1]))
+    ):
+        raw.problem(
+            raw.location(key),
+            f"unknown key {quoted('.'.join(key))} of this algorithm; it is a key of {', '.join(others)}, by algo.name",
+        )
         return
     raw.problem(raw.location(key), messages.unknown_key(key, known, names))
 
@@ -277,6 +347,10 @@ def _section_text(name: str, table: dict[str, Any]) -> str:
     above = {key: value for key, value in given.items() if not isinstance(value, dict)}
     below = {key: value for key, value in given.items() if isinstance(value, dict) and value}
     # tomli_w breaks every list over lines; one of numbers reads better in one.
-    text = re.sub(r"\[\n((?:    [-+.\w]+,\n)+)\]", lambda match: f"[{' '.join(match.group(1).split())[:-1]}]", tomli_w.dumps(above))
+    text = re.sub(
+        r"\[\n((?:    [-+.\w]+,\n)+)\]",
+        lambda match: f"[{' '.join(match.group(1).split())[:-1]}]",
+        tomli_w.dumps(above),
+    )
     text = f"[{name}]\n{text}{unset}"
     return text + "".join(f"\n{_section_text(f'{name}.{key}', value)}" for key, value in below.items())

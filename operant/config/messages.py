@@ -47,11 +47,15 @@ def did_you_mean(name: str | None) -> str:
 
 def dotted(key: Key) -> str:
     """`net.hidden[1]`: the key as people write it."""
-    return "".join(f"[{part}]" if at and part.isdigit() else f"{'.' if at else ''}{part}" for at, part in enumerate(key))
+    return "".join(
+        f"[{part}]" if at and part.isdigit() else f"{'.' if at else ''}{part}" for at, part in enumerate(key)
+    )
 
 
 def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
-    """The message about an unknown key: with the one that was probably meant, or else all `names` that could stand there."""
+    """The message about an unknown key: with the one that was probably meant, or else all `names` that could stand
+    there.
+    """
     return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
 
 
@@ -61,8 +65,8 @@ def called_otherwise(name: str) -> bool:
 
 
 def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
-    """The suggestion for an unknown key: its new name, or its name here where other libraries call it so; else one spelt alike in its section, its last part
-    in another place, a section or key spelt alike.
+    """The suggestion for an unknown key: its new name, or its name here where other libraries call it so; else one
+    spelt alike in its section, its last part in another place, a section or key spelt alike.
     """
     name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
     if (new := old_names.KEYS.get(name)) in names:
@@ -113,7 +117,11 @@ def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
     """The part of pydantic's location that is a key; what follows names the member of a union."""
     path: list[int | str] = []
     for part in loc:
-        inside = part in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(part, int) and part < len(data)
+        inside = (
+            part in data
+            if isinstance(data, Mapping)
+            else isinstance(data, list) and isinstance(part, int) and part < len(data)
+        )
         if inside:
             data = data[part]
         elif path or not isinstance(data, Mapping):

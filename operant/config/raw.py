@@ -1,6 +1,8 @@
-"""A raw configuration: its values as they were written, the source location of each, and the problems found so far. Knows no section and no key.
+"""A raw configuration: its values as they were written, the source location of each, and the problems found so far.
+Knows no section and no key.
 
-It is made in three steps: a TOML file is read, then the overrides of the command line, then the checks of `operant.config.load` add problems.
+It is made in three steps: a TOML file is read, then the overrides of the command line, then the checks of
+`operant.config.load` add problems.
 """
 
 from __future__ import annotations
@@ -20,16 +22,29 @@ from operant.config.recipes import plain_name
 from operant.errors import ConfigError, NotFoundError
 
 Key = tuple[str, ...]
-Location = tuple[int, int]  # (0, line of the file), (1, number of the override); DEFAULT for a value that was not written
+Location = tuple[
+    int, int
+]  # (0, line of the file), (1, number of the override); DEFAULT for a value that was not written
 
 DEFAULT: Location = (2, 0)
 COMMAND_LINE = "command line"
 _MOST_BYTES = 1 << 20
 _ADVICE = "see all keys with their defaults: operant config show"
-_SELF_EXPLAINED = ("env.name: ", "algo.name: ", "net.kind: ")  # these say what there is, or what is wrong with a file of the user's own
-_OF_A_MEMORY = (("net", "memory_size"), ("net", "memory_layers"), ("net", "memory_init"), ("algo", "bptt"), ("algo", "carry_state"))
+# these say what there is, or what is wrong with a file of the user's own
+_SELF_EXPLAINED = "env.name: ", "algo.name: ", "net.kind: "
+_OF_A_MEMORY = (
+    ("net", "memory_size"),
+    ("net", "memory_layers"),
+    ("net", "memory_init"),
+    ("algo", "bptt"),
+    ("algo", "carry_state"),
+)
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
-_RECORDED = {"config.toml": ("run.json", "manifest.json"), "sweep.toml": ("journal.log",), "best.toml": ("journal.log",)}
+_RECORDED = {
+    "config.toml": ("run.json", "manifest.json"),
+    "sweep.toml": ("journal.log",),
+    "best.toml": ("journal.log",),
+}
 """Files that Operant writes, and one of what lies beside each."""
 
 
@@ -50,7 +65,9 @@ class RawConfig:
         return COMMAND_LINE if self.source is None else shown(self.source)
 
     def location(self, *keys: Key) -> Location:
-        """The source location of the first of these keys that was written, else of the nearest table around the first."""
+        """The source location of the first of these keys that was written, else of the nearest table around
+        the first.
+        """
         for key in keys:
             if key in self.locations:
                 return self.locations[key]
@@ -62,7 +79,9 @@ class RawConfig:
         return any(key[:end] in self.texts for end in range(1, len(key) + 1))
 
     def path(self, key: Key, name: str, folder: Path | None = None) -> Path:
-        """The absolute path of a file that a key names: relative to the configuration file, or of an override to `folder` (default: the working directory)."""
+        """The absolute path of a file that a key names: relative to the configuration file, or of an override to
+        `folder` (default: the working directory).
+        """
         base = folder or Path() if self.source is None or self.typed(key) else self.source.parent
         return Path(os.path.abspath(base / os.path.expanduser(name)))
 
@@ -83,13 +102,19 @@ class RawConfig:
         self.problems.append((location, message))
 
     def raise_problems(self) -> None:
-        """Raise a ConfigError with all problems, in the order of the file and then of the command line; none, and nothing happens."""
+        """Raise a ConfigError with all problems, in the order of the file and then of the command line; none, and
+        nothing happens.
+        """
         if not self.problems:
             return
         ordered = sorted(dict.fromkeys(self.problems), key=lambda problem: problem[0])
         source = self.title if any(location[0] != 1 for location, _ in ordered) else COMMAND_LINE
         keys_help = any(not message.startswith(_SELF_EXPLAINED) for _, message in ordered)
-        raise ConfigError(source, [f"{self.words(location)}: {message}" for location, message in ordered], advice=_ADVICE if keys_help else None)
+        raise ConfigError(
+            source,
+            [f"{self.words(location)}: {message}" for location, message in ordered],
+            advice=_ADVICE if keys_help else None,
+        )
 
 
 def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
@@ -150,7 +175,9 @@ def _read_file(raw: RawConfig, source: Path) -> None:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raw.problem((0, content.count(b"\n", 0, error.start) + 1), f"the file is not UTF-8: byte {content[error.start]:#04x}")
+        raw.problem(
+            (0, content.count(b"\n", 0, error.start) + 1), f"the file is not UTF-8: byte {content[error.start]:#04x}"
+        )
         return
     try:
         raw.data = tomli.loads(text)
@@ -187,16 +214,23 @@ def _environment(raw: RawConfig) -> str:
 
 
 def _drop_target(raw: RawConfig, before: str) -> None:
-    """Take the file's target out where overrides have replaced the file's environment: returns of another one say nothing about it."""
+    """Take the file's target out where overrides have replaced the file's environment: returns of another one say
+    nothing about it.
+    """
     after, run, key = _environment(raw), raw.data.get("run"), ("run", "target")
     if not before or after in ("", before) or raw.typed(key) or not isinstance(run, dict) or "target" not in run:
         return
     said = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
-    raw.notes.append(f"{said} is a return of {Path(before).stem}, not of {Path(after).stem}, and is left out; run.target=N sets another")
+    raw.notes.append(
+        f"{said} is a return of {Path(before).stem}, not of {Path(after).stem}, and is left out; run.target=N "
+        "sets another"
+    )
 
 
 def _tell_idle(raw: RawConfig) -> None:
-    """Note typed keys of a network that the policy has not: of a memory, of convolutions, of a trunk that it always or never shares."""
+    """Note typed keys of a network that the policy has not: of a memory, of convolutions, of a trunk that it always or
+    never shares.
+    """
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
     kind = str(net.get("kind", "mlp"))
@@ -209,7 +243,11 @@ def _tell_idle(raw: RawConfig) -> None:
         idle |= dict.fromkeys((("net", "cnn"), ("net", "channels")), "without convolutions: net.kind=cnn")
     if kind in ("cnn", "places"):
         idle["net", "shared"] = f"with net.kind={kind}, which always has one trunk"
-    raw.notes += [f"{'.'.join(key)} has no effect {reason}" for key, reason in idle.items() if raw.typed(key) and has(raw.data, key)]
+    raw.notes += [
+        f"{'.'.join(key)} has no effect {reason}"
+        for key, reason in idle.items()
+        if raw.typed(key) and has(raw.data, key)
+    ]
 
 
 def _line(error: Exception, text: str) -> int:
@@ -243,16 +281,26 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
     key = tuple(part.strip() for part in left.split("."))
     key = tuple(old_names.ALIASES.get(".".join(key), ".".join(key)).split("."))
     if not equals or not all(_WORD.fullmatch(part) for part in key):
-        raw.problem(location, f"{quoted(text)} is not an override: write section.key=value, such as algo.learning_rate=3e-4")
+        raw.problem(
+            location, f"{quoted(text)} is not an override: write section.key=value, such as algo.learning_rate=3e-4"
+        )
         return
     _set(raw, location, key, _value(right.strip()), right.strip())
 
 
 def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:
-    """Set the value of a key; of a section that is given as a table, those of its keys, as if each had been given by itself."""
+    """Set the value of a key; of a section that is given as a table, those of its keys, as if each had been given by
+    itself.
+    """
     if len(key) == 1 and isinstance(value, dict):
         for name, one in value.items():
-            _set(raw, location, tuple(old_names.ALIASES.get(f"{key[0]}.{name}", f"{key[0]}.{name}").split(".", 1)), one, str(one))
+            _set(
+                raw,
+                location,
+                tuple(old_names.ALIASES.get(f"{key[0]}.{name}", f"{key[0]}.{name}").split(".", 1)),
+                one,
+                str(one),
+            )
         return
     table = raw.data
     for end, part in enumerate(key[:-1], 1):

@@ -1,6 +1,8 @@
-"""Finds recipes: configuration files, by a path or by the name of one that ships, `configs/<algorithm>/<environment>.toml`.
+"""Finds recipes: configuration files, by a path or by the name of one that ships,
+`configs/<algorithm>/<environment>.toml`.
 
-Standard library only. Knows nothing of what is in the files, and of an algorithm and an environment nothing but their names.
+Standard library only. Knows nothing of what is in the files, and of an algorithm and an environment nothing but their
+names.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _ALIASES = {"ppo": "ppo/cartpole"}
 
 
 def algorithm_of(environment: str) -> str:
-    """The algorithm that an environment is learnt by, unless a configuration names one. The environment's name may be a Gymnasium id."""
+    """The algorithm that an environment is learnt by, unless a configuration names one. The environment's name may be a
+    Gymnasium id.
+    """
     plain = plain_name(environment)
     return next((algorithm for name, algorithm in _ALGORITHMS.items() if plain_name(name) == plain), _ALGORITHM)
 
@@ -35,12 +39,15 @@ def shipped() -> list[str]:
 
 
 def short_names() -> list[str]:
-    """The other names that `find_source` knows: of an environment, for its algorithm's recipe, and `ppo` for the recipe that solves CartPole."""
+    """The other names that `find_source` knows: of an environment, for its algorithm's recipe, and `ppo` for the recipe
+    that solves CartPole.
+    """
     return sorted({name.partition("/")[2] for name in _files()} | set(_ALIASES))
 
 
 def recipe(algorithm: str, environment: str) -> Path | None:
-    """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is none.
+    """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is
+    none.
 
     An outside environment that has none takes that of its kind, or of all of them.
     """
@@ -59,8 +66,9 @@ def name_of(source: Path) -> str:
 def find_source(text: str, algorithm: str | None = None) -> Path:
     """The file of a path, or else of a recipe that ships, with or without `.toml`; absolute.
 
-    A recipe is `algorithm/environment`, or an environment alone: then that of `algorithm`, by default the environment's own, else the only one there is.
-    Raises NotFoundError with the names of recipes, and with all that match where a name fits several; UsageError for a recipe of another algorithm.
+    A recipe is `algorithm/environment`, or an environment alone: then that of `algorithm`, by default the environment's
+    own, else the only one there is. Raises NotFoundError with the names of recipes, and with all that match where a
+    name fits several; UsageError for a recipe of another algorithm.
     """
     files = _files()
     try:
@@ -82,12 +90,21 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
 
 def _of_algorithm(source: Path, algorithm: str | None) -> Path:
-    """`source`. Raises UsageError where that is a recipe that ships and is for another algorithm than the one that is asked for."""
+    """`source`. Raises UsageError where that is a recipe that ships and is for another algorithm than the one that is
+    asked for.
+    """
     if algorithm is None or source.parent.name == algorithm or source not in map(Path.resolve, _files().values()):
         return source
     own = recipe(algorithm, source.stem)
-    way = f"take {name_of(own)}" if own is not None else f"for its defaults: operant train {source.stem} algo.name={algorithm}"
-    raise UsageError(f"{name_of(source)} is a recipe for {source.parent.name}, whose values mean nothing to algo.name={algorithm}: {way}")
+    way = (
+        f"take {name_of(own)}"
+        if own is not None
+        else f"for its defaults: operant train {source.stem} algo.name={algorithm}"
+    )
+    raise UsageError(
+        f"{name_of(source)} is a recipe for {source.parent.name}, whose values mean nothing to "
+        f"algo.name={algorithm}: {way}"
+    )
 
 
 def plain_name(name: str) -> str:
@@ -103,7 +120,11 @@ def _missing(text: str) -> str:
     except (OSError, ValueError):
         pass
     names = [*shipped(), *short_names()]
-    near = [match for part in (text.removesuffix(".toml"), Path(text).stem) for match in difflib.get_close_matches(part, names, n=1)]
+    near = [
+        match
+        for part in (text.removesuffix(".toml"), Path(text).stem)
+        for match in difflib.get_close_matches(part, names, n=1)
+    ]
     return f"there is no configuration file {text!r}" + (f" - did you mean {near[0]!r}?" if near else ".")
 
 

@@ -1,6 +1,8 @@
-"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no key's meaning.
+"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no
+key's meaning.
 
-The full check needs the algorithm and the environment, that is torch and numba: they are imported by `load` and `origins` alone.
+The full check needs the algorithm and the environment, that is torch and numba: they are imported by `load` and
+`origins` alone.
 """
 
 from __future__ import annotations
@@ -25,13 +27,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is asked for. `source` is a configuration file (None: only defaults) and `environment_file` a user's own, both absolute and there."""
+    """A run that is asked for. `source` is a configuration file (None: only defaults) and `environment_file` a user's
+    own, both absolute and there.
+    """
 
     source: Path | None
     overrides: tuple[str, ...]
     environment_file: Path | None
     directory: Path
-    name: str | None = None  # the run's id, if one was asked for; the worker refuses one of a file that cannot be one, and names the line
+    name: str | None = (
+        # the run's id, if one was asked for; the worker refuses one of a file that cannot be one, and names the line
+        None
+    )
     prefix: str = ""  # `<env>-<algo>`: the beginning of a made-up id
     notes: tuple[str, ...] = ()  # what the person who asks should know
 
@@ -74,7 +81,9 @@ class Request:
         return isinstance(table, dict) and table.get("anneal") is True
 
     def seeds(self) -> range:
-        """The seeds of the runs that are asked for, as far as they are whole numbers: the worker tells what is wrong with others."""
+        """The seeds of the runs that are asked for, as far as they are whole numbers: the worker tells what is wrong
+        with others.
+        """
         table = read(self.source, self.overrides).data.get("run")
         seed, count = (str(table.get(key, 1)) if isinstance(table, dict) else "1" for key in ("seed", "seeds"))
         many = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
@@ -88,7 +97,9 @@ class Request:
         return asked if isinstance(asked, int) and asked in (2, 4, 8) else 1
 
     def device(self, local_rank: int = 0) -> str:
-        """The device of one of a host's ranks as it was written, not checked yet: that of `run.gpus`, or `run.device`."""
+        """The device of one of a host's ranks as it was written, not checked yet: that of `run.gpus`, or
+        `run.device`.
+        """
         table = read(self.source, self.overrides).data.get("run")
         device, gpus = (table.get("device"), table.get("gpus")) if isinstance(table, dict) else (None, None)
         if isinstance(gpus, list):
@@ -98,12 +109,15 @@ class Request:
 
 
 def to_resume(config: Path, overrides: Sequence[str]) -> Request:
-    """The request to resume the run of a resolved configuration, with overrides. Raises MachineError where the working directory is gone."""
+    """The request to resume the run of a resolved configuration, with overrides. Raises MachineError where the working
+    directory is gone.
+    """
     return Request(config, tuple(overrides), None, working_directory())
 
 
 def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
-    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own configuration.
+    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own
+    configuration.
 
     Raises ConfigError for one that is damaged.
     """
@@ -113,32 +127,43 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
     if resume:
         directory, overrides = fields.get("resume_directory", directory), fields.get("resume_overrides", [])
     source, file = (None, None) if resume else (fields.get("config"), fields.get("environment_file"))
-    sound = isinstance(directory, str) and isinstance(overrides, list) and all(isinstance(word, str) for word in overrides)
+    sound = (
+        isinstance(directory, str) and isinstance(overrides, list) and all(isinstance(word, str) for word in overrides)
+    )
     if not sound or not all(text is None or isinstance(text, str) for text in (source, file)):
-        raise ConfigError(str(folder / "run.json"), ["request: what the run was asked for is damaged. operant resume writes it anew"])
+        raise ConfigError(
+            str(folder / "run.json"), ["request: what the run was asked for is damaged. operant resume writes it anew"]
+        )
     if resume:
         return Request(folder / "config.toml", tuple(overrides), None, Path(directory))
     return Request(source and recipes.find_source(source), tuple(overrides), file and Path(file), Path(directory))
 
 
-def make(words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]) -> Request:
+def make(
+    words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]
+) -> Request:
     """The request of a command line.
 
-    `words` are its positional arguments: `key=value` overrides, and at most one environment: a name, a Gymnasium id or a file. `settings` are keys that options
-    give (None: not given); they come after the overrides, so that they win.
-    Raises UsageError for two environments, NotFoundError for a configuration or an environment file that is not there, MachineError where the working
-    directory is gone.
+    `words` are its positional arguments: `key=value` overrides, and at most one environment: a name, a Gymnasium id or
+    a file. `settings` are keys that options give (None: not given); they come after the overrides, so that they win.
+    Raises UsageError for two environments, NotFoundError for a configuration or an environment file that is not there,
+    MachineError where the working directory is gone.
     """
     directory = working_directory()
     overrides = [word for word in words if "=" in word]
     environments = [word for word in words if "=" not in word]
     if len(environments) > 1:
-        raise UsageError(f"one environment at a time, not {len(environments)} ({', '.join(map(repr, environments))}); values are given as key=value")
+        raise UsageError(
+            f"one environment at a time, not {len(environments)} ({', '.join(map(repr, environments))}); values are "
+            "given as key=value"
+        )
     environment = environments[0] if environments else None
     if environment_file is not None and environment is None and names.kind_of(environment_file) is not None:
         environment, environment_file = environment_file, None
     if environment is not None and environment.endswith(".toml"):
-        raise UsageError(f"{environment!r} is a configuration, not an environment: operant train --config {environment}")
+        raise UsageError(
+            f"{environment!r} is a configuration, not an environment: operant train --config {environment}"
+        )
     if environment is not None and environment.endswith(".py"):
         if environment_file is not None:
             raise UsageError(f"two environment files, {environment!r} and --env {environment_file!r}: give one")
@@ -180,19 +205,27 @@ def _existing(file: str, directory: Path) -> Path:
             return path
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
-    shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipes.recipe(recipes.algorithm_of(file), file) is not None else ""
+    shipped = (
+        f"; one that ships is asked for by its name alone: operant train {file}"
+        if recipes.recipe(recipes.algorithm_of(file), file) is not None
+        else ""
+    )
     raise NotFoundError(f"there is no environment file {quoted(file)}{shipped}")
 
 
 def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
-    """The recipe for the environment and the algorithm of some overrides; None for a file of the user's own, which no recipe is made for."""
+    """The recipe for the environment and the algorithm of some overrides; None for a file of the user's own, which no
+    recipe is made for.
+    """
     environment = _text(raw, "env", "name") or recipes.ENVIRONMENT
     algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(environment)
     return recipes.recipe(algorithm, environment) if environment_file is None else None
 
 
 def _short_name(name: str) -> str:
-    """A name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py, `a2c` for a2c.py:A2C."""
+    """A name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py, `a2c` for
+    a2c.py:A2C.
+    """
     path = name.rpartition(":")[0] if ".py:" in name else names.short(name)
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 

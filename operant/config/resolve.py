@@ -1,7 +1,8 @@
-"""What the names in a raw configuration stand for: an algorithm, an environment with its parameters, a network; shipped ones and a user's own files.
+"""What the names in a raw configuration stand for: an algorithm, an environment with its parameters, a network; shipped
+ones and a user's own files.
 
-What does not exist becomes a problem of the configuration, and the nearest thing that exists is returned, so that the rest can still be checked.
-Knows nothing of the other keys.
+What does not exist becomes a problem of the configuration, and the nearest thing that exists is returned, so that the
+rest can still be checked. Knows nothing of the other keys.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
 
 
 def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """The class of `algo.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's file, a colon and the class."""
+    """The class of `algo.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's
+    file, a colon and the class.
+    """
     key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
     name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
     if not isinstance(name, str):
@@ -49,7 +52,9 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
             return None, name
     nearest = messages.nearest(name, algos.names())
     available = f"Available: {shipped}, or one of your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
-    raw.problem(location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
+    raw.problem(
+        location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
+    )
     return nearest and algos.load(nearest), name
 
 
@@ -59,7 +64,9 @@ def algorithms_with(key: str) -> list[str]:
 
 
 def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """The environment of `env.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's file."""
+    """The environment of `env.name`, and the name it is found by again: a shipped one's, or the absolute path of a
+    user's file.
+    """
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
     if not isinstance(name, str) or not name:
         return None, ""
@@ -74,11 +81,16 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     except KeyError:
         nearest = messages.nearest(name, envs.names())
         if name in algos.names():
-            raw.problem(location, f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}")
+            raw.problem(
+                location,
+                f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}",
+            )
             return None, name
         own = "a file of your own (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
         available = f"Available: {own}, {', '.join(envs.names())}"
-        raw.problem(location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
+        raw.problem(
+            location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
+        )
         return nearest and envs.find(nearest), name
     except OperantError as error:
         raw.problem(location, f"env.name: {error}")
@@ -86,24 +98,33 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
-    """The name by which an outside environment is found again: of a user's file with its absolute path. Raises NotFoundError."""
+    """The name by which an outside environment is found again: of a user's file with its absolute path. Raises
+    NotFoundError.
+    """
     file = names.file_of(name)
     return name if file is None else f"{user_file(file, raw, ('env', 'name'), folder)}:{name.rpartition(':')[2]}"
 
 
 def outside_defaults(raw: RawConfig, name: str) -> None:
-    """What an outside environment has other defaults for: each of its lanes is an environment of its own, with its own memory."""
+    """What an outside environment has other defaults for: each of its lanes is an environment of its own, with its own
+    memory.
+    """
     table = raw.data.setdefault("env", {})
     if isinstance(table, dict) and "lanes" not in table:
         table["lanes"], raw.locations["env", "lanes"] = "auto", DEFAULT
 
 
 def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
-    """The outside environment of a name, with the values of `[env]`; None, and a problem, where it cannot be made. Raises MachineError."""
+    """The outside environment of a name, with the values of `[env]`; None, and a problem, where it cannot be made.
+    Raises MachineError.
+    """
     location, kind, file = raw.location(("env", "name")), names.kind_of(name), names.file_of(name)
     assert kind is not None
     if settings.pixels is not None:
-        raw.problem(raw.location(("env", "pixels")), "env.pixels: an outside environment shows what it shows: env.resize changes its size")
+        raw.problem(
+            raw.location(("env", "pixels")),
+            "env.pixels: an outside environment shows what it shows: env.resize changes its size",
+        )
     if settings.flicker:
         raw.problem(raw.location(("env", "flicker")), "env.flicker: an outside environment has none (use 0)")
     try:
@@ -120,7 +141,8 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
 
 
 def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Sequence[str]) -> None:
-    """A problem for each key of outside environments that was written for another one. (What a run writes down holds them all, with their defaults.)
+    """A problem for each key of outside environments that was written for another one. (What a run writes down holds
+    them all, with their defaults.)
 
     A 1 of the keys `once` changes nothing, and stands in what earlier versions wrote down.
     """
@@ -129,15 +151,22 @@ def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Seque
         return
     for key, default in defaults.items():
         if table.get(key) not in (None, default) and not (key in once and table[key] == 1):
-            raw.problem(raw.location(("env", key)), f"env.{key}: only outside environments have it, such as gymnasium:LunarLander-v3")
+            raw.problem(
+                raw.location(("env", key)),
+                f"env.{key}: only outside environments have it, such as gymnasium:LunarLander-v3",
+            )
 
 
 def observed(raw: RawConfig, env: Any, section: Any) -> Any:
-    """The environment, observed as pictures where `env.pixels` says so, and flickering as `env.flicker` does; a problem where it draws no pictures."""
+    """The environment, observed as pictures where `env.pixels` says so, and flickering as `env.flicker` does; a problem
+    where it draws no pictures.
+    """
     if env is None or section is None:
         return env
     try:
-        return envs.with_flicker(env if section.pixels is None else envs.with_pixels(env, section.pixels), section.flicker)
+        return envs.with_flicker(
+            env if section.pixels is None else envs.with_pixels(env, section.pixels), section.flicker
+        )
     except OperantError as error:
         raw.problem(raw.location(("env", "pixels")), f"env.pixels: {error}")
         return env
@@ -151,7 +180,9 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
     fields, defaults = getattr(env.Params, "_fields", None), getattr(env.Params, "_field_defaults", {})
     name_location, problems = raw.location(("env", "name")), len(raw.problems)
     if fields is None or set(fields) != set(defaults):
-        raw.problem(name_location, f"env.name: Params of {env.name} must be a NamedTuple whose fields all have a default")
+        raw.problem(
+            name_location, f"env.name: Params of {env.name} must be a NamedTuple whose fields all have a default"
+        )
         return None
     for message in ranges.declaration_problems(env):
         raw.problem(name_location, f"env.name: {env.name}: {message}")
@@ -175,11 +206,20 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
 
 
 def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
-    """The parameters that can change while it trains, each with what says why it cannot have a value: floats of an environment of ours, without pictures."""
-    if env is None or isinstance(env, outside.HostEnv) or env.pixels or value_of(raw, "env", "pixels", "none") != "none":
+    """The parameters that can change while it trains, each with what says why it cannot have a value: floats of an
+    environment of ours, without pictures.
+    """
+    if (
+        env is None
+        or isinstance(env, outside.HostEnv)
+        or env.pixels
+        or value_of(raw, "env", "pixels", "none") != "none"
+    ):
         return {}
     found = getattr(env.Params, "_field_defaults", {})
-    return {name: functools.partial(ranges.problem, env, name) for name, value in found.items() if isinstance(value, float)}
+    return {
+        name: functools.partial(ranges.problem, env, name) for name, value in found.items() if isinstance(value, float)
+    }
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
@@ -192,7 +232,9 @@ def _parameter_type(default: object) -> TypeAdapter[Any]:
 
 
 def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -> str:
-    """`net.kind`, of a user's own file with its absolute path; a problem where it is neither that nor one of `built_in`, whose first is the default."""
+    """`net.kind`, of a user's own file with its absolute path; a problem where it is neither that nor one of
+    `built_in`, whose first is the default.
+    """
     default, key = built_in[0], ("net", "kind")
     kind = value_of(raw, *key, default)
     if not isinstance(kind, str):
@@ -202,7 +244,10 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
     path, _, name = kind.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         hint = messages.did_you_mean(messages.nearest(kind, built_in))
-        allowed = f"input should be {', '.join(map(repr, built_in))}, or a network of your own as FILE.py:CLASS, such as 'my_net.py:MyNet'"
+        allowed = (
+            f"input should be {', '.join(map(repr, built_in))}, or a network of your own as FILE.py:CLASS, such "
+            "as 'my_net.py:MyNet'"
+        )
         raw.problem(raw.location(key), f"net.kind: {allowed}{hint} (got {quoted(kind)})")
         return default
     try:

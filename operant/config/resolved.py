@@ -1,4 +1,6 @@
-"""A run's resolved configuration as plain values of today's keys, read and not checked: for what shows or compares runs. Knows no key."""
+"""A run's resolved configuration as plain values of today's keys, read and not checked: for what shows or compares
+runs. Knows no key.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a resume may not change, and what its changes mean: a configuration is compared with that of the checkpoint, before anything in the
-run folder is written.
+"""What a resume may not change, and what its changes mean: a configuration is compared with that of the checkpoint,
+before anything in the run folder is written.
 
-Knows the keys on which the tensors of a checkpoint depend; knows no run folder, no tensor and nothing of how a run is resumed.
+Knows the keys on which the tensors of a checkpoint depend; knows no run folder, no tensor and nothing of how a run is
+resumed.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _ADVICE = "a run with other values is a new one: operant train"
 
 
 def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """The configuration that is asked for. Raises ConfigError, naming each override as it was typed, where it changes what the checkpoint depends on.
+    """The configuration that is asked for. Raises ConfigError, naming each override as it was typed, where it changes
+    what the checkpoint depends on.
 
-    `checkpoint` is the configuration file that the checkpoint carries; None: it is of a time when they had none, and the run's own counts. Also where the
-    configuration is wrong in another way.
+    `checkpoint` is the configuration file that the checkpoint carries; None: it is of a time when they had none, and
+    the run's own counts. Also where the configuration is wrong in another way.
     """
     before = of_checkpoint(request, checkpoint, trusted)
     own, reasons, problems = load.values(before), _reasons(before), []
@@ -55,7 +57,10 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
             asked = {**own, name: None} if own.get(name) is not None else own
         for key, reason in reasons.items():
             if asked.get(key) not in (own[key], unchanged.get(key)):
-                problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got {quoted(word)[1:-1]})")
+                problems.append(
+                    f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got "
+                    f"{quoted(word)[1:-1]})"
+                )
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
     after = request.load(trusted)
@@ -69,16 +74,22 @@ def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = Fal
 
 
 def completed(config: Config, before: Config | None = None) -> Config:
-    """With the values that follow from the planned steps: those of the run's beginning, whatever a resume plans, so `before` is what its checkpoint has."""
-    began = before is not None and before.algo.completed(before.run.steps) != before.algo  # an early run, whose configuration left them open
-    return replace(config, algo=config.algo.completed(before.run.steps if before is not None and began else config.run.steps))
+    """With the values that follow from the planned steps: those of the run's beginning, whatever a resume plans, so
+    `before` is what its checkpoint has.
+    """
+    # an early run, whose configuration left them open
+    began = before is not None and before.algo.completed(before.run.steps) != before.algo
+    return replace(
+        config, algo=config.algo.completed(before.run.steps if before is not None and began else config.run.steps)
+    )
 
 
 def check_fits(before: Config, after: Config, source: Path | None) -> None:
     """Raise ConfigError where the configuration of a file differs from a checkpoint's in what that depends on."""
     own, asked = load.values(before), load.values(after)
     problems = [
-        f"{key} cannot change on a resume: {reason}. The checkpoint has {_written(own[key])} (got {_written(asked.get(key))})"
+        f"{key} cannot change on a resume: {reason}. The checkpoint has {_written(own[key])} (got "
+        f"{_written(asked.get(key))})"
         for key, reason in _reasons(before).items()
         if asked.get(key) != own[key]
     ]
@@ -100,10 +111,16 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
-    """What makes returns of two configurations incomparable, as `key: old -> new`. `code` is the hash of the user's environment file before."""
+    """What makes returns of two configurations incomparable, as `key: old -> new`. `code` is the hash of the user's
+    environment file before.
+    """
     own, asked = load.values(before), load.values(after)
     keys = [key for key in own if key.startswith(("env.params.", *_TASK)) and asked.get(key) != own[key]]
-    edited = [f"{after.environment_file.name} was edited"] if after.environment_file is not None and code not in (None, environment_code(after)) else []
+    edited = (
+        [f"{after.environment_file.name} was edited"]
+        if after.environment_file is not None and code not in (None, environment_code(after))
+        else []
+    )
     return [*(f"{key}: {_written(own[key])} -> {_written(asked.get(key))}" for key in keys), *edited]
 
 
@@ -117,14 +134,21 @@ def schedule_note(config: Config) -> str | None:
     end = getattr(config.algo, "anneal_steps", None) if getattr(config.algo, "anneal", False) else None
     if end is None or end >= config.run.steps:
         return None
-    return f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: algo.anneal_steps={config.run.steps} moves that"
+    return (
+        f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: "
+        f"algo.anneal_steps={config.run.steps} moves that"
+    )
 
 
 def _reasons(config: Config) -> dict[str, str]:
     """The keys on which a checkpoint of a configuration depends, and why."""
     own: Mapping[str, str] = config.algo.fixed_on_resume
     fixed = {**_FIXED, **{f"algo.{key}": reason for key, reason in own.items()}}
-    return {key: _NETWORK if key.startswith("net.") else fixed[key] for key in load.values(config) if key.startswith("net.") or key in fixed}
+    return {
+        key: _NETWORK if key.startswith("net.") else fixed[key]
+        for key in load.values(config)
+        if key.startswith("net.") or key in fixed
+    }
 
 
 def _written(value: object) -> str:

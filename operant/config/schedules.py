@@ -1,9 +1,11 @@
-"""Values that change while training: how they are written, and what they are at a step. Knows no key, no tensor and no loop.
+"""Values that change while training: how they are written, and what they are at a step. Knows no key, no tensor and no
+loop.
 
-`{linear = [1e-3, 0], over = "10M"}`: straight from the first to the last over so many environment steps (of more than two, evenly apart), then it stays;
-without `over`, over run.steps. `{points = [[0, 1e-3], ["2M", 3e-4]]}`: straight between these steps.
-`{piecewise = [[0, 1e-3], ["2M", 3e-4]]}`: each value until the next. With `by = "eval/return"` the last two go by the newest evaluation's mean return in place
-of steps, and before the first evaluation have their first value.
+`{linear = [1e-3, 0], over = "10M"}`: straight from the first to the last over so many environment steps (of more than
+two, evenly apart), then it stays; without `over`, over run.steps. `{points = [[0, 1e-3], ["2M", 3e-4]]}`: straight
+between these steps. `{piecewise = [[0, 1e-3], ["2M", 3e-4]]}`: each value until the next. With `by = "eval/return"` the
+last two go by the newest evaluation's mean return in place of steps, and before the first evaluation have their first
+value.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from operant.config.raw import RawConfig
 from operant.settings import Count, Real, Section
 
 WORDS = ("linear", "points", "piecewise")
-_FORMS = '{linear = [1e-3, 0], over = "10M"}, {points = [[0, 1e-3], ["2M", 3e-4]]} or {piecewise = [[0, 1e-3], ["2M", 3e-4]]}'
+_FORMS = (
+    '{linear = [1e-3, 0], over = "10M"}, {points = [[0, 1e-3], ["2M", 3e-4]]} or {piecewise = [[0, 1e-3], '
+    '["2M", 3e-4]]}'
+)
 _MOST = 1000
 BY: Final = "eval/return"
 PARAMS: Final = "env.params."
@@ -46,7 +51,9 @@ class Schedule(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """As it is written in a configuration, with every step."""
-        return {"points" if self.straight else "piecewise": [list(point) for point in self.points]} | ({"by": self.by} if self.by else {})
+        return {"points" if self.straight else "piecewise": [list(point) for point in self.points]} | (
+            {"by": self.by} if self.by else {}
+        )
 
 
 def is_written(value: object) -> bool:
@@ -58,10 +65,13 @@ def parse(table: Mapping[str, Any], steps: Any) -> Schedule | str:
     """The schedule that a table describes, in a run of so many steps, as they are written; or what is wrong with it."""
     kinds = [word for word in WORDS if word in table]
     if len(kinds) != 1 or set(table) - {*kinds, "over" if kinds == ["linear"] else "by"}:
-        return f"a schedule is one of {_FORMS}, the last two also with by = \"{BY}\""
+        return f'a schedule is one of {_FORMS}, the last two also with by = "{BY}"'
     by = table.get("by", "")
     if by not in ("", BY):
-        return f'a schedule goes by steps, or with by = "{BY}" by what evaluations bring: other metrics depend on when records are written (got {by!r})'
+        return (
+            f'a schedule goes by steps, or with by = "{BY}" by what evaluations bring: other metrics depend on '
+            f"when records are written (got {by!r})"
+        )
     given: Any = table[kinds[0]]
     if not isinstance(given, list) or not 1 <= len(given) <= _MOST:
         return f"a schedule has 1 to {_MOST:,} values: {_FORMS}"
@@ -69,13 +79,17 @@ def parse(table: Mapping[str, Any], steps: Any) -> Schedule | str:
         if kinds == ["linear"]:
             values = [_REAL.validate_python(value) for value in given]
             over = _COUNT.validate_python(table.get("over", steps))
-            points: tuple[tuple[float, float], ...] = tuple((round(over * at / max(1, len(values) - 1)), value) for at, value in enumerate(values))
+            points: tuple[tuple[float, float], ...] = tuple(
+                (round(over * at / max(1, len(values) - 1)), value) for at, value in enumerate(values)
+            )
         else:
             place: TypeAdapter[Any] = _REAL if by else _COUNT
             points = tuple((place.validate_python(x), _REAL.validate_python(value)) for x, value in given)
     except (ValidationError, ValueError, TypeError):
         return f"its steps should be whole numbers and its values numbers: {_FORMS}"
-    if (points[0][0] < 0 and not by) or any(later <= earlier for (earlier, _), (later, _) in itertools.pairwise(points)):
+    if (points[0][0] < 0 and not by) or any(
+        later <= earlier for (earlier, _), (later, _) in itertools.pairwise(points)
+    ):
         return "the returns of a schedule ascend" if by else "the steps of a schedule ascend, from 0 on"
     return Schedule(points, kinds != ["piecewise"], by)
 
@@ -84,20 +98,31 @@ _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _REAL: TypeAdapter[float] = TypeAdapter(Real)
 
 
-def take(raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool) -> dict[str, Schedule]:
-    """The schedules of `[algo]` and `[env.params]`, whose places in the raw configuration get one of their values each; problems for all that is wrong.
+def take(
+    raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool
+) -> dict[str, Schedule]:
+    """The schedules of `[algo]` and `[env.params]`, whose places in the raw configuration get one of their values each;
+    problems for all that is wrong.
 
-    `parameters` are those of the environment that can change, each with what says why it cannot have a value. A schedule of
-    the learning rate is in the place of its annealing.
+    `parameters` are those of the environment that can change, each with what says why it cannot have a value. A
+    schedule of the learning rate is in the place of its annealing.
     """
     taken: dict[str, Schedule] = {}
     for key in list(_written(raw.data)):
         name, parameter = key[-1], key[:2] == ("env", "params")
         if key[0] == "sweep" or (key[0] == "algo" and (len(key) > 2 or name not in model.model_fields)):
             continue  # told elsewhere
-        known: Iterable[str] = parameters if parameter and len(key) == 3 else model.schedulable if key[0] == "algo" else ()
+        known: Iterable[str] = (
+            parameters if parameter and len(key) == 3 else model.schedulable if key[0] == "algo" else ()
+        )
         found = parse(_at(raw.data, key), steps) if name in known else _fixed(model, parameters)
-        told = found if isinstance(found, str) else _off(found, parameters[name]) if parameter else _out_of_range(found, model, name)
+        told = (
+            found
+            if isinstance(found, str)
+            else _off(found, parameters[name])
+            if parameter
+            else _out_of_range(found, model, name)
+        )
         if told is None and isinstance(found, Schedule) and found.by and not evaluated:
             told = f'by = "{found.by}" needs evaluations, which eval.every = 0 switches off'
         if told is None and isinstance(found, Schedule):
@@ -115,7 +140,10 @@ def take(raw: RawConfig, model: type[Section], parameters: Parameters, steps: An
 def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Where schedules stand."""
     for name, value in data.items():
-        if is_written(value) and (*above, name) != ("env", "params"):  # a parameter of an environment may be called points
+        if is_written(value) and (*above, name) != (
+            "env",
+            "params",
+        ):  # a parameter of an environment may be called points
             yield (*above, name)
         elif isinstance(value, Mapping) and len(above) < 2:
             yield from _written(value, (*above, name))
@@ -140,7 +168,10 @@ def _put(data: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
 def _fixed(model: type[Section], parameters: Iterable[str]) -> str:
     """Why a key cannot be a schedule, and which can."""
     some = [*(f"algo.{name}" for name in model.schedulable), *(f"{PARAMS}{name}" for name in parameters)]
-    return f"it cannot be a schedule, as it is fixed once training begins. What can: {', '.join(some) or 'nothing of this algorithm'}"
+    return (
+        "it cannot be a schedule, as it is fixed once training begins. What can: "
+        f"{', '.join(some) or 'nothing of this algorithm'}"
+    )
 
 
 def _off(schedule: Schedule, problem: Callable[[float], str | None]) -> str | None:
@@ -149,9 +180,15 @@ def _off(schedule: Schedule, problem: Callable[[float], str | None]) -> str | No
 
 
 def _out_of_range(schedule: Schedule, model: type[Section], name: str) -> str | None:
-    """What is wrong with a schedule's values. It may reach a bound that the key itself only comes near, such as a learning rate of 0, but not stay there."""
+    """What is wrong with a schedule's values. It may reach a bound that the key itself only comes near, such as a
+    learning rate of 0, but not stay there.
+    """
     found = [error for _, value in schedule.points for error in _errors(model, name, value)]
-    at_bound = [error for error in found if error["input"] in ((error.get("ctx") or {}).get("gt"), (error.get("ctx") or {}).get("lt"))]
+    at_bound = [
+        error
+        for error in found
+        if error["input"] in ((error.get("ctx") or {}).get("gt"), (error.get("ctx") or {}).get("lt"))
+    ]
     beyond = [error for error in found if error not in at_bound]
     if beyond:
         return f"{beyond[0]['msg'][:1].lower()}{beyond[0]['msg'][1:]} (got {beyond[0]['input']})"

@@ -11,7 +11,12 @@ from operant.config import recipes, sections
 from operant.nn import mlp
 
 _NUMBER = r"^\s*[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?[kMG]?\s*$"
-_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}  # what pydantic writes within a choice of types
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}  # what pydantic writes within a choice of types
 
 
 def schema() -> dict[str, Any]:
@@ -25,7 +30,8 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            **{name: parts[name] for name in sections.SECTIONS}, **{name: {"type": "object"} for name in sections.READ_ELSEWHERE},
+            **{name: parts[name] for name in sections.SECTIONS},
+            **{name: {"type": "object"} for name in sections.READ_ELSEWHERE},
             "format": {"type": "integer", "minimum": 1, "description": "Operant writes it into what it records."},
         },
     }

@@ -29,7 +29,9 @@ def _check(pattern: str, allowed: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Device = Annotated[str, _check(_DEVICE, "auto, cpu, cuda or cuda:N, such as cuda:0"), Field(json_schema_extra={"pattern": _DEVICE})]
+Device = Annotated[
+    str, _check(_DEVICE, "auto, cpu, cuda or cuda:N, such as cuda:0"), Field(json_schema_extra={"pattern": _DEVICE})
+]
 RunName = Annotated[
     str,
     _check(_RUN_NAME, "1 to 64 letters, digits, dots, underscores and hyphens, the first a letter or a digit"),
@@ -39,7 +41,9 @@ RunName = Annotated[
 
 def _rank_count(value: int) -> int:
     if value not in _COUNTS:
-        raise ValueError("input should be 1, 2, 4 or 8: the lanes form up to 8 equal shards, and each rank owns as many of them")
+        raise ValueError(
+            "input should be 1, 2, 4 or 8: the lanes form up to 8 equal shards, and each rank owns as many of them"
+        )
     return value
 
 
@@ -49,7 +53,9 @@ def _gpus(value: object) -> object:
     numbers = [] if not isinstance(found, list) else [item for item in found if type(item) is int and 0 <= item < 1000]
     sound = found == "all" or (type(found) is int and found in (0, *_COUNTS))
     if not sound and not (isinstance(found, list) and len(set(numbers)) == len(found) in _COUNTS):
-        raise ValueError('input should be 0, 1, 2, 4 or 8 GPUs, a list of so many different numbers, such as [0, 1], or "all"')
+        raise ValueError(
+            'input should be 0, 1, 2, 4 or 8 GPUs, a list of so many different numbers, such as [0, 1], or "all"'
+        )
     return found
 
 
@@ -87,9 +93,19 @@ class Run(Section, use_attribute_docstrings=True):
     def problems(self) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
         if self.gpus != 0 and self.device != "auto":
-            return [("gpus", f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got gpus = {self.gpus})")]
+            return [
+                (
+                    "gpus",
+                    f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got gpus = {self.gpus})",
+                )
+            ]
         if self.ranks > 1 and (self.gpus != 0 or self.device.startswith("cuda")):
-            return [("ranks", f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got {self.ranks} ranks)")]
+            return [
+                (
+                    "ranks",
+                    f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got {self.ranks} ranks)",
+                )
+            ]
         return []
 
 
@@ -132,7 +148,18 @@ class Environment(Section, use_attribute_docstrings=True):
     """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments of its constructor."""
 
 
-_OUTSIDE = ("threads", "asynchronous", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
+_OUTSIDE = (
+    "threads",
+    "asynchronous",
+    "timeout_s",
+    "time_limit",
+    "frame_skip",
+    "frame_stack",
+    "grayscale",
+    "resize",
+    "sticky",
+    "reward_clip",
+)
 OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
 """The keys of `[env]` that outside environments alone have, and their defaults."""
 ONCE = ("frame_skip", "frame_stack")

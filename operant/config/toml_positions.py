@@ -14,13 +14,16 @@ Path = tuple[str, ...]
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _KEY = re.compile(r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s.=\[\]{},#"']+""")
-_STRING = re.compile(r'''"""(?:\\.|[^\\])*?"{3,5}(?!")|\'\'\'.*?'{3,5}(?!')|"(?:\\.|[^"\\\n])*"|'[^'\n]*\'''', re.DOTALL)
+_STRING = re.compile(
+    r'''"""(?:\\.|[^\\])*?"{3,5}(?!")|\'\'\'.*?'{3,5}(?!')|"(?:\\.|[^"\\\n])*"|'[^'\n]*\'''', re.DOTALL
+)
 _PLAIN = re.compile(r"[^,\[\]{}#\n\"']+")
 _DEEPEST = 20
 
 
 def lines(text: str) -> dict[Path, int]:
-    """The line, from 1, on which each table and key is first written, by its full path; a table counts from its first mention.
+    """The line, from 1, on which each table and key is first written, by its full path; a table counts from its first
+    mention.
 
     Tables inside arrays are passed over: no configuration has any.
     """

@@ -1,8 +1,10 @@
-"""Whose code a configuration would have imported: told from files alone, before anything is imported. Knows nothing of what code does.
+"""Whose code a configuration would have imported: told from files alone, before anything is imported. Knows nothing of
+what code does.
 
-What a person types is theirs to run: a file of code on the command line, or one that is named in a configuration file of their own.
-A run folder may come from anywhere, and so may what its config.toml names. Such code is imported without a question only from a file inside the run folder, of
-a run that this user's index holds (see operant/runs/index.py), where folder and files are this user's and run.json holds the file's hash.
+What a person types is theirs to run: a file of code on the command line, or one that is named in a configuration file
+of their own. A run folder may come from anywhere, and so may what its config.toml names. Such code is imported without
+a question only from a file inside the run folder, of a run that this user's index holds (see operant/runs/index.py),
+where folder and files are this user's and run.json holds the file's hash.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from operant.host import names
 
 
 def check(raw: RawConfig, trusted: bool = False) -> bool:
-    """Raise UntrustedError where a configuration file would have code imported that is not known to be this user's, unless it is `trusted` all the same.
+    """Raise UntrustedError where a configuration file would have code imported that is not known to be this user's,
+    unless it is `trusted` all the same.
 
     Returns `trusted`.
     """
@@ -29,7 +32,11 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     found += [(f"the module that {quoted(name)} imports", _doubt(raw.source, None)) for name in _modules(raw)]
     if lines := [f"{what}: {doubt}" for what, doubt in found if doubt is not None]:
         advice = "to run it all the same, once you have read it: add --trust"
-        raise UntrustedError("\n  ".join([f"{runs.shown(raw.source)} names code that is not known to be yours, and was not run", *lines, advice]))
+        raise UntrustedError(
+            "\n  ".join(
+                [f"{runs.shown(raw.source)} names code that is not known to be yours, and was not run", *lines, advice]
+            )
+        )
     return trusted
 
 
@@ -39,7 +46,9 @@ def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _code(raw: RawConfig) -> Iterator[Path]:
-    """The files of code that the configuration file names, absolute; not those of the command line, nor any that is not there."""
+    """The files of code that the configuration file names, absolute; not those of the command line, nor any that is not
+    there.
+    """
     for key in (("env", "name"), ("algo", "name"), ("net", "kind")):
         table = raw.data.get(key[0])
         value = table.get(key[1]) if isinstance(table, dict) else None
@@ -51,16 +60,23 @@ def _code(raw: RawConfig) -> Iterator[Path]:
 
 
 def _modules(raw: RawConfig) -> Iterator[str]:
-    """The environment's name, where the configuration file's is of the form gymnasium:MODULE:ID, whose module Gymnasium imports."""
+    """The environment's name, where the configuration file's is of the form gymnasium:MODULE:ID, whose module Gymnasium
+    imports.
+    """
     table = raw.data.get("env")
     value = table.get("name") if isinstance(table, dict) else None
-    if isinstance(value, str) and names.kind_of(value) not in (None, "file") and value.count(":") > 1 and not raw.typed(("env", "name")):
+    if (
+        isinstance(value, str)
+        and names.kind_of(value) not in (None, "file")
+        and value.count(":") > 1
+        and not raw.typed(("env", "name"))
+    ):
         yield value
 
 
 def _doubt(source: Path, path: Path | None) -> str | None:
-    """Why the code in `path`, which the configuration file `source` names, may be a stranger's; None where it is this user's. Without a path: code elsewhere
-    on this machine, which a stranger has chosen unless the run is this user's.
+    """Why the code in `path`, which the configuration file `source` names, may be a stranger's; None where it is this
+    user's. Without a path: code elsewhere on this machine, which a stranger has chosen unless the run is this user's.
     """
     folder = _run_folder(source)
     if folder is None:
@@ -82,7 +98,9 @@ def _doubt(source: Path, path: Path | None) -> str | None:
 
 
 def _run_folder(source: Path) -> Path | None:
-    """The run folder that a configuration file lies in, as it is named or as it really lies, at any depth; None where it lies in none."""
+    """The run folder that a configuration file lies in, as it is named or as it really lies, at any depth; None where
+    it lies in none.
+    """
     around = (*Path(os.path.abspath(source)).parents, *Path(os.path.realpath(source)).parents)
     found = next((folder for folder in around if os.path.lexists(folder / "run.json")), None)
     return found and Path(os.path.realpath(found))

@@ -80,7 +80,9 @@ class Layout(NamedTuple):
         """One rank's part of the whole: as many lanes, shards and chunks as each of so many has. Raises ValueError where the shards do not divide so."""
         if self.shards % ranks:
             raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
-        return self._replace(lanes=self.lanes // ranks, shards=self.shards // ranks, chunks=self.chunks // ranks, ranks=ranks)
+        return self._replace(
+            lanes=self.lanes // ranks, shards=self.shards // ranks, chunks=self.chunks // ranks, ranks=ranks
+        )
 
     def chunk_sizes(self) -> list[int]:
         """The samples (or segments) of each chunk of a minibatch, in their order; some may be 0."""
@@ -104,7 +106,9 @@ def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) 
     """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's number of chunks, where none is given."""
     block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
-    while shards > 1 and (groups % shards or steps * groups // shards % minibatches or samples < shards * SHARD_SAMPLES):
+    while shards > 1 and (
+        groups % shards or steps * groups // shards % minibatches or samples < shards * SHARD_SAMPLES
+    ):
         shards //= 2
     return Layout(steps, lanes, minibatches, block, shards, chunks or cpu_chunks(samples, shards))
 
@@ -123,17 +127,26 @@ def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunk
     while block > 1 and segments * lanes // block % minibatches:
         block //= 2
     groups, samples = lanes // block, steps * lanes // minibatches
-    while shards > 1 and (groups % shards or segments * groups // shards % minibatches or samples < shards * SHARD_SAMPLES):
+    while shards > 1 and (
+        groups % shards or segments * groups // shards % minibatches or samples < shards * SHARD_SAMPLES
+    ):
         shards //= 2
     return Layout(segments, lanes, minibatches, block, shards, chunks or shards, length=length)
 
 
-def segment_problems(steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None) -> list[tuple[str, str]]:
+def segment_problems(
+    steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None
+) -> list[tuple[str, str]]:
     """Why a rollout cannot be cut into segments of so many steps (None: all of a lane's), as (key, sentence)."""
     length = length or steps
     if steps % length:
         near = max(part for part in range(1, min(length, steps) + 1) if steps % part == 0)
-        return [("bptt", f"segments of {length} steps do not divide algo.horizon, {steps} (use {near}, or change algo.horizon)")]
+        return [
+            (
+                "bptt",
+                f"segments of {length} steps do not divide algo.horizon, {steps} (use {near}, or change algo.horizon)",
+            )
+        ]
     segments = steps // length * lanes
     if segments % minibatches:
         cut = f"{lanes:,} lanes x {steps // length} segments of {length} steps are {segments:,} segments, which {minibatches} minibatches do not divide"
@@ -167,7 +180,9 @@ class Minibatches:
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
         """`iteration` (1) int64 is read at each shuffle; the order lies on its device. `rank` says whose part of the lanes the layout is."""
         self.layout, device = cut, iteration.device
-        self.order = torch.zeros(epochs, cut.blocks, dtype=torch.int32, device=device)  # (E, M): block t N / block + n / block, minibatch after minibatch
+        self.order = torch.zeros(
+            epochs, cut.blocks, dtype=torch.int32, device=device
+        )  # (E, M): block t N / block + n / block, minibatch after minibatch
         self._clock = bind(Clock(iteration, seed_words(seed, 0, device), 0))
         self._fill = kernel(noise.order_body, device)
         self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches, rank * cut.shards))
@@ -182,14 +197,18 @@ class Minibatches:
         if buffer.ndim == 2:
             return buffer.view(T * groups, block).index_select(0, blocks).flatten()
         row = torch.arange(buffer.shape[1], device=buffer.device)[:, None]
-        return buffer.view(T, buffer.shape[1], groups, block)[(blocks // groups)[None], row, (blocks % groups)[None]].flatten(1)
+        return buffer.view(T, buffer.shape[1], groups, block)[
+            (blocks // groups)[None], row, (blocks % groups)[None]
+        ].flatten(1)
 
     def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
         """The same of segments, in the order of the blocks: (T, N) -> (L, m block), (T, R, N) -> (R, L, m block)."""
         cut = self.layout
         if buffer.ndim == 2:
             return self.gather_segments(buffer[:, None], blocks)[0]
-        parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(0, (cut.steps, cut.length))  # (K, L, R, N / block, block)
+        parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(
+            0, (cut.steps, cut.length)
+        )  # (K, L, R, N / block, block)
         return parts[blocks // cut.groups, :, :, blocks % cut.groups].permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:

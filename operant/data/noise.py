@@ -43,8 +43,17 @@ def order_body(i, clock, out, offset):
 
     tick = clock.tick[0] + offset
     shard_word = uint32((out.shard0 + shard) << _SHARD_BIT)
-    key = (uint32(clock.seed[0]), uint32(clock.seed[1]), shard_word, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.SHUFFLE))
-    found = _ranked(key, epoch, value, shard_size) if shard_size <= FEW_BLOCKS else _walked(key, epoch, value, shard_size)
+    key = (
+        uint32(clock.seed[0]),
+        uint32(clock.seed[1]),
+        shard_word,
+        uint32(tick & _LOW_32),
+        uint32(tick >> 32),
+        uint32(rng.SHUFFLE),
+    )
+    found = (
+        _ranked(key, epoch, value, shard_size) if shard_size <= FEW_BLOCKS else _walked(key, epoch, value, shard_size)
+    )
 
     # The shard's block number -> step and group of lanes -> the rollout's block number.
     out.order[epoch, place] = int32(found // shard_groups * out.groups + shard * shard_groups + found % shard_groups)

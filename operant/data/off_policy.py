@@ -24,13 +24,24 @@ if TYPE_CHECKING:
 class OffPolicyConfig(Section):
     """The keys of `[algo]` that every algorithm with a replay has."""
 
-    horizon: Count = Field(32, ge=1, le=65536, description="steps of each lane per iteration, T: what one record of the metrics is about")
-    updates_per_step: Real = Field(1.0, gt=0, le=1024, description="optimizer steps per step of all lanes: 0.25 is one in 4 steps, 4 are four after each")
+    horizon: Count = Field(
+        32, ge=1, le=65536, description="steps of each lane per iteration, T: what one record of the metrics is about"
+    )
+    updates_per_step: Real = Field(
+        1.0,
+        gt=0,
+        le=1024,
+        description="optimizer steps per step of all lanes: 0.25 is one in 4 steps, 4 are four after each",
+    )
     batch_size: Count = Field(256, ge=1, le=2**19, description="transitions per update")
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
     n_step: Count = Field(1, ge=1, le=256, description="steps of reward before the bootstrap value")
-    learning_starts: Count = Field(1000, ge=0, lt=2**62, description="environment steps before the first update; rounded up to whole iterations")
-    replay_capacity: Count = Field(1_000_000, ge=1, lt=2**31, description="transitions in the replay; rounded down to whole steps of all lanes")
+    learning_starts: Count = Field(
+        1000, ge=0, lt=2**62, description="environment steps before the first update; rounded up to whole iterations"
+    )
+    replay_capacity: Count = Field(
+        1_000_000, ge=1, lt=2**31, description="transitions in the replay; rounded down to whole steps of all lanes"
+    )
     replay_place: Place = Field(
         "auto",
         description="where the replay keeps its observations: device memory, or page-locked host memory that a GPU reads in place, with the same results; "
@@ -38,16 +49,29 @@ class OffPolicyConfig(Section):
     )
 
     replay_sampling: Literal["uniform", "prioritised", "age"] = Field(
-        "uniform", description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often"
+        "uniform",
+        description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often",
     )
-    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha, the exponent of priorities; 0: uniform; 1: in proportion to the error")
+    priority_exponent: Real = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="prioritised: alpha, the exponent of priorities; 0: uniform; 1: in proportion to the error",
+    )
     priority_weight: Real = Field(
-        0.4, ge=0, le=1, description="prioritised: beta, the exponent of the importance-sampling weights, at the start; it goes to 1 over priority_steps"
+        0.4,
+        ge=0,
+        le=1,
+        description="prioritised: beta, the exponent of the importance-sampling weights, at the start; it goes to 1 over priority_steps",
     )
     priority_steps: Count | None = Field(
-        None, ge=1, description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it"
+        None,
+        ge=1,
+        description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it",
     )
-    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
+    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(
+        2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike"
+    )
 
     def trial(self) -> Self:
         """The same where memory is measured on a CPU: by torch, with a replay that counts as the device's, and with no more updates than differ."""
@@ -56,7 +80,9 @@ class OffPolicyConfig(Section):
 
     def completed(self, steps: int) -> Self:
         """With the end of its schedule, where that follows from the run's steps."""
-        return self.model_copy(update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {})
+        return self.model_copy(
+            update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {}
+        )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
@@ -64,13 +90,25 @@ class OffPolicyConfig(Section):
         updates = self.horizon * self.updates_per_step
         if abs(updates - round(updates)) > 1e-6 or updates < 0.5:
             product = f"algo.horizon ({self.horizon}) x {self.updates_per_step:g} = {updates:g} updates an iteration"
-            found.append(("updates_per_step", f"{product}: it should be a whole number, 1 or more (change one of the two)"))
+            found.append(
+                ("updates_per_step", f"{product}: it should be a whole number, 1 or more (change one of the two)")
+            )
         held = self.replay_capacity // lanes * lanes
         if held < (self.n_step + 1) * lanes:
             least = (self.n_step + 1) * lanes
-            found.append(("replay_capacity", f"{lanes:,} lanes and n_step = {self.n_step} need {least:,} transitions or more (got {self.replay_capacity:,})"))
+            found.append(
+                (
+                    "replay_capacity",
+                    f"{lanes:,} lanes and n_step = {self.n_step} need {least:,} transitions or more (got {self.replay_capacity:,})",
+                )
+            )
         elif held < self.learning_starts:
-            found.append(("learning_starts", f"the replay holds {held:,} at most: raise algo.replay_capacity (got {self.learning_starts:,})"))
+            found.append(
+                (
+                    "learning_starts",
+                    f"the replay holds {held:,} at most: raise algo.replay_capacity (got {self.learning_starts:,})",
+                )
+            )
         return found
 
     def shards(self, lanes: int) -> int:
@@ -81,12 +119,20 @@ class OffPolicyConfig(Section):
         """Why several ranks cannot share the lanes, as a sentence about a key; None where they can."""
         if self.replay_sampling == "prioritised":
             return 'algo.replay_sampling = "prioritised" has priorities of one rank only (use "uniform" or "age")'
-        return 'algo.kernels = "fused" learns on one GPU only (use "auto")' if getattr(self, "kernels", None) == "fused" else None
+        return (
+            'algo.kernels = "fused" learns on one GPU only (use "auto")'
+            if getattr(self, "kernels", None) == "fused"
+            else None
+        )
 
     def share(self, ranks: int) -> Self:
         """What one of so many ranks does of it: its own part of the replay and of each batch."""
         counted = {"batch_size": self.batch_size // ranks, "replay_capacity": self.replay_capacity // ranks}
-        return self if ranks == 1 else self.model_copy(update=counted | {"learning_starts": -(-self.learning_starts // ranks)})
+        return (
+            self
+            if ranks == 1
+            else self.model_copy(update=counted | {"learning_starts": -(-self.learning_starts // ranks)})
+        )
 
     @property
     def updates(self) -> int:
@@ -102,14 +148,22 @@ class DelayedActorConfig(OffPolicyConfig):
     """The same of an algorithm whose actor may learn less often than its critics."""
 
     actor_delay: Count = Field(
-        1, ge=1, le=1024, description="the actor learns in every so many updates; critics, targets and an automatic temperature learn in each"
+        1,
+        ge=1,
+        le=1024,
+        description="the actor learns in every so many updates; critics, targets and an automatic temperature learn in each",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
         found = super().problems(lanes)
         if not found and self.updates % self.actor_delay:
-            found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (got {self.actor_delay}; or change algo.horizon)"))
+            found.append(
+                (
+                    "actor_delay",
+                    f"it should divide the {self.updates} updates of an iteration (got {self.actor_delay}; or change algo.horizon)",
+                )
+            )
         return found
 
     @property
@@ -137,7 +191,11 @@ class Cycle:
         self.config, self.world, self.exchange = config, world, exchange
         self.collector = Collector(world, T, acting_noise)
         self.rollout = self.collector.rollout
-        self.action: Tensor = self.rollout.action if stored is None else torch.zeros(self.rollout.action.shape, dtype=stored, device=where)  # (T, A, N)
+        self.action: Tensor = (
+            self.rollout.action
+            if stored is None
+            else torch.zeros(self.rollout.action.shape, dtype=stored, device=where)
+        )  # (T, A, N)
         self.replay = Replay(
             world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
             noise_rows=update_noise, action=self.action, place=config.replay_place, exchange=exchange,
@@ -147,7 +205,9 @@ class Cycle:
             self.replay.ahead([t + 1 for t in range(T) for _ in config.due(t)])
         self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
-        self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
+        self.warming = torch.ones(
+            (), device=where
+        )  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:

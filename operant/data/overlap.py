@@ -1,8 +1,10 @@
-"""T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows no network and no environment.
+"""T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows
+no network and no environment.
 
-A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to send the actions to the host, is one
-CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else. Every number
-is that of all lanes stepped together, where acting on a lane does not depend on the others.
+A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to
+send the actions to the host, is one CUDA graph for each t, in a stream of the buffer's own. The host waits for an event
+where it needs actions, and for nothing else. Every number is that of all lanes stepped together, where acting on a lane
+does not depend on the others.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Overlap:
         """Take the steps. `act` writes the actions of some lanes at step t into their slot."""
         world = self._world
         if self._on_gpu:  # what was launched before is no part of these steps' time
-            torch.cuda.current_stream(world.device).synchronize()  # sync: environments on the host need actions, which need all before them
+            torch.cuda.current_stream(
+                world.device
+            ).synchronize()  # sync: environments on the host need actions, which need all before them
         if self._called and not self._plain and not self._graphs and world.pinned:
             self._capture(act)
         self._called = True
@@ -65,7 +69,9 @@ class Overlap:
 
     @torch.no_grad()
     def _drive(self, act: Callable[[int, slice], None]) -> None:
-        """The steps of all buffers: the host begins to step one after the other, and takes in what has been stepped, some buffers later."""
+        """The steps of all buffers: the host begins to step one after the other, and takes in what has been stepped,
+        some buffers later.
+        """
         world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
         for k in range(B):
             with self._stream(k):
@@ -84,7 +90,9 @@ class Overlap:
                         self._launch(act, t + 1, k)
 
     def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        """What buffer k showed after step t - 1, into its place; its actions of step t, and on their way to the host."""
+        """What buffer k showed after step t - 1, into its place; its actions of step t, and on their way to
+        the host.
+        """
         world, slots = self._world, self._slots
         if t > 0:
             world.receive(k, slots[t - 1])
@@ -114,7 +122,9 @@ class Overlap:
             torch.cuda.current_stream(self._world.device).wait_stream(stream)
 
     def _capture(self, act: Callable[[int, slice], None]) -> None:
-        """All graphs at once: nothing runs meanwhile. Those of a buffer are replayed one after the other, so they share their memory."""
+        """All graphs at once: nothing runs meanwhile. Those of a buffer are replayed one after the other, so they share
+        their memory.
+        """
         torch.cuda.synchronize(self._world.device)  # sync: once in a run
         gc.collect()
         collecting = gc.isenabled()

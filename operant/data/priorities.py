@@ -22,7 +22,16 @@ from torch import Tensor
 
 from operant.compute.kernel import bind, kernel
 from operant.data.replay import Batch, Replay
-from operant.data.sampling import TICK_BIT, Ages, Priorities, Sampling, age_body, arrival_body, learned_body, priority_body
+from operant.data.sampling import (
+    TICK_BIT,
+    Ages,
+    Priorities,
+    Sampling,
+    age_body,
+    arrival_body,
+    learned_body,
+    priority_body,
+)
 
 _LEAST = 1e-6  # added to an error: what was learned perfectly is drawn again
 
@@ -89,11 +98,17 @@ class Prioritised:
         r, M = blocks(C, N // S)
         self._shape = (M, r, S, N // S)
         self.value, self.sums = torch.zeros(M * r, N, device=where), torch.zeros(M, S, device=where)
-        self.share, self._fresh, self.largest = torch.ones(B, device=where), torch.zeros(B, device=where), torch.ones(1, device=where)
+        self.share, self._fresh, self.largest = (
+            torch.ones(B, device=where),
+            torch.zeros(B, device=where),
+            torch.ones(1, device=where),
+        )
         self.importance, self._skip = torch.ones((), device=where), torch.zeros(1, device=where)
         self._sampling = bind(_sampling_of(replay))
         self._priorities = bind(Priorities(self.value, self.sums, self.share, self._fresh, self.largest, self._skip, r))
-        self._arrive, self._choose, self._write = (kernel(body, where) for body in (arrival_body, priority_body, learned_body))
+        self._arrive, self._choose, self._write = (
+            kernel(body, where) for body in (arrival_body, priority_body, learned_body)
+        )
 
     def store(self, t: int) -> None:
         """Set the priorities for tick t of the iteration, which the replay has stored."""

@@ -59,7 +59,9 @@ class Batch(NamedTuple):
     discount: Tensor  # (B) float32, of the value of `next_observation`: gamma^m after m <= n steps, 0 where the episode terminated
     next_observation: Tensor  # (O, B)
     legal: Tensor | None  # (H, B) uint8, of `observation`; None where the environment judges no actions
-    next_legal: Tensor | None  # (H, B) uint8, of `next_observation`; all legal where that is the final one of a truncated episode
+    next_legal: (
+        Tensor | None
+    )  # (H, B) uint8, of `next_observation`; all legal where that is the final one of a truncated episode
     noise: Tensor  # (R, B) float32, uniform in [0, 1): keyed as the samples are
 
 
@@ -102,7 +104,11 @@ class Replay:
         A, kind, where = action.shape[1], rollout.observation.dtype, world.device
         P, C = padded(O, kind), ring_ticks(capacity, N, n_step)
         self.world, self.rollout, self.ticks_stored, self.capacity = world, rollout, C, C * N
-        self.n_step, self.gamma, self.shards = n_step, gamma, shard_count(N * exchange.ranks, batch * exchange.ranks) // exchange.ranks
+        self.n_step, self.gamma, self.shards = (
+            n_step,
+            gamma,
+            shard_count(N * exchange.ranks, batch * exchange.ranks) // exchange.ranks,
+        )
         self.first_shard = exchange.rank * self.shards
         L = world.truncation_gap if world.can_truncate else None
 
@@ -155,8 +161,21 @@ class Replay:
         def words(rows: Tensor) -> Tensor:
             return rows.flatten(0, -2).view(torch.int32)
 
-        rows = Rows(words(ring.observation), words(ring.final), ring.legal, place, next_place, words(seen), words(after), legal, next_legal, span)
-        found = Batch(seen[:, :O].t(), action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise)
+        rows = Rows(
+            words(ring.observation),
+            words(ring.final),
+            ring.legal,
+            place,
+            next_place,
+            words(seen),
+            words(after),
+            legal,
+            next_legal,
+            span,
+        )
+        found = Batch(
+            seen[:, :O].t(), action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise
+        )
         return Drawn(found, place, next_place, bind(sample), bind(rows, where), batch * P * kind.itemsize // 4 // span)
 
     def _bind_store(self) -> None:
@@ -165,21 +184,43 @@ class Replay:
         self._stored = self._ring
         if not self.on_host:
             return
-        seen, final = (torch.zeros(1, *rows.shape[1:], dtype=rows.dtype, device=where) for rows in (ring.observation, ring.final))
+        seen, final = (
+            torch.zeros(1, *rows.shape[1:], dtype=rows.dtype, device=where) for rows in (ring.observation, ring.final)
+        )
         self._stored = bind(ring._replace(observation=seen, final=final))
         self._move, self._words = kernel(transitions.move_body, where), seen.numel() * seen.element_size() // 4
-        self._staged = bind(Staged(seen.view(torch.int32).flatten(), final.view(torch.int32).flatten(), self.rollout.truncated, self.world.count))
-        self._host = bind(Host(ring.observation.view(torch.int32).flatten(1), ring.final.view(torch.int32).flatten(1), ring.ticks, ring.window), where)
+        self._staged = bind(
+            Staged(
+                seen.view(torch.int32).flatten(),
+                final.view(torch.int32).flatten(),
+                self.rollout.truncated,
+                self.world.count,
+            )
+        )
+        self._host = bind(
+            Host(
+                ring.observation.view(torch.int32).flatten(1),
+                ring.final.view(torch.int32).flatten(1),
+                ring.ticks,
+                ring.window,
+            ),
+            where,
+        )
 
     def _bind(self) -> None:
         """Kernels, and what they read and write."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
-        self._store, self._store_legal = kernel(transitions.store_body, where), kernel(transitions.store_legal_body, where)
+        self._store, self._store_legal = (
+            kernel(transitions.store_body, where),
+            kernel(transitions.store_legal_body, where),
+        )
         self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)
-        final = rollout.observation if rollout.final_observation is None else rollout.final_observation  # not read where nothing is truncated
+        final = (
+            rollout.observation if rollout.final_observation is None else rollout.final_observation
+        )  # not read where nothing is truncated
         self._source = bind(
             Source(
                 rollout.observation, final, self._action, rollout.reward, rollout.terminated, rollout.truncated, rollout.legal, N, self.world.final_window,
@@ -264,7 +305,11 @@ class Replay:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint with the ring must hold, by name; `ring.updates` is held with or without it."""
-        return {name: value for name, value in self.ring._asdict().items() if isinstance(value, Tensor) and name not in ("seed", "updates")}
+        return {
+            name: value
+            for name, value in self.ring._asdict().items()
+            if isinstance(value, Tensor) and name not in ("seed", "updates")
+        }
 
 
 class Drawn(NamedTuple):
@@ -292,7 +337,8 @@ class Ahead:
         self._part = kernel(transitions.part_body, where)
         ring, lanes = replay.ring, replay.world.count
         self._early, self._late = (
-            bind(Part(ring.ticks, replay.ticks_stored, lanes, replay.n_step, threads)) for threads in (EARLY_BLOCKS * EARLY_THREADS, LATE_THREADS)
+            bind(Part(ring.ticks, replay.ticks_stored, lanes, replay.n_step, threads))
+            for threads in (EARLY_BLOCKS * EARLY_THREADS, LATE_THREADS)
         )
 
     def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> Batch:
@@ -323,7 +369,13 @@ class Ahead:
                 self._side.wait_stream(current)
             choose(ticks, update, drawn)
             self._replay.find(ticks, drawn)
-            self._part(EARLY_BLOCKS * EARLY_THREADS, drawn.rows, self._early, ticks << TICK_BIT | settled << 1, threads=EARLY_THREADS)
+            self._part(
+                EARLY_BLOCKS * EARLY_THREADS,
+                drawn.rows,
+                self._early,
+                ticks << TICK_BIT | settled << 1,
+                threads=EARLY_THREADS,
+            )
 
     def _current(self) -> torch.cuda.Stream | None:
         return None if self._side is None else torch.cuda.current_stream(self._side.device)
@@ -343,10 +395,14 @@ def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
     """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where there is not so much of it."""
     on_gpu = device.type == "cuda"
-    on_host = place == "host" or (place == "auto" and on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+    on_host = place == "host" or (
+        place == "auto" and on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+    )
     if on_host or (place == "auto" and not on_gpu):
         free = psutil.virtual_memory().available
         if needed > free:
             asked, there = f"{needed / 2**30:,.1f} GiB", f"{free / 2**30:,.1f} GiB"
-            raise MachineError(f"the replay would take {asked} of the host's memory, and {there} is free: lower algo.replay_capacity")
+            raise MachineError(
+                f"the replay would take {asked} of the host's memory, and {there} is free: lower algo.replay_capacity"
+            )
     return on_host

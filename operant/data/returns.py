@@ -1,7 +1,8 @@
 """Advantages and returns of a rollout, computed lane by lane from its end. Knows nothing of networks or losses.
 
-Generalised advantage estimation (Schulman, Moritz, Levine, Jordan & Abbeel 2016, equations 11, 12 and 16), with time limits told apart from true ends
-(Pardo, Tavakoli, Levdik & Kormushev 2018): a truncated episode is bootstrapped with the value of its true final observation, a terminated one is not.
+Generalised advantage estimation (Schulman, Moritz, Levine, Jordan & Abbeel 2016, equations 11, 12 and 16), with time
+limits told apart from true ends (Pardo, Tavakoli, Levdik & Kormushev 2018): a truncated episode is bootstrapped with
+the value of its true final observation, a terminated one is not.
 """
 
 from __future__ import annotations
@@ -36,22 +37,38 @@ class Discount(NamedTuple):
 
 @device
 def _step_of(trace, t, i):
-    """What the estimate takes of lane i's step t, or of its first where t is below 0: asked for steps ahead, as a GPU's thread else waits at each."""
+    """What the estimate takes of lane i's step t, or of its first where t is below 0: asked for steps ahead, as a GPU's
+    thread else waits at each.
+    """
     t = max(t, 0)
-    return trace.reward[t, i], trace.value[t, i], trace.final_value[t, i], trace.terminated[t, i] != 0, trace.truncated[t, i] != 0
+    return (
+        trace.reward[t, i],
+        trace.value[t, i],
+        trace.final_value[t, i],
+        trace.terminated[t, i] != 0,
+        trace.truncated[t, i] != 0,
+    )
 
 
 @device
 def advantage_body(i, discount, trace, offset):
-    """Advantages of lane i: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}, cut where an episode ends."""
+    """Advantages of lane i: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}, cut where
+    an episode ends.
+    """
     last = trace.reward.shape[0] - 1
     following, next_value = float32(0.0), trace.value[last + 1, i]
     gamma, decay = float32(discount.gamma), float32(discount.decay)
-    first, second, third, fourth = _step_of(trace, last, i), _step_of(trace, last - 1, i), _step_of(trace, last - 2, i), _step_of(trace, last - 3, i)
+    first, second, third, fourth = (
+        _step_of(trace, last, i),
+        _step_of(trace, last - 1, i),
+        _step_of(trace, last - 2, i),
+        _step_of(trace, last - 3, i),
+    )
     for back in range(last + 1):
         reward, value, final_value, terminated, truncated = first
         first, second, third, fourth = second, third, fourth, _step_of(trace, last - 4 - back, i)
-        # V(s_{t+1}): 0 after a true end, that of the true final observation after a time limit; A_{t+1} is 0 after either.
+        # V(s_{t+1}): 0 after a true end, that of the true final observation after a time limit; A_{t+1} is 0 after
+        # either.
         if terminated:
             next_value = float32(0.0)
         elif truncated:
@@ -83,9 +100,16 @@ def _reward_of(accrual, t, i):
 
 @device
 def accrual_body(i, discount, accrual, offset):
-    """Returns of lane i accrued forward: g <- gamma g + r_t, begun anew after an episode's end (as VecNormalize of OpenAI Baselines)."""
+    """Returns of lane i accrued forward: g <- gamma g + r_t, begun anew after an episode's end (as VecNormalize of
+    OpenAI Baselines).
+    """
     accrued = accrual.carried[i]
-    first, second, third, fourth = _reward_of(accrual, 0, i), _reward_of(accrual, 1, i), _reward_of(accrual, 2, i), _reward_of(accrual, 3, i)
+    first, second, third, fourth = (
+        _reward_of(accrual, 0, i),
+        _reward_of(accrual, 1, i),
+        _reward_of(accrual, 2, i),
+        _reward_of(accrual, 3, i),
+    )
     for t in range(accrual.reward.shape[0]):
         reward, ended = first
         first, second, third, fourth = second, third, fourth, _reward_of(accrual, t + 4, i)

@@ -138,4 +138,6 @@ def learned_body(k, sampling, priorities, offset):
         if sampling.place[other] == sampling.place[k]:
             last = False
     if last and priorities.skip[0] == float32(0.0):
-        priorities.value[int64(sampling.place[k]) // sampling.lanes, int64(sampling.place[k]) % sampling.lanes] = priorities.fresh[k]
+        priorities.value[int64(sampling.place[k]) // sampling.lanes, int64(sampling.place[k]) % sampling.lanes] = (
+            priorities.fresh[k]
+        )

@@ -1,7 +1,8 @@
-"""What a replay's kernels do for one index: store a tick, choose a sample, work out its n-step return, copy its rows. Knows no buffers' owner and no device.
+"""What a replay's kernels do for one index: store a tick, choose a sample, work out its n-step return, copy its rows.
+Knows no buffers' owner and no device.
 
-Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O observation, P the same padded, W its 32-bit words,
-A action, H legal actions, B batch, R rows of noise. See `operant.data.replay`.
+Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O observation, P the
+same padded, W its 32-bit words, A action, H legal actions, B batch, R rows of noise. See `operant.data.replay`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ LOW_32 = 0xFFFFFFFF
 class Ring(NamedTuple):
     """What is stored. Tensors outside the kernels, arrays inside."""
 
-    observation: Any  # (C, N, P) float32 or uint8, before the step; (1, N, P) of the tick that is being stored, where the ring's lie in host memory
+    # (C, N, P) float32 or uint8, before the step; (1, N, P) of the tick that is being stored, where the ring's lie in
+    # host memory
+    observation: Any
     final: Any  # (F, N, P), true final observations of truncated episodes; (1, N, P) likewise
     action: Any  # (C, N, A) float32 or int32
     reward: Any  # (C, N) float32
@@ -77,7 +80,8 @@ class Sample(NamedTuple):
     """Which transitions a batch takes, and what they are. Tensors outside the kernels, arrays inside."""
 
     place: Any  # (B) int32: row of the ring x N + lane
-    next_place: Any  # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
+    # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
+    next_place: Any
     action: Any  # (A, B)
     reward: Any  # (B) float32
     discount: Any  # (B) float32
@@ -115,7 +119,9 @@ class Part(NamedTuple):
 
 @device
 def store_body(i, source, ring, offset):
-    """Store tick `offset` of the iteration: numbers i // N x 32 and on of the observation of lane i mod N; the first such piece brings the rest along."""
+    """Store tick `offset` of the iteration: numbers i // N x 32 and on of the observation of lane i mod N; the first
+    such piece brings the rest along.
+    """
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
     row = tick % ring.reward.shape[0]
@@ -139,7 +145,9 @@ def store_body(i, source, ring, offset):
 
 @device
 def move_body(i, staged, host, offset):
-    """Word i of the observations of tick `offset` of the iteration into host memory: neighbouring threads write neighbouring words."""
+    """Word i of the observations of tick `offset` of the iteration into host memory: neighbouring threads write
+    neighbouring words.
+    """
     word = int64(i)
     tick = host.ticks[0] + offset
     host.observation[tick % host.observation.shape[0], word] = staged.observation[word]
@@ -163,11 +171,16 @@ def choose_body(k, ring, out, offset):
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
-        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32(((out.first_shard + shard) << SHARD_BIT) | number),
-        uint32(update & LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
-    )  # fmt: skip
+        uint32(ring.seed[0]),
+        uint32(ring.seed[1]),
+        uint32(((out.first_shard + shard) << SHARD_BIT) | number),
+        uint32(update & LOW_32),
+        uint32(update >> 32),
+        uint32(rng.REPLAY),
+    )
 
-    # The oldest tick is `ticks - stored`; before there are n + 1 ticks it is the first that is taken, whatever it holds.
+    # The oldest tick is `ticks - stored`; before there are n + 1 ticks it is the first that is taken, whatever it
+    # holds.
     stored = min(ticks, int64(C))
     choices = max(stored - out.n_step, int64(1))
     words = rng.block(key, 0)
@@ -244,7 +257,9 @@ def part_body(i, rows, part, offset):
         if (tick + part.n_step >= settled) == late:
             following = rows.next_place[k]
             rows.out[k, word] = rows.observation[place, word]
-            rows.next_out[k, word] = rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
+            rows.next_out[k, word] = (
+                rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
+            )
 
 
 @device

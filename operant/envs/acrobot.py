@@ -1,13 +1,30 @@
-"""Acrobot (Sutton 1996), as Gymnasium's Acrobot-v1 (`gymnasium/envs/classic_control/acrobot.py`, version 1.3), with the dynamics of Sutton & Barto's book."""
+"""Acrobot (Sutton 1996), as Gymnasium's Acrobot-v1 (`gymnasium/envs/classic_control/acrobot.py`, version 1.3), with the
+dynamics of Sutton & Barto's book.
+"""
 
 import math
 from typing import NamedTuple
 
 from numpy import float32
 
-from operant.envs import BLUE, GREY, GROUND, ORANGE, YELLOW, Box, Discrete, Env, device, in_box, in_disc, in_rod, uniform4
+from operant.envs import (
+    BLUE,
+    GREY,
+    GROUND,
+    ORANGE,
+    YELLOW,
+    Box,
+    Discrete,
+    Env,
+    device,
+    in_box,
+    in_disc,
+    in_rod,
+    uniform4,
+)
 
-THETA_1, THETA_2, THETA_1_DOT, THETA_2_DOT, FIELDS = range(5)  # rows of the state: rad from hanging, rad from link 1's direction, rad/s, rad/s
+# rows of the state: rad from hanging, rad from link 1's direction, rad/s, rad/s
+THETA_1, THETA_2, THETA_1_DOT, THETA_2_DOT, FIELDS = range(5)
 
 PI = float32(math.pi)
 TURN = float32(2.0 * math.pi)
@@ -46,7 +63,13 @@ def accelerations(theta_1, theta_2, dot_1, dot_2, torque, p):
     sin_2, cos_2 = math.sin(theta_2), math.cos(theta_2)
     coupling = p.mass_2 * p.length_1 * p.centre_2
     own_2 = p.mass_2 * p.centre_2 * p.centre_2 + p.inertia
-    d_1 = p.mass_1 * p.centre_1 * p.centre_1 + p.mass_2 * p.length_1 * p.length_1 + own_2 + float32(2.0) * coupling * cos_2 + p.inertia
+    d_1 = (
+        p.mass_1 * p.centre_1 * p.centre_1
+        + p.mass_2 * p.length_1 * p.length_1
+        + own_2
+        + float32(2.0) * coupling * cos_2
+        + p.inertia
+    )
     d_2 = own_2 + coupling * cos_2
     # The source's cos(x - pi/2) is sin(x).
     phi_2 = p.mass_2 * p.centre_2 * p.gravity * math.sin(theta_1 + theta_2)
@@ -71,7 +94,8 @@ def step(s, action, p, key, tally):
     theta_1, theta_2, dot_1, dot_2 = s[THETA_1], s[THETA_2], s[THETA_1_DOT], s[THETA_2_DOT]
     torque = float32(action - 1) * p.torque
 
-    # One step of the classical Runge-Kutta method: k is the slope at the current trial point, sum adds them up with weights 1, 2, 2, 1.
+    # One step of the classical Runge-Kutta method: k is the slope at the current trial point, sum adds them up with
+    # weights 1, 2, 2, 1.
     a, b, c, d = theta_1, theta_2, dot_1, dot_2
     sum_a, sum_b, sum_c, sum_d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
     for stage in range(4):
@@ -125,7 +149,9 @@ def pixel_shader(s, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    observation=Box(6, low=(-1.0, -1.0, -1.0, -1.0, -4 * math.pi, -9 * math.pi), high=(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)),
+    observation=Box(
+        6, low=(-1.0, -1.0, -1.0, -1.0, -4 * math.pi, -9 * math.pi), high=(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)
+    ),
     action=Discrete(3),
     time_limit=500,
     reset=reset,
@@ -134,7 +160,8 @@ ENV = Env(
     pixel_shader=pixel_shader,
     actions=("left", "rest", "right"),
     ranges={
-        # Without inertia there may be no acceleration that solves the equations; and what is heavy, long and fast all at once leaves float32 within a step.
+        # Without inertia there may be no acceleration that solves the equations; and what is heavy, long and fast all
+        # at once leaves float32 within a step.
         "gravity": (-100.0, 100.0),
         "length_1": (0.1, 5.0),
         "length_2": (0.1, 5.0),

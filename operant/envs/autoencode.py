@@ -1,13 +1,18 @@
-"""Autoencode: watch a whole deck of cards, then say their suits, the last one first. As POPGym's Autoencode (Morad et al. 2023, popgym 1.0).
+"""Autoencode: watch a whole deck of cards, then say their suits, the last one first. As POPGym's Autoencode (Morad et
+al. 2023, popgym 1.0).
 
 The rules of a step
-- While it watches, the next card is shown, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action counts for nothing, and so does the reward.
-- With the last card the game says "play" (0, in place of 1). From then on the action names a suit: reward 1 / cards if it is that of the last card that was not
-  named yet, else as much below zero. Spades are shown then, whatever they were. The episode ends with the first card, after 2 x cards - 1 steps.
-- `decks` = 1, 2 and 3 are POPGym's easy, medium and hard: 52, 104 and 156 cards. Of half a deck the first 26 cards of a shuffled one are shown: many cards
+- While it watches, the next card is shown, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action counts
+  for nothing, and so does the reward.
+- With the last card the game says "play" (0, in place of 1). From then on the action names a suit: reward 1 / cards if
+  it is that of the last card that was not named yet, else as much below zero. Spades are shown then, whatever they
+  were. The episode ends with the first card, after 2 x cards - 1 steps.
+- `decks` = 1, 2 and 3 are POPGym's easy, medium and hard: 52, 104 and 156 cards. Of half a deck the first 26 cards of a
+  shuffled one are shown: many cards
   are learnt from few on, `env.params.decks = {linear = [0.1, 1], over = "10M"}`.
 
-Optimum: 1. Without memory: at most -0.471, -0.486, -0.490 (the last card is shown as play begins; after that, name one suit).
+Optimum: 1. Without memory: at most -0.471, -0.486, -0.490 (the last card is shown as play begins; after that, name one
+suit).
 """
 
 from typing import NamedTuple
@@ -17,7 +22,8 @@ from numpy import float32, int32
 from operant.envs import GREEN, ORANGE, IntState, device
 from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
-COUNT, WATCHING, SHOWN, LEFT = range(4)  # rows of the state: cards kept, 1 or 0, a suit; from LEFT on, the cards of each suit that are left
+# rows of the state: cards kept, 1 or 0, a suit; from LEFT on, the cards of each suit that are left
+COUNT, WATCHING, SHOWN, LEFT = range(4)
 FIELDS = LEFT + SUITS
 MOST_DECKS = 4
 
@@ -63,10 +69,21 @@ def observe(s, kept, workspace, obs, p):
 
 @device
 def pixel_shader(s, kept, p, x, y):
-    return card_picture(x, y, int32(s[SHOWN]), s[COUNT] / (float32(DECK) * p.decks), GREEN if s[WATCHING] != float32(0.0) else ORANGE)
+    return card_picture(
+        x, y, int32(s[SHOWN]), s[COUNT] / (float32(DECK) * p.decks), GREEN if s[WATCHING] != float32(0.0) else ORANGE
+    )
 
 
 ENV = game(
-    Params, FIELDS, seen=(2, SUITS), numbers=2, actions=SUIT_NAMES, ranges={"decks": (0.1, MOST_DECKS)}, int_state=IntState(MOST_DECKS * DECK, "int8"),
-    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
-)  # fmt: skip
+    Params,
+    FIELDS,
+    seen=(2, SUITS),
+    numbers=2,
+    actions=SUIT_NAMES,
+    ranges={"decks": (0.1, MOST_DECKS)},
+    int_state=IntState(MOST_DECKS * DECK, "int8"),
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+)

@@ -1,4 +1,5 @@
-'''The environment contract: `Env`, its spaces, and what each function of an environment takes. Knows nothing of lanes, devices or training.
+'''The environment contract: `Env`, its spaces, and what each function of an environment takes. Knows nothing of lanes,
+devices or training.
 
 An environment is one file that exports `ENV`. This is a complete one:
 
@@ -29,47 +30,77 @@ An environment is one file that exports `ENV`. This is a complete one:
         obs[0] = s[X]
         obs[1] = s[X_DOT]
 
-    ENV = Env(Params, FIELDS, observation=Box(2), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe)
+    ENV = Env(Params, FIELDS, observation=Box(2), action=Discrete(3), time_limit=100, reset=reset, step=step,
+    observe=observe)
 
 The rules
-- `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as int32.
-- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it, and so does float32 + int (`operant check` refuses it).
-- Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and a GPU would wait for each in turn.
-- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
+- `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as
+  int32.
+- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it, and so does float32
+  + int (`operant check` refuses it).
+- Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and
+  a GPU would wait for each in turn.
+- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action
+  is clipped to its bounds before `step`
   sees it.
-- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (also `uniform4`, `integer`;
+- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (also
+  `uniform4`, `integer`;
   see `operant.compute.rng`).
-- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where there is nothing to add: a branch
+- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where
+  there is nothing to add: a branch
   around a sum makes a CPU step lanes one by one.
-- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`. `step` never resets and never counts.
+- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`.
+  `step` never resets and never counts.
 
 What else it carries, without a change of shape
-- **Grids and boards**: `Env(..., int_state=IntState(n, "int8"), workspace=m)`. Each function then takes the lane's columns `ints` (n of that type) and
-  `workspace` (m int32) right after `s`: `step(s, ints, workspace, action, p, key, tally)`; a game calls `ints` what it is, a board or cells. There is no local
+- **Grids and boards**: `Env(..., int_state=IntState(n, "int8"), workspace=m)`. Each function then takes the lane's
+  columns `ints` (n of that type) and
+  `workspace` (m int32) right after `s`: `step(s, ints, workspace, action, p, key, tally)`; a game calls `ints` what it
+  is, a board or cells. There is no local
   array that both backends know; the workspace is that, and what it holds is lost between calls.
-- **Pixels**: `pixel_shader(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down. It is called
-  once per pixel of a picture: for a viewer, or for an agent that learns from pictures (`env.pixels = 64`). With int state it is
-  `pixel_shader(s, ints, p, x, y)`: it has no workspace, since a lane's pixels are shaded at the same time, and changes nothing.
-- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes
-  that are categorical features with k categories (a board's pieces): `Box(n, dtype="uint8", high=k - 1, categories=k)`, read one-hot. Where only
-  some are (the row and the column of a player): `categories=(31, 28, 0, ...)`, one for each byte, 0 for a numeric feature.
-- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with int state `legal(s, ints, workspace, mask, p)`), which writes 1 for each
-  action that may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The
+- **Pixels**: `pixel_shader(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x
+  to the right, y down. It is called
+  once per pixel of a picture: for a viewer, or for an agent that learns from pictures (`env.pixels = 64`). With int
+  state it is
+  `pixel_shader(s, ints, p, x, y)`: it has no workspace, since a lane's pixels are shaded at the same time, and changes
+  nothing.
+- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them
+  before the network reads them. Bytes
+  that are categorical features with k categories (a board's pieces): `Box(n, dtype="uint8", high=k - 1, categories=k)`,
+  read one-hot. Where only
+  some are (the row and the column of a player): `categories=(31, 28, 0, ...)`, one for each byte, 0 for a numeric
+  feature.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with int state `legal(s, ints, workspace, mask,
+  p)`), which writes 1 for each
+  action that may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for
+  `MultiDiscrete`, at least one 1 in each block. The
   policy never takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
-- **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
-  Another value is refused with a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
-  bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
-- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: a
-  player finds them on the keys, and a viewer shows them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for a
-  viewer, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
-- **Observations written by several threads**: `Env(..., observation_shards=k)` where they are many numbers. `observe(s, obs, p, shard)` (with int state
-  `observe(s, ints, obs, p, shard)`) is then called for each shard 0 ... k - 1 and writes that shard of the rows; together they write all rows, and none
-  reads what another wrote, in whatever order. As with `pixel_shader`, there is no workspace, and nothing is changed but `obs`. `legal` likewise is
-  `legal(s, mask, p, shard)`, with int state `legal(s, ints, mask, p, shard)`. `shard` has no sign (uint32). Ten to forty rows make a good shard.
+- **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value,
+  both allowed, None for no bound.
+  Another value is refused with a sentence, before anything runs. Name what `step` could not bear: what divides by zero,
+  counts beyond the cells, leads
+  bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32
+  in any case.
+- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their
+  numbers, "left+jump" two at once: a
+  player finds them on the keys, and a viewer shows them. `turns=True` is a game that waits for its player. `step_s` is
+  how long a step lasts for a
+  viewer, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a
+  second).
+- **Observations written by several threads**: `Env(..., observation_shards=k)` where they are many numbers. `observe(s,
+  obs, p, shard)` (with int state
+  `observe(s, ints, obs, p, shard)`) is then called for each shard 0 ... k - 1 and writes that shard of the rows;
+  together they write all rows, and none
+  reads what another wrote, in whatever order. As with `pixel_shader`, there is no workspace, and nothing is changed but
+  `obs`. `legal` likewise is
+  `legal(s, mask, p, shard)`, with int state `legal(s, ints, mask, p, shard)`. `shard` has no sign (uint32). Ten to
+  forty rows make a good shard.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
-- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
+- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random
+  numbers do not depend on which device
   runs it.
-- **Parameters that differ by lane** (later): `p` is already handed to every call, and nothing may assume that two lanes share it.
+- **Parameters that differ by lane** (later): `p` is already handed to every call, and nothing may assume that two lanes
+  share it.
 '''
 
 from __future__ import annotations
@@ -84,12 +115,16 @@ from operant.old_names import KEYWORDS
 
 
 class _Declared:
-    """What refuses the field names of an earlier version. (A file that has them is translated: operant/old_names.py.)"""
+    """What refuses the field names of an earlier version. (A file that has them is translated:
+    operant/old_names.py.)
+    """
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
         """Raises OperantError that names the new one."""
         for old in KEYWORDS.keys() & fields:
-            raise OperantError(f"{cls.__name__}({old}=...) is called {KEYWORDS[old]} now: write {cls.__name__}({KEYWORDS[old]}=...)")
+            raise OperantError(
+                f"{cls.__name__}({old}=...) is called {KEYWORDS[old]} now: write {cls.__name__}({KEYWORDS[old]}=...)"
+            )
         return super().__new__(cls)
 
 
@@ -102,7 +137,9 @@ class Box(_Declared):
     high: float | tuple[float, ...] = math.inf
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
-    categories: int | tuple[int, ...] = 0  # of uint8 features (a number for all, or one for each): read one-hot; 0: a numeric feature
+    categories: int | tuple[int, ...] = (
+        0  # of uint8 features (a number for all, or one for each): read one-hot; 0: a numeric feature
+    )
 
     def __post_init__(self) -> None:
         # An author may write lists for tuples, but they cannot be a key of the cache of kernels.
@@ -124,7 +161,9 @@ class Box(_Declared):
 
     @property
     def columns(self) -> int:
-        """The numbers that a fully connected layer reads of it: one for a numeric feature, k for a categorical one with k categories."""
+        """The numbers that a fully connected layer reads of it: one for a numeric feature, k for a categorical one with
+        k categories.
+        """
         return sum(max(k, 1) for k in self.category_counts())
 
 
@@ -169,14 +208,17 @@ class Env(_Declared):
     legal: Callable[..., Any] | None = None
     int_state: IntState | None = None
     workspace: int = 0
-    observation_shards: int = 0  # how many threads may share the work of `observe` and `legal`; 0: these take no `shard`
+    observation_shards: int = (
+        0  # how many threads may share the work of `observe` and `legal`; 0: these take no `shard`
+    )
     pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # what each action of a Discrete is called
     turns: bool = False  # whether it waits for its player
     step_s: float | None = None  # how long a step lasts for a viewer, where Params does not say it: see `step_seconds`
     gymnasium: str | None = None
-    ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)  # least and greatest value by parameter, None: any
+    # least and greatest value by parameter, None: any
+    ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)
     name: str = field(default="", compare=False)
 
     @property
@@ -200,14 +242,21 @@ class Env(_Declared):
 
 
 def with_pixels(env: Env, side: int) -> Env:
-    """The same rules, observed as pictures of `side` x `side` pixels, (side, side, 3) bytes. Raises OperantError for an environment that draws no picture."""
+    """The same rules, observed as pictures of `side` x `side` pixels, (side, side, 3) bytes. Raises OperantError for an
+    environment that draws no picture.
+    """
     if env.pixel_shader is None:
-        raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `pixel_shader`")
-    return replace(env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side)
+        raise OperantError(
+            f"{env.name or 'the environment'} draws no picture that could be observed: it has no `pixel_shader`"
+        )
+    return replace(
+        env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side
+    )
 
 
 def step_seconds(env: Env, params: Any) -> float | None:
-    """How long a step lasts for a viewer, s: `tau` x `frames` of the parameters, where there is either, else what the environment says.
+    """How long a step lasts for a viewer, s: `tau` x `frames` of the parameters, where there is either, else what the
+    environment says.
 
     None where neither says.
     """

@@ -1,29 +1,34 @@
-"""Breakout: two walls of 6 x 18 bricks, one after the other, six balls, 864 points. Positions in pixels of a field 576 x 330, y downwards.
+"""Breakout: two walls of 6 x 18 bricks, one after the other, six balls, 864 points. Positions in pixels of a field 576
+x 330, y downwards.
 
-Rules and constants: PufferLib's Breakout (`ocean/breakout/breakout.h`, `config/breakout.ini`; github.com/PufferAI/PufferLib), written anew from reading it.
-A frame, of four in a step:
+Rules and constants: PufferLib's Breakout (`ocean/breakout/breakout.h`, `config/breakout.ini`;
+github.com/PufferAI/PufferLib), written anew from reading it. A frame, of four in a step:
 
-    a ball that lies still is launched down to the left or the right, and the paddle rests; else the paddle moves
-    the ball flies on, or else meets the first thing in its way: of what it would touch within the frame the earliest, then what it touches most broadly
-    the ball is lost below the paddle: a new one lies in the middle, at the first speed, over a paddle of full width
-    the game ends with the sixth lost ball, or with the last brick of the second wall
+    a ball that lies still is launched down to the left or the right, and the paddle rests; else the paddle moves the
+    ball flies on, or else meets the first thing in its way: of what it would touch within the frame the earliest, then
+    what it touches most broadly the ball is lost below the paddle: a new one lies in the middle, at the first speed,
+    over a paddle of full width the game ends with the sixth lost ball, or with the last brick of the second wall
 
-At a brick or a wall the ball stops for the rest of the frame and turns; a brick pays 7, 4 or 1 point by its pair of rows, counted from above, and one of the
-upper three rows brings the ball to its highest speed. The ceiling halves the paddle. At the paddle the ball stays where it is and is sent off anew, by where
-it fell: the middle sends it straight up, the edges 45 degrees aside. Every fourth time it gets faster. The first time after the last brick of a wall (so at
+At a brick or a wall the ball stops for the rest of the frame and turns; a brick pays 7, 4 or 1 point by its pair of
+rows, counted from above, and one of the upper three rows brings the ball to its highest speed. The ceiling halves the
+paddle. At the paddle the ball stays where it is and is sent off anew, by where it fell: the middle sends it straight
+up, the edges 45 degrees aside. Every fourth time it gets faster. The first time after the last brick of a wall (so at
 432 points) the wall stands again. Speed and paddle are as before only for a new ball.
 
 Where this differs, and why:
 - A game that ends in a frame ends the step; PufferLib plays the remaining frames of the step in the next game.
-- Games end after 10,000 steps (11 minutes at 60 frames a second), as a ball can go round the bricks for ever. A truncation, which bootstraps.
-- The paddle's shape says whether it was halved, and velocity whether a ball lies still: neither is kept twice.
-What looks like an oversight is kept: a ball that touches a side already is not stopped there (it flies into the brick, or out of the field, from where it is
-put back), and the end of a narrow paddle sends a ball down.
+- Games end after 10,000 steps (11 minutes at 60 frames a second), as a ball can go round the bricks for ever. A
+  truncation, which bootstraps.
+- The paddle's shape says whether it was halved, and velocity whether a ball lies still: neither is kept twice. What
+  looks like an oversight is kept: a ball that touches a side already is not stopped there (it flies into the brick, or
+  out of the field, from where it is put back), and the end of a narrow paddle sends a ball down.
 
-Random numbers: whether a ball is launched to the left (0) or to the right (1) is `integer(key, frame, 2)`, of the frame in the step, from 0.
+Random numbers: whether a ball is launched to the left (0) or to the right (1) is `integer(key, frame, 2)`, of the frame
+in the step, from 0.
 
-Bricks are bits, 108 in four words of 32, 1 where one is gone: a step moves 32 bytes of them (and 80 of other state) where flags of a byte would move 216,
-and words of a row 48. What a step moves is mostly the observation, 472 bytes, which is why the rest of the state is not packed.
+Bricks are bits, 108 in four words of 32, 1 where one is gone: a step moves 32 bytes of them (and 80 of other state)
+where flags of a byte would move 216, and words of a row 48. What a step moves is mostly the observation, 472 bytes,
+which is why the rest of the state is not packed.
 """
 
 import math
@@ -31,10 +36,28 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
+from operant.envs import (
+    BLUE,
+    GREEN,
+    GREY,
+    GROUND,
+    ORANGE,
+    RED,
+    YELLOW,
+    Box,
+    Discrete,
+    Env,
+    IntState,
+    device,
+    device_call,
+    in_box,
+    in_disc,
+    integer,
+)
 
-# Rows of the state: the left edges of paddle and ball and the ball's upper edge (pixels), the ball's velocity (pixels a frame), the speed that the paddle gives
-# it (pixels a second), how often the paddle met it since it got faster (0 to 3), points, balls that are left beside the one in play.
+# Rows of the state: the left edges of paddle and ball and the ball's upper edge (pixels), the ball's velocity (pixels a
+# frame), the speed that the paddle gives it (pixels a second), how often the paddle met it since it got faster (0 to
+# 3), points, balls that are left beside the one in play.
 PADDLE_X, PADDLE_WIDTH, BALL_X, BALL_Y, BALL_VX, BALL_VY, SPEED, HITS, SCORE, BALLS, FIELDS = range(11)
 STAY, LEFT, RIGHT = range(3)  # actions
 SCORED, WON, RETURNS = range(3)  # tallies
@@ -104,17 +127,23 @@ def _without(words, brick):
 
 @device_call
 def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball, what, sideways):
-    """The earlier of `best` and an edge in the ball's way: (time in frames, overlap, place along, place across, what, whether it is turned sideways).
+    """The earlier of `best` and an edge in the ball's way: (time in frames, overlap, place along, place across, what,
+    whether it is turned sideways).
 
-    The edge lies at `edge` in the direction of the flight and reaches from `low` to `high` across it. `along` and `across` are the ball's upper left corner,
-    seen in that direction, and the corner when they meet is what is returned. Of two met at once the one with the larger overlap counts, of equal ones the
-    first.
+    The edge lies at `edge` in the direction of the flight and reaches from `low` to `high` across it. `along` and
+    `across` are the ball's upper left corner, seen in that direction, and the corner when they meet is what is
+    returned. Of two met at once the one with the larger overlap counts, of equal ones the first.
     """
     size = ball if speed_along > float32(0.0) else float32(0.0)
     t = (edge - (along + size)) / speed_along
     place = across + speed_across * t
     overlap = min(high, place + ball) - max(low, place)
-    if overlap > float32(0.0) and t > float32(0.0) and t <= float32(1.0) and (t < best[0] or (t == best[0] and overlap > best[1])):
+    if (
+        overlap > float32(0.0)
+        and t > float32(0.0)
+        and t <= float32(1.0)
+        and (t < best[0] or (t == best[0] and overlap > best[1]))
+    ):
         return t, overlap, edge - size, place, what, sideways
     return best
 
@@ -125,8 +154,14 @@ def _meet_bricks(best, words, x, y, vx, vy, p):
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
         left, right = min(x, x + vx) - _NEAR, max(x, x + vx) + p.ball + _NEAR
-        first_row, last_row = max(int32(top / p.brick_height), int32(0)), min(int32(bottom / p.brick_height), int32(ROWS - 1))
-        first_column, last_column = max(int32(left / p.brick_width), int32(0)), min(int32(right / p.brick_width), int32(COLUMNS - 1))
+        first_row, last_row = (
+            max(int32(top / p.brick_height), int32(0)),
+            min(int32(bottom / p.brick_height), int32(ROWS - 1)),
+        )
+        first_column, last_column = (
+            max(int32(left / p.brick_width), int32(0)),
+            min(int32(right / p.brick_width), int32(COLUMNS - 1)),
+        )
         for row in range(first_row, last_row + 1):
             brick_y = p.bricks_y + float32(row) * p.brick_height
             for column in range(first_column, last_column + 1):
@@ -155,7 +190,9 @@ def _meet_walls(best, x, y, vx, vy, p):
 
 @device
 def _inside(x, y, p):
-    """A ball that left the field, put back: it was sent off towards a side that it touched already, or rounding let it out."""
+    """A ball that left the field, put back: it was sent off towards a side that it touched already, or rounding let it
+    out.
+    """
     back = _ESCAPE * p.speed_max * p.tau
     x = x + back if x < float32(0.0) else x - back if x > p.width else x
     return x, y + back if y < float32(0.0) else y
@@ -198,7 +235,9 @@ def step(s, cells, workspace, action, p, key, tally):
         best = _meet_bricks(best, words, x, y, vx, vy, p)
         best = _meet_walls(best, x, y, vx, vy, p)
         if vy > float32(0.0) and y + vy > p.paddle_y - p.ball - _NEAR:
-            best = _meet(best, p.paddle_y, paddle_x, paddle_x + paddle_width, y, x, vy, vx, p.ball, int32(PADDLE), False)
+            best = _meet(
+                best, p.paddle_y, paddle_x, paddle_x + paddle_width, y, x, vy, vx, p.ball, int32(PADDLE), False
+            )
         _, _, along, across, what, sideways = best
 
         if what == PADDLE:
@@ -320,7 +359,8 @@ ENV = Env(
     observe=observe,
     pixel_shader=pixel_shader,
     ranges={
-        # Wall, paddle and ball have their places in the field, the ball is as broad as its way of a frame, and six balls are all that can be observed.
+        # Wall, paddle and ball have their places in the field, the ball is as broad as its way of a frame, and six
+        # balls are all that can be observed.
         "frames": (1, 100),
         "tau": (0.001, 0.05),
         "width": (200.0, 5000.0),

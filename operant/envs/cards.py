@@ -1,7 +1,9 @@
-"""Card games: what their declarations share, dealing from a shuffled deck without keeping its order, and pictures of cards. Knows no game's rules.
+"""Card games: what their declarations share, dealing from a shuffled deck without keeping its order, and pictures of
+cards. Knows no game's rules.
 
-A deck of which only the kinds of cards matter (suits, ranks, colours) needs no order: it is the number of cards of each kind that are left, and the next card
-is one of those, each as likely. That is the same game as a shuffled deck's, for a few numbers a lane in place of 52.
+A deck of which only the kinds of cards matter (suits, ranks, colours) needs no order: it is the number of cards of each
+kind that are left, and the next card is one of those, each as likely. That is the same game as a shuffled deck's, for a
+few numbers a lane in place of 52.
 """
 
 from __future__ import annotations
@@ -13,27 +15,58 @@ from numpy import float32, int32
 
 from operant.envs import GREY, GROUND, RED, Box, Discrete, Env, device, device_call, in_box, in_disc, integer
 
-__all__ = ["DECK", "RANKS", "SUITS", "SUIT_NAMES", "card_picture", "cards_left", "deal", "game", "kind_picture", "open_decks"]
+__all__ = [
+    "DECK",
+    "RANKS",
+    "SUITS",
+    "SUIT_NAMES",
+    "card_picture",
+    "cards_left",
+    "deal",
+    "game",
+    "kind_picture",
+    "open_decks",
+]
 
 DECK, SUITS, RANKS = 52, 4, 13
 SUIT_NAMES = ("spades", "diamonds", "clubs", "hearts")
 
 
 def game(
-    params: Any, fields: int, *, seen: int | tuple[int, ...], numbers: int = 1, actions: int | tuple[str, ...],
-    ranges: Mapping[str, tuple[float | None, float | None]], **functions: Any,
-) -> Env:  # fmt: skip
-    """A game until its decks are dealt: observations are `numbers` categorical features with `seen` categories each, actions are counted or named."""
-    high, names = (tuple(k - 1 for k in seen) if isinstance(seen, tuple) else seen - 1), actions if isinstance(actions, tuple) else ()
+    params: Any,
+    fields: int,
+    *,
+    seen: int | tuple[int, ...],
+    numbers: int = 1,
+    actions: int | tuple[str, ...],
+    ranges: Mapping[str, tuple[float | None, float | None]],
+    **functions: Any,
+) -> Env:
+    """A game until its decks are dealt: observations are `numbers` categorical features with `seen` categories each,
+    actions are counted or named.
+    """
+    high, names = (
+        (tuple(k - 1 for k in seen) if isinstance(seen, tuple) else seen - 1),
+        actions if isinstance(actions, tuple) else (),
+    )
     return Env(
-        params, fields, observation=Box(numbers, low=0, high=high, dtype="uint8", categories=seen),
-        action=Discrete(len(names) if isinstance(actions, tuple) else actions), time_limit=None, ranges=ranges, actions=names, step_s=1 / 4, **functions,
-    )  # fmt: skip
+        params,
+        fields,
+        observation=Box(numbers, low=0, high=high, dtype="uint8", categories=seen),
+        action=Discrete(len(names) if isinstance(actions, tuple) else actions),
+        time_limit=None,
+        ranges=ranges,
+        actions=names,
+        step_s=1 / 4,
+        **functions,
+    )
 
 
 @device_call
 def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
-    """The kind of a card dealt from a deck, int32: rows first ... first + kinds - 1 of `s` count the cards of each kind, `left` in all, at least one."""
+    """The kind of a card dealt from a deck, int32: rows first ... first + kinds - 1 of `s` count the cards of each
+    kind, `left` in all, at least one.
+    """
     place, below, kind = integer(key, draw, left), int32(0), int32(0)
     # As many kinds lie wholly before the card as it is the number of.
     for k in range(kinds - 1):
@@ -45,7 +78,9 @@ def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
 
 @device_call
 def cards_left(s: Any, first: int, kinds: int) -> Any:
-    """How many cards are left, int32: rows first ... first + kinds - 1 of `s`. A game ends by them: `decks` may be others since they were opened."""
+    """How many cards are left, int32: rows first ... first + kinds - 1 of `s`. A game ends by them: `decks` may be
+    others since they were opened.
+    """
     left = float32(0.0)
     for kind in range(kinds):
         left += s[first + kind]
@@ -54,7 +89,9 @@ def cards_left(s: Any, first: int, kinds: int) -> Any:
 
 @device
 def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
-    """The kind of the first card dealt from `decks` shuffled decks, whose cards of each kind are then counted in rows first ... of `s`."""
+    """The kind of the first card dealt from `decks` shuffled decks, whose cards of each kind are then counted in rows
+    first ... of `s`.
+    """
     for kind in range(kinds):
         s[first + kind] = float32(DECK // kinds * decks)
     return deal(s, first, kinds, DECK * decks, key, 0)
@@ -67,7 +104,9 @@ def _on_card(x: Any, y: Any, centre_x: Any, half_width: Any) -> bool:
 
 @device
 def _in_suit(x: Any, y: Any, suit: Any) -> bool:
-    """Whether (x, y), y up, lies in the sign of a suit that reaches from -1 to 1: 0 spade, 1 diamond, 2 club, 3 heart."""
+    """Whether (x, y), y up, lies in the sign of a suit that reaches from -1 to 1: 0 spade, 1 diamond, 2 club,
+    3 heart.
+    """
     if suit == 1:
         return abs(x) * float32(1.4) + abs(y) < float32(1.0)
     stem = in_box(x, y, float32(0.0), float32(-0.7), float32(0.12), float32(0.3))
@@ -82,7 +121,9 @@ def _in_suit(x: Any, y: Any, suit: Any) -> bool:
 
 @device
 def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
-    """The colour of a point of a picture: a card with the sign of a suit, and a bar below it that is `bar`, 0 to 1, long."""
+    """The colour of a point of a picture: a card with the sign of a suit, and a bar below it that is `bar`, 0 to 1,
+    long.
+    """
     if in_box(x, y, float32(0.5), float32(0.92), float32(0.46), float32(0.04)):
         return bar_colour if x < float32(0.04) + float32(0.92) * bar else GROUND
     if not _on_card(x, y, float32(0.5), float32(0.28)):

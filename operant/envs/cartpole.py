@@ -1,4 +1,6 @@
-"""Cart-pole (Barto, Sutton & Anderson 1983), as Gymnasium's CartPole-v1 (`gymnasium/envs/classic_control/cartpole.py`, version 1.3)."""
+"""Cart-pole (Barto, Sutton & Anderson 1983), as Gymnasium's CartPole-v1 (`gymnasium/envs/classic_control/cartpole.py`,
+version 1.3).
+"""
 
 import math
 from typing import NamedTuple
@@ -87,7 +89,9 @@ def pixel_shader(s, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    observation=Box(4, low=(-4.8, -math.inf, -24 * math.pi / 180, -math.inf), high=(4.8, math.inf, 24 * math.pi / 180, math.inf)),
+    observation=Box(
+        4, low=(-4.8, -math.inf, -24 * math.pi / 180, -math.inf), high=(4.8, math.inf, 24 * math.pi / 180, math.inf)
+    ),
     action=Discrete(2),
     time_limit=500,
     reset=reset,
@@ -96,7 +100,8 @@ ENV = Env(
     pixel_shader=pixel_shader,
     actions=("left", "right"),
     ranges={
-        # It begins within 0.05 of the middle. (What falls late, or fast, is seen further out than the observation's bounds, which are those of the defaults.)
+        # It begins within 0.05 of the middle. (What falls late, or fast, is seen further out than the observation's
+        # bounds, which are those of the defaults.)
         "gravity": (-1000.0, 1000.0),
         "mass_cart": (0.001, 1000.0),
         "mass_pole": (0.0, 1000.0),

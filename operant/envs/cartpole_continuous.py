@@ -1,6 +1,8 @@
-"""Cart-pole with a push of any strength: cartpole's rules, where the action is a share of the full push, from -1 (to the left) to 1.
+"""Cart-pole with a push of any strength: cartpole's rules, where the action is a share of the full push, from -1 (to
+the left) to 1.
 
-Source: Gymnasium's CartPole-v1, as in `operant.envs.cartpole`; the dynamics are those of `operant.envs.swingup`, which are the same equations.
+Source: Gymnasium's CartPole-v1, as in `operant.envs.cartpole`; the dynamics are those of `operant.envs.swingup`, which
+are the same equations.
 """
 
 from numpy import float32

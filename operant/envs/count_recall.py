@@ -1,13 +1,17 @@
 """Count Recall: how often has this kind of card been shown? As POPGym's CountRecall (Morad et al. 2023, popgym 1.0).
 
 The rules of a step
-- Two decks of `decks` x 52 cards of `kinds` kinds lie shuffled: of the one a card is shown at a time, of the other a kind is asked for. The action is a number:
+- Two decks of `decks` x 52 cards of `kinds` kinds lie shuffled: of the one a card is shown at a time, of the other a
+  kind is asked for. The action is a number:
   how many cards of that kind the first deck has shown in this episode, the card that is shown now among them.
-- Reward: 1 / (cards - 1) if it is right, else as much below zero. The episode ends when the decks are dealt, after cards - 1 steps.
-- `decks`, `kinds` = 1, 2 (colours); 2, 4 (suits); 4, 13 (ranks) are POPGym's easy, medium and hard. (Of others more than 26 cards may be of one kind, which no
+- Reward: 1 / (cards - 1) if it is right, else as much below zero. The episode ends when the decks are dealt, after
+  cards - 1 steps.
+- `decks`, `kinds` = 1, 2 (colours); 2, 4 (suits); 4, 13 (ranks) are POPGym's easy, medium and hard. (Of others more
+  than 26 cards may be of one kind, which no
   action says.)
 
-Optimum: 1. Without memory: at most -0.923, -0.924, -0.881 (for what is shown and asked for, name the number that is right most often).
+Optimum: 1. Without memory: at most -0.923, -0.924, -0.881 (for what is shown and asked for, name the number that is
+right most often).
 """
 
 from typing import NamedTuple
@@ -17,7 +21,8 @@ from numpy import float32, int32
 from operant.envs import ORANGE, YELLOW, device
 from operant.envs.cards import DECK, RANKS, cards_left, deal, game, kind_picture
 
-# Rows of the state: the kind that is shown and the kind that is asked for; how many of each kind are left in the one deck and the other.
+# Rows of the state: the kind that is shown and the kind that is asked for; how many of each kind are left in the one
+# deck and the other.
 SHOWN, ASKED, LEFT = range(3)
 LEFT_TO_ASK = LEFT + RANKS
 FIELDS = LEFT_TO_ASK + RANKS
@@ -43,7 +48,10 @@ def reset(s, p, key):
         count = float32(of_kind(kind, p)) if kind < p.kinds else float32(0.0)
         s[LEFT + kind], s[LEFT_TO_ASK + kind] = count, count
     cards = DECK * p.decks
-    s[SHOWN], s[ASKED] = float32(deal(s, LEFT, p.kinds, cards, key, 0)), float32(deal(s, LEFT_TO_ASK, p.kinds, cards, key, 1))
+    s[SHOWN], s[ASKED] = (
+        float32(deal(s, LEFT, p.kinds, cards, key, 0)),
+        float32(deal(s, LEFT_TO_ASK, p.kinds, cards, key, 1)),
+    )
 
 
 @device
@@ -71,6 +79,14 @@ def pixel_shader(s, p, x, y):
 
 
 ENV = game(
-    Params, FIELDS, seen=RANKS, numbers=2, actions=MOST_COUNTED + 1, ranges={"decks": (1, 4), "kinds": (2, RANKS)},
-    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
-)  # fmt: skip
+    Params,
+    FIELDS,
+    seen=RANKS,
+    numbers=2,
+    actions=MOST_COUNTED + 1,
+    ranges={"decks": (1, 4), "kinds": (2, RANKS)},
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+)

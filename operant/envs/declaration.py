@@ -17,18 +17,26 @@ def declaration_problems(env: Env) -> list[str]:
     problems = [*_space_problems(env), *_function_problems(env)]
     try:
         params = env.Params()
-        if not isinstance(params, tuple) or not hasattr(params, "_asdict") or not all(isinstance(value, (bool, int, float)) for value in params):
+        if (
+            not isinstance(params, tuple)
+            or not hasattr(params, "_asdict")
+            or not all(isinstance(value, (bool, int, float)) for value in params)
+        ):
             problems.append("Params must be a NamedTuple of numbers")
         else:
             problems += ranges.declaration_problems(env)
     except TypeError as error:
         problems.append(f"every field of Params needs a default ({error})")
     if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.int_state is None):
-        problems.append(f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside int_state)")
+        problems.append(
+            f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside int_state)"
+        )
     if env.time_limit is not None and (not isinstance(env.time_limit, int) or env.time_limit < 1):
         problems.append(f"time_limit is {env.time_limit!r}: a whole number of steps, at least 1, or None")
     ints = env.int_state
-    if ints is not None and (not isinstance(ints, IntState) or ints.n < 1 or ints.dtype not in ("int8", "uint8", "int16", "int32")):
+    if ints is not None and (
+        not isinstance(ints, IntState) or ints.n < 1 or ints.dtype not in ("int8", "uint8", "int16", "int32")
+    ):
         problems.append(f"int_state is {ints!r}: IntState(n, dtype), n at least 1, of int8, uint8, int16 or int32")
     if not isinstance(env.workspace, int) or env.workspace < 0:
         problems.append(f"workspace is {env.workspace!r}: a whole number, 0 or more")
@@ -66,7 +74,11 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for a numeric one"
         elif not all(isinstance(categories, int) for categories in space.category_counts()):
             yield f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 for a numeric one"
-        elif wrong := [k for k, high in zip(space.category_counts(), space.bounds()[1], strict=True) if k and not _may_be_categorical(space, k, high)]:
+        elif wrong := [
+            k
+            for k, high in zip(space.category_counts(), space.bounds()[1], strict=True)
+            if k and not _may_be_categorical(space, k, high)
+        ]:
             categories = wrong[0]
             yield f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 and high is at most that"
     if env.legal is not None and isinstance(env.action, Box):
@@ -98,7 +110,11 @@ def _playing_problems(env: Env) -> Iterator[str]:
 def _function_problems(env: Env) -> Iterator[str]:
     grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
     seen = "ints, " if env.int_state is not None else ""  # by what may run in several threads at once
-    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "pixel_shader": f"s, {seen}p, x, y"}
+    wanted = {
+        "reset": f"s, {grid}p, key",
+        "step": f"s, {grid}action, p, key, tally",
+        "pixel_shader": f"s, {seen}p, x, y",
+    }
     for name, out in (("observe", "obs"), ("legal", "mask")):
         wanted[name] = f"s, {seen}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
     for name, arguments in wanted.items():
@@ -111,5 +127,7 @@ def _function_problems(env: Env) -> Iterator[str]:
         given = list(inspect.signature(function.py_func).parameters)
         if len(given) != arguments.count(",") + 1:
             yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
-        elif name in ("observe", "legal") and (given[-1] == "shard") != bool(env.observation_shards):  # beside int state, as many arguments either way
+        elif name in ("observe", "legal") and (given[-1] == "shard") != bool(
+            env.observation_shards
+        ):  # beside int state, as many arguments either way
             yield f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it must be {name}({arguments})"

@@ -1,7 +1,9 @@
-"""Plain shapes and colours for the pictures that environments draw in `pixel_shader`. Knows nothing of environments or pixels.
+"""Plain shapes and colours for the pictures that environments draw in `pixel_shader`. Knows nothing of environments or
+pixels.
 
-Shapes: is the point (x, y) inside? Device functions, float32 throughout. Axes are whatever the caller uses for all the arguments alike.
-Colours: light on a dark ground, told apart by colour-blind people (Okabe & Ito 2008), and readable on a light ground too where a terminal draws dots alone.
+Shapes: is the point (x, y) inside? Device functions, float32 throughout. Axes are whatever the caller uses for all the
+arguments alike. Colours: light on a dark ground, told apart by colour-blind people (Okabe & Ito 2008), and readable on
+a light ground too where a terminal draws dots alone.
 """
 
 from __future__ import annotations

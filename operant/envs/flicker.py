@@ -1,7 +1,9 @@
-"""Flickering: the same rules, of which an observation is at times blank (Hausknecht & Stone 2015, "Deep Recurrent Q-Learning for Partially Observable MDPs").
+"""Flickering: the same rules, of which an observation is at times blank (Hausknecht & Stone 2015, "Deep Recurrent
+Q-Learning for Partially Observable MDPs").
 
-Whether it is blank is drawn for each observation by itself, and kept in a row of the state after the environment's own, so that all threads that write an
-observation, and the final one, agree. Draws are apart from the environment's: the same actions lead through the same states. Knows no environment's rules.
+Whether it is blank is drawn for each observation by itself, and kept in a row of the state after the environment's own,
+so that all threads that write an observation, and the final one, agree. Draws are apart from the environment's: the
+same actions lead through the same states. Knows no environment's rules.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def _wrapped(env: Env, probability: float) -> _Wrapped:
     """Kept: the same functions are one kernel."""
     reset, step = _moves(env, float32(probability))
     seen = env.pixels > 0
-    return _Wrapped(reset, step, env.observe if seen else _observe(env), _pixel_shader(env) if seen else env.pixel_shader)
+    return _Wrapped(
+        reset, step, env.observe if seen else _observe(env), _pixel_shader(env) if seen else env.pixel_shader
+    )
 
 
 def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
@@ -81,7 +85,9 @@ def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
 
 
 def _observe(env: Env) -> Any:
-    """`observe`, or zeros. A blank shard writes its part of all rows, whichever rows are its own otherwise: together they are all rows either way."""
+    """`observe`, or zeros. A blank shard writes its part of all rows, whichever rows are its own otherwise: together
+    they are all rows either way.
+    """
     observe_, row, size, shards = env.observe, env.fields, env.observation.size, max(env.observation_shards, 1)
 
     @device

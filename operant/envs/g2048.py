@@ -1,32 +1,43 @@
-"""2048: slide the tiles of a 4 x 4 board, join equal ones, and keep room. Gabriele Cirulli's game of 2014 (github.com/gabrielecirulli/2048).
+"""2048: slide the tiles of a 4 x 4 board, join equal ones, and keep room. Gabriele Cirulli's game of 2014
+(github.com/gabrielecirulli/2048).
 
 The rules of a step
-- The action slides all tiles up, right, down or left (0 to 3) as far as they go. Of each line, from the side that it slides to, two equal neighbours join
+- The action slides all tiles up, right, down or left (0 to 3) as far as they go. Of each line, from the side that it
+  slides to, two equal neighbours join
   into one of twice the value; a tile that was just made joins no other in the same move.
-- If the board changed, a new tile appears on one of the empty cells, each as likely: a 2 with probability 0.9, else a 4. A game begins with two of them.
-- A move that would change nothing is illegal (`legal` marks it 0). Made all the same, it moves nothing, brings no tile and costs 0.05.
+- If the board changed, a new tile appears on one of the empty cells, each as likely: a 2 with probability 0.9, else a
+  4. A game begins with two of them.
+- A move that would change nothing is illegal (`legal` marks it 0). Made all the same, it moves nothing, brings no tile
+  and costs 0.05.
 - The game is over when no move is left: -1, added to what the last move gained.
-- Reward: of each join 0.05, and 0.03 (e - 6)^1.5 more where it makes a tile 2^e of 128 or above, the power rounded to hundredths.
+- Reward: of each join 0.05, and 0.03 (e - 6)^1.5 more where it makes a tile 2^e of 128 or above, the power rounded to
+  hundredths.
 
-Rewards: PufferLib's 2048 (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib), written anew from reading it. Where this differs, and why:
+Rewards: PufferLib's 2048 (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib), written anew from reading it. Where
+this differs, and why:
 - Actions go round the clock, as Snake's do; PufferLib has up, down, left, right.
-- Every game begins with two new tiles. PufferLib begins 38 % of its training games with one or two tiles of 4,096 and more instead, and leaves these out of
+- Every game begins with two new tiles. PufferLib begins 38 % of its training games with one or two tiles of 4,096 and
+  more instead, and leaves these out of
   what it reports: a curriculum belongs to a recipe rather than to the rules.
-- PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all games before it, so that illegal moves cannot go on for ever.
-  Here a game is given up, and is over (-1), after 100 illegal moves in a row. A time limit long enough for a good game (65,536 takes some 30,000 moves) would
-  keep a stuck one for as long; and without any time limit nothing needs to be bootstrapped. A player that heeds `legal` never meets it, and one at random on a
-  board with a single legal move meets it once in 10^12 times.
+- PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all games before it, so
+  that illegal moves cannot go on for ever. Here a game is given up, and is over (-1), after 100 illegal moves in a row.
+  A time limit long enough for a good game (65,536 takes some 30,000 moves) would keep a stuck one for as long; and
+  without any time limit nothing needs to be bootstrapped. A player that heeds `legal` never meets it, and one at random
+  on a board with a single legal move meets it once in 10^12 times.
 
-Random numbers: the four words of draw 0. Of a step: word 0 tells the cell, the one numbered (word * f) >> 32 of f empty ones, counted along the rows from the
-top left; word 1 the kind, a 2 where its 24 high bits, as a share of 2^24, are below 0.9. Of a reset: words 0 and 1 the first tile, 2 and 3 the second.
+Random numbers: the four words of draw 0. Of a step: word 0 tells the cell, the one numbered (word * f) >> 32 of f empty
+ones, counted along the rows from the top left; word 1 the kind, a 2 where its 24 high bits, as a share of 2^24, are
+below 0.9. Of a reset: words 0 and 1 the first tile, 2 and 3 the second.
 
-What is kept, and why. A row of the state holds a row of the board: four exponents of 5 bits (0 is empty; no game can make more than 131,072, which is 17),
-the left cell lowest, and above these 20 bits four more that a float32 holds exactly: those of the first two rows count illegal moves in a row. So a lane has 16
-bytes and is read by four loads; and the four columns slide up together, as the fields of four numbers, without a branch. Other moves turn the board before
-and after. Everything is whole numbers, rewards too (ten-thousandths) until the last multiplication: a game is the same to the bit on every device.
+What is kept, and why. A row of the state holds a row of the board: four exponents of 5 bits (0 is empty; no game can
+make more than 131,072, which is 17), the left cell lowest, and above these 20 bits four more that a float32 holds
+exactly: those of the first two rows count illegal moves in a row. So a lane has 16 bytes and is read by four loads; and
+the four columns slide up together, as the fields of four numbers, without a branch. Other moves turn the board before
+and after. Everything is whole numbers, rewards too (ten-thousandths) until the last multiplication: a game is the same
+to the bit on every device.
 
-All that a step runs is pasted into its caller: with a single call left, of whatever function, numba keeps counting who refers to the lane's columns, and a step
-on a CPU takes three times as long (88 against 270 ns).
+All that a step runs is pasted into its caller: with a single call left, of whatever function, numba keeps counting who
+refers to the lane's columns, and a step on a CPU takes three times as long (88 against 270 ns).
 """
 
 import math
@@ -44,7 +55,8 @@ FIELDS = SIDE  # rows of the state, a row of the board each
 MOST_PATIENCE = 255  # what eight bits of the state count to
 
 UP, RIGHT, DOWN, LEFT = range(4)  # actions
-SCORE, BEST, REACHED_2048, INVALID = range(4)  # tallies: the sum of joined tiles, the best tile's exponent, 1 where that is 11 or more, illegal moves
+# tallies: the sum of joined tiles, the best tile's exponent, 1 where that is 11 or more, illegal moves
+SCORE, BEST, REACHED_2048, INVALID = range(4)
 
 LOWEST = int32(0x8421)  # the lowest bit of each of a row's four fields
 BOARD = int32(0xFFFFF)  # the bits of a row that are cells
@@ -139,7 +151,9 @@ def _mirrored(a, b, c, d, sideways):
 
 @device
 def _slide_up(a, b, c, d):
-    """All four columns slid up and joined: the four rows, and the exponents of the tiles that joined in each column, the upper pair's and the lower one's."""
+    """All four columns slid up and joined: the four rows, and the exponents of the tiles that joined in each column,
+    the upper pair's and the lower one's.
+    """
     # Close the gaps, from the bottom up.
     stays = _whole(_tiles(c))
     c, d = c | (d & ~stays), d & stays
@@ -164,7 +178,9 @@ def _slide_up(a, b, c, d):
 
 @device
 def moved(a, b, c, d, action):
-    """The board's four rows after a move, without a new tile; and the exponents of the tiles that joined, in eight fields of two numbers."""
+    """The board's four rows after a move, without a new tile; and the exponents of the tiles that joined, in eight
+    fields of two numbers.
+    """
     sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
     a, b, c, d = _mirrored(a, b, c, d, sideways)
     a, b, c, d = (d, c, b, a) if back else (a, b, c, d)
@@ -195,10 +211,17 @@ def _gained(first, second):
 
 @device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
-    """The four rows with a new tile on an empty cell, by two random words; as they are where no cell is empty. And how many cells were empty."""
+    """The four rows with a new tile on an empty cell, by two random words; as they are where no cell is empty. And how
+    many cells were empty.
+    """
     free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
     # A product with LOWEST adds to each field those below it: the empty cells up to there. The top field has the row's.
-    up_to_a, up_to_b, up_to_c, up_to_d = int32(free_a * LOWEST), int32(free_b * LOWEST), int32(free_c * LOWEST), int32(free_d * LOWEST)
+    up_to_a, up_to_b, up_to_c, up_to_d = (
+        int32(free_a * LOWEST),
+        int32(free_b * LOWEST),
+        int32(free_c * LOWEST),
+        int32(free_d * LOWEST),
+    )
     count_a = (up_to_a >> int32(3 * BITS)) & EXPONENT
     count_b = count_a + ((up_to_b >> int32(3 * BITS)) & EXPONENT)
     count_c = count_b + ((up_to_c >> int32(3 * BITS)) & EXPONENT)
@@ -217,7 +240,12 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
 @device
 def _pairs(a, b, c, d):
     """The lowest bits of the cells whose right neighbour is equal, and of those whose neighbour below is."""
-    right = _equal(a, a >> int32(BITS)) | _equal(b, b >> int32(BITS)) | _equal(c, c >> int32(BITS)) | _equal(d, d >> int32(BITS))
+    right = (
+        _equal(a, a >> int32(BITS))
+        | _equal(b, b >> int32(BITS))
+        | _equal(c, c >> int32(BITS))
+        | _equal(d, d >> int32(BITS))
+    )
     return int32(right), int32(_equal(a, b) | _equal(b, c) | _equal(c, d))
 
 
@@ -233,7 +261,13 @@ def _best(a, b, c, d):
     best = int32(0)
     for k in range(SIDE):
         shift = int32(BITS * k)
-        best = max(best, max(max((a >> shift) & EXPONENT, (b >> shift) & EXPONENT), max((c >> shift) & EXPONENT, (d >> shift) & EXPONENT)))
+        best = max(
+            best,
+            max(
+                max((a >> shift) & EXPONENT, (b >> shift) & EXPONENT),
+                max((c >> shift) & EXPONENT, (d >> shift) & EXPONENT),
+            ),
+        )
     return int32(best)
 
 
@@ -246,7 +280,10 @@ def _board(s):
 
 @device
 def _write(s, a, b, c, d, stuck):
-    s[0], s[1] = float32(a | ((stuck & int32(15)) << int32(4 * BITS))), float32(b | ((stuck >> int32(4)) << int32(4 * BITS)))
+    s[0], s[1] = (
+        float32(a | ((stuck & int32(15)) << int32(4 * BITS))),
+        float32(b | ((stuck >> int32(4)) << int32(4 * BITS))),
+    )
     s[2], s[3] = float32(c), float32(d)
 
 
@@ -274,7 +311,11 @@ def step(s, action, p, key, tally):
 
     right, below = _pairs(a, b, c, d)
     over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
-    gained = joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100 if changed else _ten_thousandths(p.invalid)
+    gained = (
+        joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100
+        if changed
+        else _ten_thousandths(p.invalid)
+    )
     gained += _ten_thousandths(p.game_over) if over else int32(0)
     best = _best(a, b, c, d) if over else int32(0)
     tally[SCORE] += float32(score)
@@ -310,7 +351,9 @@ def _gap_left(full):
 
 @device
 def legal(s, mask, p):
-    """1 for each move that changes the board: along whose lines two neighbours are equal, or a tile has an empty neighbour on the side that it goes to."""
+    """1 for each move that changes the board: along whose lines two neighbours are equal, or a tile has an empty
+    neighbour on the side that it goes to.
+    """
     a, b, c, d, _ = _board(s)
     right, below = _pairs(a, b, c, d)
     full_a, full_b, full_c, full_d = _tiles(a), _tiles(b), _tiles(c), _tiles(d)
@@ -326,7 +369,9 @@ def legal(s, mask, p):
 
 @device_call
 def inked(exponent, across, down):
-    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number. From 16,384 on it is told in thousands."""
+    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number. From 16,384 on it is told in
+    thousands.
+    """
     number = int32(1) << exponent
     thousands = number > int32(9999)
     if thousands:
@@ -338,7 +383,10 @@ def inked(exponent, across, down):
     digits = glyphs
     glyphs += int32(1) if thousands else int32(0)
     dot = int32(2) if glyphs <= 2 else int32(1)  # short numbers are twice as large
-    x, y = across - (int32(DOTS - 1) - dot * (int32(4) * glyphs - int32(1))) // int32(2), down - (int32(DOTS - 1) - int32(5) * dot) // int32(2)
+    x, y = (
+        across - (int32(DOTS - 1) - dot * (int32(4) * glyphs - int32(1))) // int32(2),
+        down - (int32(DOTS - 1) - int32(5) * dot) // int32(2),
+    )
     if x < 0 or y < 0 or y >= 5 * dot:
         return False
     column, row = x // dot, y // dot
@@ -365,7 +413,11 @@ def pixel_shader(s, p, x, y):
     if exponent == 0:
         return EMPTY_TILE
     lower, upper = SHADES[exponent // 2], SHADES[(exponent + 1) // 2]
-    red, green, blue = float32(0.5) * (lower[0] + upper[0]), float32(0.5) * (lower[1] + upper[1]), float32(0.5) * (lower[2] + upper[2])
+    red, green, blue = (
+        float32(0.5) * (lower[0] + upper[0]),
+        float32(0.5) * (lower[1] + upper[1]),
+        float32(0.5) * (lower[2] + upper[2]),
+    )
     if not inked(exponent, across, down):
         return red, green, blue
     return DARK if float32(0.3) * red + float32(0.6) * green + float32(0.1) * blue > float32(0.52) else LIGHT

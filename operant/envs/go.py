@@ -51,7 +51,12 @@ BEYOND = 100  # the liberties of what lies beyond the edge, for either side a ch
 
 COLUMNS = "abcdefghjklmnopqrst"  # as players name them, from the left, without i; rows are numbered from the bottom
 
-TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
+TAKE, SAVE, ANY, ILLEGAL = (
+    0,
+    1,
+    5,
+    6,
+)  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
 
 WOOD = (float32(0.82), float32(0.65), float32(0.38))
 LINE = (float32(0.36), float32(0.26), float32(0.13))
@@ -98,7 +103,9 @@ def may_play(cells, size, point, colour, ko):
 @device
 def within(name, first, second, third, fourth):
     """Whether a chain is one of four."""
-    return name == first or name == second or name == third or name == fourth  # numba has no `in` for numbers of several types
+    return (
+        name == first or name == second or name == third or name == fourth
+    )  # numba has no `in` for numbers of several types
 
 
 @device_call
@@ -131,10 +138,22 @@ def play(cells, workspace, size, point, colour):
     liberties = neighbours(cells, size, 0, row, column, EMPTY)
     names = neighbours(cells, size, count, row, column, NO_CHAIN)
     # By direction: the chain to be taken, the chain to be joined.
-    taken_0, joined_0 = names[0] if liberties[0] == -colour else NO_CHAIN, names[0] if liberties[0] * colour > 0 else NO_CHAIN
-    taken_1, joined_1 = names[1] if liberties[1] == -colour else NO_CHAIN, names[1] if liberties[1] * colour > 0 else NO_CHAIN
-    taken_2, joined_2 = names[2] if liberties[2] == -colour else NO_CHAIN, names[2] if liberties[2] * colour > 0 else NO_CHAIN
-    taken_3, joined_3 = names[3] if liberties[3] == -colour else NO_CHAIN, names[3] if liberties[3] * colour > 0 else NO_CHAIN
+    taken_0, joined_0 = (
+        names[0] if liberties[0] == -colour else NO_CHAIN,
+        names[0] if liberties[0] * colour > 0 else NO_CHAIN,
+    )
+    taken_1, joined_1 = (
+        names[1] if liberties[1] == -colour else NO_CHAIN,
+        names[1] if liberties[1] * colour > 0 else NO_CHAIN,
+    )
+    taken_2, joined_2 = (
+        names[2] if liberties[2] == -colour else NO_CHAIN,
+        names[2] if liberties[2] * colour > 0 else NO_CHAIN,
+    )
+    taken_3, joined_3 = (
+        names[3] if liberties[3] == -colour else NO_CHAIN,
+        names[3] if liberties[3] * colour > 0 else NO_CHAIN,
+    )
     taken, place = 0, -1
     for other in range(count):
         name = cells[count + other]
@@ -256,12 +275,18 @@ def shade_board(cells, size, ko, last, x, y):
     # A line is a pixel of 64 where that leaves room. Slightly beside the middle, so that it never falls on two.
     thin = min(side * float32(1.0 / 128.0), float32(0.11))
     beside = float32(0.02) * thin
-    if min(right, down) > -thin and max(right, down) < edge + thin and min(abs(across + beside), abs(below + beside)) < thin:
+    if (
+        min(right, down) > -thin
+        and max(right, down) < edge + thin
+        and min(abs(across + beside), abs(below + beside)) < thin
+    ):
         return LINE
     # The dots: the centre, and four near the corners.
     inset, middle = 2 if size < 12 else 3, size // 2
     near = row in (inset, size - 1 - inset) and column in (inset, size - 1 - inset) and size > 6
-    if (near or (row == middle and column == middle and size % 2 == 1)) and in_disc(across, below, float32(0.0), float32(0.0), float32(2.5) * thin):
+    if (near or (row == middle and column == middle and size % 2 == 1)) and in_disc(
+        across, below, float32(0.0), float32(0.0), float32(2.5) * thin
+    ):
         return LINE
     return WOOD
 
@@ -313,7 +338,9 @@ def _rules(size: int) -> tuple[Any, Any]:
         tally[PLIES_AT_END] += float32(plies) if ended else float32(0.0)
         tally[PASSES] += skips
         loss = float32(-1.0) + p.rout * margin / (float32(count) + p.komi) if margin < float32(0.0) else float32(0.0)
-        return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32((0 if ended else lead) - before), ended
+        return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32(
+            (0 if ended else lead) - before
+        ), ended
 
     return reset, step
 

@@ -1,12 +1,16 @@
-"""Higher Lower: will the next card be higher or lower than this one? As POPGym's HigherLower (Morad et al. 2023, popgym 1.0).
+"""Higher Lower: will the next card be higher or lower than this one? As POPGym's HigherLower (Morad et al. 2023, popgym
+1.0).
 
 The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its rank alone, 0 (ace) to 12 (king). The action guesses: the next card's is higher (0) or lower (1).
-- Reward: 1 / cards for a right guess, as much below zero for a wrong one, 0 where the ranks are the same. The episode ends when the deck is dealt, after
+- Of a deck of `decks` x 52 cards one is shown at a time, its rank alone, 0 (ace) to 12 (king). The action guesses: the
+  next card's is higher (0) or lower (1).
+- Reward: 1 / cards for a right guess, as much below zero for a wrong one, 0 where the ranks are the same. The episode
+  ends when the deck is dealt, after
   cards - 1 steps.
 - `decks` = 1, 2 and 3 are POPGym's easy, medium and hard.
 
-Optimum, which counts the cards: 0.528, 0.516, 0.511 (averages of 80,000 games and more). Without memory: at most 0.497 (higher below rank 6, lower above).
+Optimum, which counts the cards: 0.528, 0.516, 0.511 (averages of 80,000 games and more). Without memory: at most 0.497
+(higher below rank 6, lower above).
 """
 
 from typing import NamedTuple
@@ -54,6 +58,13 @@ def pixel_shader(s, p, x, y):
 
 
 ENV = game(
-    Params, FIELDS, seen=RANKS, actions=("higher", "lower"), ranges={"decks": (1, 10_000)},
-    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
-)  # fmt: skip
+    Params,
+    FIELDS,
+    seen=RANKS,
+    actions=("higher", "lower"),
+    ranges={"decks": (1, 10_000)},
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+)

@@ -1,4 +1,5 @@
-"""Python that an environment's functions must not contain, since they become kernels: found by reading their source, each with its line and a way out.
+"""Python that an environment's functions must not contain, since they become kernels: found by reading their source,
+each with its line and a way out.
 
 Numba refuses some of it with words of its own, and some of it only for a GPU. Compiles and runs nothing.
 """
@@ -20,7 +21,9 @@ from numba.core.dispatcher import Dispatcher
 from operant.compute.numba_errors import quoted
 from operant.envs.base import Env
 
-_NUMBERS = "a kernel reads numbers and tuples of numbers only: write a constant of the file, a tuple, or a field of Params"
+_NUMBERS = (
+    "a kernel reads numbers and tuples of numbers only: write a constant of the file, a tuple, or a field of Params"
+)
 _MEMORY = "a kernel cannot ask for memory: use `workspace` or `int_state` of Env, or single numbers"
 _NEVER_RAISE = "limit the number, or end the episode by returning True as `terminated`"
 
@@ -30,7 +33,8 @@ _STATEMENTS: dict[type[ast.AST], str] = {
     ast.Try: "a kernel cannot catch an error: ask with `if` before it can happen",
     ast.With: "a kernel has no `with`: it reads and writes its arguments only",
     ast.Global: "a kernel cannot change a global variable: what a lane must remember belongs into s or int_state",
-    ast.Nonlocal: "a kernel cannot change a variable outside of it: what a lane must remember belongs into s or int_state",
+    ast.Nonlocal: "a kernel cannot change a variable outside of it: what a lane must remember belongs into s or "
+    "int_state",
     ast.JoinedStr: "a kernel cannot make texts, so there is no f-string: leave it out",
     ast.Import: "a kernel cannot import: write the import at the top of the file",
     ast.ImportFrom: "a kernel cannot import: write the import at the top of the file",
@@ -39,14 +43,34 @@ _STATEMENTS: dict[type[ast.AST], str] = {
     ast.YieldFrom: "a kernel cannot yield: return the values",
     **dict.fromkeys((ast.Dict, ast.DictComp), f"a kernel has no dict; {_MEMORY}"),
     **dict.fromkeys((ast.Set, ast.SetComp), f"a kernel has no set; {_MEMORY}"),
-    **dict.fromkeys((ast.List, ast.ListComp), f"a kernel has no list: write a tuple, (a, b), where nothing changes; {_MEMORY}"),
+    **dict.fromkeys(
+        (ast.List, ast.ListComp), f"a kernel has no list: write a tuple, (a, b), where nothing changes; {_MEMORY}"
+    ),
 }
-_ENDLESS = "the loop has no bound, and a lane that never leaves it stops the run: write `for _ in range(1000):` with a `break` in it"
+_ENDLESS = (
+    "the loop has no bound, and a lane that never leaves it stops the run: write `for _ in range(1000):` with "
+    "a `break` in it"
+)
 _RANDOM = "these random numbers are not those of the run's seed: write `uniform(key, 0)`, of operant.envs"
 _ALLOCATING = tuple(
-    getattr(np, name) for name in ("array", "asarray", "arange", "concatenate", "empty", "empty_like", "full", "full_like", "linspace", "ones", "ones_like",
-                                   "stack", "zeros", "zeros_like")
-)  # fmt: skip
+    getattr(np, name)
+    for name in (
+        "array",
+        "asarray",
+        "arange",
+        "concatenate",
+        "empty",
+        "empty_like",
+        "full",
+        "full_like",
+        "linspace",
+        "ones",
+        "ones_like",
+        "stack",
+        "zeros",
+        "zeros_like",
+    )
+)
 
 
 class Found(NamedTuple):
@@ -61,8 +85,12 @@ class Found(NamedTuple):
 
 
 def language_problems(env: Env) -> list[str]:
-    """What none of an environment's functions may contain, a sentence for each place. Functions whose source cannot be found are left out."""
-    found = [Found(function, node.lineno, sentence) for function in _functions(env) for node, sentence in _problems(function)]
+    """What none of an environment's functions may contain, a sentence for each place. Functions whose source cannot be
+    found are left out.
+    """
+    found = [
+        Found(function, node.lineno, sentence) for function in _functions(env) for node, sentence in _problems(function)
+    ]
     return list(dict.fromkeys(map(str, found)))
 
 
@@ -87,7 +115,11 @@ def _functions(env: Env) -> Iterator[FunctionType]:
             continue
         seen.add(id(dispatcher))
         yield dispatcher.py_func
-        waiting += [_value(dispatcher.py_func, node) for node in _nodes(dispatcher.py_func) if isinstance(node, ast.Name | ast.Attribute)]
+        waiting += [
+            _value(dispatcher.py_func, node)
+            for node in _nodes(dispatcher.py_func)
+            if isinstance(node, ast.Name | ast.Attribute)
+        ]
 
 
 def _nodes(function: FunctionType) -> list[ast.expr | ast.stmt]:
@@ -100,7 +132,9 @@ def _nodes(function: FunctionType) -> list[ast.expr | ast.stmt]:
     [definition] = tree.body
     if not isinstance(definition, ast.FunctionDef):
         return []
-    return [node for statement in definition.body for node in ast.walk(statement) if isinstance(node, ast.expr | ast.stmt)]
+    return [
+        node for statement in definition.body for node in ast.walk(statement) if isinstance(node, ast.expr | ast.stmt)
+    ]
 
 
 _NOTHING = object()
@@ -140,7 +174,11 @@ def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
 
 def _call_problem(called: Any) -> str | None:
     """Why a kernel cannot call something; None where nothing is known against it."""
-    owner = type(getattr(called, "__self__", None)).__module__ if isinstance(called, MethodType | BuiltinFunctionType) else ""
+    owner = (
+        type(getattr(called, "__self__", None)).__module__
+        if isinstance(called, MethodType | BuiltinFunctionType)
+        else ""
+    )
     if owner == "random" or owner.startswith("numpy.random"):
         return _RANDOM
     if any(called is function for function in _ALLOCATING):
@@ -157,5 +195,8 @@ def _global_problem(function: FunctionType, name: str, value: Any) -> str | None
         return f"{name} is plain Python: write @device above its definition"
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ == own and not issubclass(kind, tuple | Enum):
-        return f"{name} is {'a class' if isinstance(value, type) else f'an object of the class {kind.__name__}'}: {_NUMBERS}"
+        return (
+            f"{name} is {'a class' if isinstance(value, type) else f'an object of the class {kind.__name__}'}: "
+            f"{_NUMBERS}"
+        )
     return None

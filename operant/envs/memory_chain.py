@@ -1,7 +1,9 @@
-"""Memory chain: one bit is shown at the start and asked for at the end. As bsuite's memory_len (Osband et al. 2020, `bsuite/environments/memory_chain.py`).
+"""Memory chain: one bit is shown at the start and asked for at the end. As bsuite's memory_len (Osband et al. 2020,
+`bsuite/environments/memory_chain.py`).
 
 The rules of a step
-- The observation is what bsuite shows: the time that is left, from 1 down; the query, which with a single bit is always 0; and the context, -1 or 1 at the
+- The observation is what bsuite shows: the time that is left, from 1 down; the query, which with a single bit is always
+  0; and the context, -1 or 1 at the
   start and 0 later. The start is shown twice, before the first step and after it.
 - Only the last action of an episode of length + 1 steps counts: reward 1 if it names the context (0 for -1), else -1.
 - bsuite's lengths go from 1 to 100.

@@ -1,4 +1,6 @@
-"""Mountain car (Moore 1990; Sutton 1996), as Gymnasium's MountainCar-v0 (`gymnasium/envs/classic_control/mountain_car.py`, version 1.3)."""
+"""Mountain car (Moore 1990; Sutton 1996), as Gymnasium's MountainCar-v0
+(`gymnasium/envs/classic_control/mountain_car.py`, version 1.3).
+"""
 
 import math
 from typing import NamedTuple

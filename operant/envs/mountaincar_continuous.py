@@ -1,9 +1,11 @@
 """Mountain car with a throttle, as Gymnasium's MountainCarContinuous-v0.
 
-Source: `gymnasium/envs/classic_control/continuous_mountain_car.py`, version 1.3. The valley is mountaincar's; the engine, the goal and the reward differ.
+Source: `gymnasium/envs/classic_control/continuous_mountain_car.py`, version 1.3. The valley is mountaincar's; the
+engine, the goal and the reward differ.
 
 Where this differs from Gymnasium, and why:
-- Throttle is paid for as it acts, between -1 and 1: the world clips Box actions before a step. Gymnasium drives by the clipped action and charges for the raw
+- Throttle is paid for as it acts, between -1 and 1: the world clips Box actions before a step. Gymnasium drives by the
+  clipped action and charges for the raw
   one, -0.1 * 5^2 for a 5. Actions within the bounds pay the same.
 """
 

@@ -1,4 +1,6 @@
-"""Outside environments as an `Env`: spaces, limit and legal actions, found by making one. Has no rules to compile: see operant/worlds/host_world.py."""
+"""Outside environments as an `Env`: spaces, limit and legal actions, found by making one. Has no rules to compile: see
+operant/worlds/host_world.py.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,12 @@ class HostEnv(Env):
     source: Source = Source("gymnasium", "")  # noqa: RUF009  (a tuple)
     observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
-    channels_first: bool = False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
-    frame_shape: tuple[int, ...] = ()  # (H, W, C) of one picture before it is made grey, smaller or stacked, where it can come so
+    channels_first: bool = (
+        False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
+    )
+    frame_shape: tuple[
+        int, ...
+    ] = ()  # (H, W, C) of one picture before it is made grey, smaller or stacked, where it can come so
     hosting: Hosting = field(default=Hosting(), compare=False)
 
     @property
@@ -51,7 +57,9 @@ class HostEnv(Env):
 
 
 def source(kind: str, name: str, settings: Any) -> Source:
-    """The source of an outside environment, with the values of `[env]`, and what is usual for a game. Raises OSError for a file that cannot be read."""
+    """The source of an outside environment, with the values of `[env]`, and what is usual for a game. Raises OSError
+    for a file that cannot be read.
+    """
     version = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest() if kind == "file" else ""
     kwargs = tuple((key, tupled(value)) for key, value in settings.params.items())
     game = kind == "ale"
@@ -63,7 +71,13 @@ def source(kind: str, name: str, settings: Any) -> Source:
 def hosting(settings: Any) -> Hosting:
     """How the lanes of an outside environment are stepped, by the values of `[env]`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Hosting(cores if settings.threads == "auto" else settings.threads, settings.buffers, settings.timeout_s, settings.reward_clip, settings.asynchronous)
+    return Hosting(
+        cores if settings.threads == "auto" else settings.threads,
+        settings.buffers,
+        settings.timeout_s,
+        settings.reward_clip,
+        settings.asynchronous,
+    )
 
 
 @functools.cache
@@ -86,16 +100,25 @@ def declare(source: Source) -> HostEnv:
     seen, action, mask, limit, metadata, channels_first, frame_shape = found
     kwargs = dict(source.kwargs)
     return HostEnv(
-        Params=_params(kwargs), fields=0,
+        Params=_params(kwargs),
+        fields=0,
         observation=Box(seen.size, seen.low, seen.high, seen.dtype, seen.shape, seen.categories),
         action=_action(action.sizes, action.low, action.high, action.multi),
-        time_limit=source.time_limit or limit, reset=_nothing, step=_nothing, observe=_nothing,
-        legal=_nothing if mask is not None else None, pixels=seen.shape[0] if seen.shape else 0, step_s=_step_s(metadata, source.frame_skip),
+        time_limit=source.time_limit or limit,
+        reset=_nothing,
+        step=_nothing,
+        observe=_nothing,
+        legal=_nothing if mask is not None else None,
+        pixels=seen.shape[0] if seen.shape else 0,
+        step_s=_step_s(metadata, source.frame_skip),
         gymnasium=source.name if source.kind == "gymnasium" else None,
         name=source.name.rpartition("/")[2] if source.kind == "file" else f"{source.kind}:{source.name}",
-        source=source, observed=seen.fields, pictures="rgb_array" in (metadata.get("render_modes") or ()),
-        channels_first=channels_first, frame_shape=frame_shape,
-    )  # fmt: skip
+        source=source,
+        observed=seen.fields,
+        pictures="rgb_array" in (metadata.get("render_modes") or ()),
+        channels_first=channels_first,
+        frame_shape=frame_shape,
+    )
 
 
 class _Found(NamedTuple):
@@ -133,7 +156,9 @@ def _params(kwargs: Mapping[str, Any]) -> type:
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))  # type: ignore[no-any-return]
 
 
-def _action(sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool) -> Discrete | MultiDiscrete | Box:
+def _action(
+    sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool
+) -> Discrete | MultiDiscrete | Box:
     if not sizes:
         return Box(len(low), low, high)
     return MultiDiscrete(sizes) if multi else Discrete(sizes[0])

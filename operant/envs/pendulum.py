@@ -42,7 +42,9 @@ def step(s, action, p, key, tally):
     cost = from_upright * from_upright + float32(0.1) * theta_dot * theta_dot + float32(0.001) * torque * torque
 
     # Semi-implicit Euler: the angle moves by the new velocity.
-    acceleration = float32(1.5) * p.gravity / p.length * math.sin(theta) + float32(3.0) / (p.mass * p.length * p.length) * torque
+    acceleration = (
+        float32(1.5) * p.gravity / p.length * math.sin(theta) + float32(3.0) / (p.mass * p.length * p.length) * torque
+    )
     theta_dot = min(max(theta_dot + p.tau * acceleration, -p.max_speed), p.max_speed)
     s[THETA], s[THETA_DOT] = theta + p.tau * theta_dot, theta_dot
     return -cost, False

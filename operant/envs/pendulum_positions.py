@@ -1,8 +1,10 @@
-"""Pendulum of which only the position is seen: where the rod points, not how fast it turns. All else is `operant/envs/pendulum.py`.
+"""Pendulum of which only the position is seen: where the rod points, not how fast it turns. All else is
+`operant/envs/pendulum.py`.
 
 (POPGym's PositionOnlyPendulum hides the same number.)
 
-Optimum: about -150, as with the speed. Without memory: about -1040, the best that an evolutionary search over small networks came to.
+Optimum: about -150, as with the speed. Without memory: about -1040, the best that an evolutionary search over small
+networks came to.
 """
 
 import math

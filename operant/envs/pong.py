@@ -1,20 +1,25 @@
-"""Pong, first to 21 against a paddle that follows the ball: the agent holds the right one. Positions in pixels of a field 500 x 640, y upwards.
+"""Pong, first to 21 against a paddle that follows the ball: the agent holds the right one. Positions in pixels of a
+field 500 x 640, y upwards.
 
-Rules and constants: PufferLib's Pong (`ocean/pong/pong.h`, `config/pong.ini`; github.com/PufferAI/PufferLib), written anew from reading it. A frame moves, in
-this order: the agent's paddle, the opponent's towards where the ball is (at most as fast), then the ball; it turns at the walls, and at a paddle that it
-meets. Where the agent's paddle moves as it meets the ball, the ball is given a spin: that is how points are made, since an opponent of 8 pixels a frame only
-misses a ball of 9 or more. Eight frames a step, fewer where a point ends the round.
+Rules and constants: PufferLib's Pong (`ocean/pong/pong.h`, `config/pong.ini`; github.com/PufferAI/PufferLib), written
+anew from reading it. A frame moves, in this order: the agent's paddle, the opponent's towards where the ball is (at
+most as fast), then the ball; it turns at the walls, and at a paddle that it meets. Where the agent's paddle moves as it
+meets the ball, the ball is given a spin: that is how points are made, since an opponent of 8 pixels a frame only misses
+a ball of 9 or more. Eight frames a step, fewer where a point ends the round.
 
 Where this differs, and why:
-- A step that ends a round shows the new round at once; PufferLib shows the frame before it, since it returns before it looks.
+- A step that ends a round shows the new round at once; PufferLib shows the frame before it, since it returns before it
+  looks.
 - The scores are observed as shares of 21; PufferLib divides whole numbers, so that its agent sees zeros until the end.
-- A return of the ball pays nothing: PufferLib pays 0.1 and leaves it out of the score that it reports. Without it the return of an episode is the score, and
+- A return of the ball pays nothing: PufferLib pays 0.1 and leaves it out of the score that it reports. Without it the
+  return of an episode is the score, and
   what an evaluation measures is what is compared. `return_reward` brings it back.
-- Games end after 4,000 steps (9 minutes at 60 frames a second), as two paddles that never miss would play for ever. A truncation, which bootstraps.
-What looks like an oversight is kept: a round begins level or downwards, never upwards, and the ball is put back into the field on the right side only.
+- Games end after 4,000 steps (9 minutes at 60 frames a second), as two paddles that never miss would play for ever. A
+  truncation, which bootstraps. What looks like an oversight is kept: a round begins level or downwards, never upwards,
+  and the ball is put back into the field on the right side only.
 
-Random numbers: whether a round begins level (0) or downwards (1) is `integer(key, 0, 2)`; a step ends at most one round.
-All positions are whole or half pixels, so the game itself is the same to the bit on every device.
+Random numbers: whether a round begins level (0) or downwards (1) is `integer(key, 0, 2)`; a step ends at most one
+round. All positions are whole or half pixels, so the game itself is the same to the bit on every device.
 """
 
 from typing import NamedTuple
@@ -23,7 +28,8 @@ from numpy import float32
 
 from operant.envs import BLUE, GREY, GROUND, ORANGE, YELLOW, Box, Discrete, Env, device, in_box, in_disc, integer
 
-# Rows of the state: the lower edges of both paddles, the lower left corner of the ball (pixels), its velocity (pixels a frame), the scores.
+# Rows of the state: the lower edges of both paddles, the lower left corner of the ball (pixels), its velocity (pixels a
+# frame), the scores.
 OPPONENT, AGENT, BALL_X, BALL_Y, BALL_VX, BALL_VY, OPPONENT_SCORE, AGENT_SCORE, FIELDS = range(9)
 STAY, UP, DOWN = range(3)  # actions
 SCORED, CONCEDED, RETURNS, WON = range(4)  # tallies
@@ -80,7 +86,9 @@ def step(s, action, p, key, tally):
 
     for _ in range(p.frames):
         agent = _clip(agent + p.paddle_speed * turn, lowest, highest)
-        opponent = _clip(opponent + _clip(y - (opponent + float32(0.5) * p.paddle), -p.paddle_speed, p.paddle_speed), lowest, highest)
+        opponent = _clip(
+            opponent + _clip(y - (opponent + float32(0.5) * p.paddle), -p.paddle_speed, p.paddle_speed), lowest, highest
+        )
         x += vx
         y += vy
         if y < float32(0.0) or y + p.ball > p.height:
@@ -136,7 +144,8 @@ def observe(s, obs, p):
 
 @device
 def pixel_shader(s, p, x, y):
-    # The paddles stand beside the field, and the scores above it: bars that grow from the middle, half the picture for 21 points.
+    # The paddles stand beside the field, and the scores above it: bars that grow from the middle, half the picture for
+    # 21 points.
     margin, thickness, head = float32(0.1) * p.width, float32(0.055) * p.width, float32(0.09) * p.height
     right = x * (p.width + float32(2.0) * margin) - margin
     up = (float32(1.0) - y) * (p.height + float32(2.0) * head) - head
@@ -145,7 +154,9 @@ def pixel_shader(s, p, x, y):
     squeeze = (p.width + float32(2.0) * margin) / (p.height + float32(2.0) * head)
     if in_disc(right, up * squeeze, s[BALL_X] + half_ball, (s[BALL_Y] + half_ball) * squeeze, float32(1.2) * half_ball):
         return YELLOW
-    if in_box(right, up, p.width + float32(0.5) * thickness, s[AGENT] + half_paddle, float32(0.5) * thickness, half_paddle):
+    if in_box(
+        right, up, p.width + float32(0.5) * thickness, s[AGENT] + half_paddle, float32(0.5) * thickness, half_paddle
+    ):
         return BLUE
     if in_box(right, up, float32(-0.5) * thickness, s[OPPONENT] + half_paddle, float32(0.5) * thickness, half_paddle):
         return ORANGE
@@ -154,11 +165,19 @@ def pixel_shader(s, p, x, y):
         beside = abs(right - middle) - float32(0.02) * p.width
         if beside > float32(0.0) and beside < reach * (s[AGENT_SCORE] if right > middle else s[OPPONENT_SCORE]):
             return BLUE if right > middle else ORANGE
-    if abs(up - float32(-0.1) * head) < float32(0.1) * head or abs(up - p.height - float32(0.1) * head) < float32(0.1) * head:
+    if (
+        abs(up - float32(-0.1) * head) < float32(0.1) * head
+        or abs(up - p.height - float32(0.1) * head) < float32(0.1) * head
+    ):
         return GREY
     # The net: dashes of a twentieth of the field's height.
     dash = up * float32(10.0) / p.height
-    if up > float32(0.0) and up < p.height and abs(right - middle) < float32(0.012) * p.width and dash - float32(int(dash)) < float32(0.5):
+    if (
+        up > float32(0.0)
+        and up < p.height
+        and abs(right - middle) < float32(0.012) * p.width
+        and dash - float32(int(dash)) < float32(0.5)
+    ):
         return GREY
     return GROUND
 
@@ -174,7 +193,8 @@ ENV = Env(
     observe=observe,
     pixel_shader=pixel_shader,
     ranges={
-        # The ball is never faster than what is observed as 1, and moves a tenth of the field in a frame at most: it is put back, or turned, only then.
+        # The ball is never faster than what is observed as 1, and moves a tenth of the field in a frame at most: it is
+        # put back, or turned, only then.
         "frames": (1, 100),
         "points": (1, 1000),
         "width": (200.0, 5000.0),

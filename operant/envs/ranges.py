@@ -1,6 +1,8 @@
-"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and anything else refused in a message.
+"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and
+anything else refused in a message.
 
-Knows no file and no command line. All that take parameters (a configuration, `gym.make_vec`, a world) ask here, so that each refuses the same, alike.
+Knows no file and no command line. All that take parameters (a configuration, `gym.make_vec`, a world) ask here, so that
+each refuses the same, alike.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 
 
 def problem(env: Env, name: str, value: object) -> str | None:
-    """Why a parameter of `env` cannot have a value, "input should be ..."; None where it can. The declaration must be sound: see `declaration_problems`."""
+    """Why a parameter of `env` cannot have a value, "input should be ..."; None where it can. The declaration must be
+    sound: see `declaration_problems`.
+    """
     default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "input should be true or false"
@@ -36,7 +40,9 @@ def problem(env: Env, name: str, value: object) -> str | None:
 
 
 def declaration_problems(env: Env) -> Iterator[str]:
-    """Everything wrong with the ranges that an environment declares, and with its defaults beside them, a sentence each."""
+    """Everything wrong with the ranges that an environment declares, and with its defaults beside them, a sentence
+    each.
+    """
     defaults = _defaults(env)
     if not isinstance(env.ranges, Mapping):
         yield f'ranges is {env.ranges!r}: the least and the greatest value by parameter, such as {{"steps": (1, None)}}'
@@ -46,9 +52,16 @@ def declaration_problems(env: Env) -> Iterator[str]:
             yield f"ranges names {name!r}, which is no parameter{_near(name, defaults)}"
         elif isinstance(defaults[name], bool):
             yield f"ranges names {name!r}, which is True or False"
-        elif not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(_is_bound(bound, defaults[name]) for bound in bounds):
+        elif (
+            not isinstance(bounds, (tuple, list))
+            or len(bounds) != 2
+            or not all(_is_bound(bound, defaults[name]) for bound in bounds)
+        ):
             kind = "whole numbers" if isinstance(defaults[name], int) else "numbers"
-            yield f"the range of {name!r} is {bounds!r}: it must be its least and its greatest value, two {kind}, None for no bound"
+            yield (
+                f"the range of {name!r} is {bounds!r}: it must be its least and its greatest value, two {kind}, "
+                "None for no bound"
+            )
         elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
         elif message := problem(env, name, defaults[name]):
@@ -59,13 +72,16 @@ def declaration_problems(env: Env) -> Iterator[str]:
 
 
 def checked(env: Env, given: Any = None) -> Any:
-    """A whole `Params` of an environment: its defaults, with the values of a mapping by name, or of another `Params`. A whole number for a float becomes one.
+    """A whole `Params` of an environment: its defaults, with the values of a mapping by name, or of another `Params`. A
+    whole number for a float becomes one.
 
     Raises UsageError with all that is wrong.
     """
     what, defaults = env.name or "the environment", _defaults(env)
     wrong = [f"{what}: {problem}" for problem in declaration_problems(env)]
-    values = given._asdict() if isinstance(given, tuple) and hasattr(given, "_asdict") else {} if given is None else given
+    values = (
+        given._asdict() if isinstance(given, tuple) and hasattr(given, "_asdict") else {} if given is None else given
+    )
     if not isinstance(values, Mapping):
         wrong.append(f"params is {given!r}: it must be a mapping of names to numbers, or the environment's own Params")
     elif not wrong:
@@ -76,7 +92,12 @@ def checked(env: Env, given: Any = None) -> Any:
                 wrong.append(f"parameter {name!r} of {what}: {message} (got {_short(value)})")
     if wrong:
         raise UsageError("\n".join(wrong))
-    return env.Params(**{name: float(values.get(name, own)) if isinstance(own, float) else values.get(name, own) for name, own in defaults.items()})
+    return env.Params(
+        **{
+            name: float(values.get(name, own)) if isinstance(own, float) else values.get(name, own)
+            for name, own in defaults.items()
+        }
+    )
 
 
 def _defaults(env: Env) -> dict[str, Any]:
@@ -84,13 +105,19 @@ def _defaults(env: Env) -> dict[str, Any]:
     try:
         return env.Params()._asdict()  # type: ignore[attr-defined, no-any-return]
     except (TypeError, AttributeError) as error:
-        raise UsageError(f"Params of {env.name or 'the environment'} must be a NamedTuple whose fields all have a default ({error})") from None
+        raise UsageError(
+            f"Params of {env.name or 'the environment'} must be a NamedTuple whose fields all have a default ({error})"
+        ) from None
 
 
 def _is_bound(bound: object, default: object) -> bool:
     if bound is None:
         return True
-    return isinstance(bound, int if isinstance(default, int) else (int, float)) and not isinstance(bound, bool) and abs(bound) <= LARGEST_FLOAT32  # type: ignore[operator, arg-type]
+    return (
+        isinstance(bound, int if isinstance(default, int) else (int, float))
+        and not isinstance(bound, bool)
+        and abs(bound) <= LARGEST_FLOAT32
+    )  # type: ignore[operator, arg-type]
 
 
 def _words(low: float | None, high: float | None) -> str:

@@ -1,11 +1,15 @@
-"""Repeat First: say the suit of the first card, at every card that follows. As POPGym's RepeatFirst (Morad et al. 2023, popgym 1.0).
+"""Repeat First: say the suit of the first card, at every card that follows. As POPGym's RepeatFirst (Morad et al. 2023,
+popgym 1.0).
 
 The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action names a suit.
-- Reward: 1 / (cards - 1) if it is the suit of the episode's first card, else as much below zero. The episode ends when the deck is dealt.
+- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
+  action names a suit.
+- Reward: 1 / (cards - 1) if it is the suit of the episode's first card, else as much below zero. The episode ends when
+  the deck is dealt.
 - `decks` = 1, 8 and 16 are POPGym's easy, medium and hard: 51, 415 and 831 steps.
 
-Optimum: 1. Without memory: at most -0.499, -0.500, -0.500 (name the suit that is shown: right at the first card, and as likely as any later).
+Optimum: 1. Without memory: at most -0.499, -0.500, -0.500 (name the suit that is shown: right at the first card, and as
+likely as any later).
 """
 
 from typing import NamedTuple
@@ -49,4 +53,14 @@ def pixel_shader(s, p, x, y):
     return card_picture(x, y, int32(s[SHOWN]), float32(cards_left(s, LEFT, SUITS)) / float32(DECK * p.decks), BLUE)
 
 
-ENV = game(Params, FIELDS, seen=SUITS, actions=SUIT_NAMES, ranges={"decks": (1, 10_000)}, reset=reset, step=step, observe=observe, pixel_shader=pixel_shader)
+ENV = game(
+    Params,
+    FIELDS,
+    seen=SUITS,
+    actions=SUIT_NAMES,
+    ranges={"decks": (1, 10_000)},
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+)

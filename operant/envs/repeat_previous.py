@@ -1,11 +1,15 @@
-"""Repeat Previous: say the suit of the card that was shown k - 1 steps ago. As POPGym's RepeatPrevious (Morad et al. 2023, popgym 1.0).
+"""Repeat Previous: say the suit of the card that was shown k - 1 steps ago. As POPGym's RepeatPrevious (Morad et al.
+2023, popgym 1.0).
 
 The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action names a suit.
-- Once k cards are on the table: reward 1 / (cards - k) if it is the suit of the k-th of them from the end (k = 1: of the one that is shown), else as much below
+- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
+  action names a suit.
+- Once k cards are on the table: reward 1 / (cards - k) if it is the suit of the k-th of them from the end (k = 1: of
+  the one that is shown), else as much below
   zero. The episode ends when the deck is dealt, after cards - 1 steps.
 - `decks`, `k` = 1, 4; 2, 32; 3, 64 are POPGym's easy, medium and hard. A k of more than cards - 1 counts as cards - 1.
-  These take units that pass on what they hold (`net.memory_init = 1`); k can also grow: `env.params.k = {linear = [4, 33], over = "50M"}`.
+  These take units that pass on what they hold (`net.memory_init = 1`); k can also grow: `env.params.k = {linear = [4,
+  33], over = "50M"}`.
 
 Optimum: 1. Without memory: at most -0.490, -0.495, -0.497 (name any suit but the one that is shown).
 """
@@ -17,7 +21,8 @@ from numpy import float32, int32
 from operant.envs import BLUE, IntState, device
 from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
-DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
+# rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
+DEALT, SHOWN, LEFT = range(3)
 FIELDS = LEFT + SUITS
 MOST = 128  # suits that are kept, in a ring: card j in place j % MOST
 
@@ -64,6 +69,14 @@ def pixel_shader(s, ring, p, x, y):
 
 
 ENV = game(
-    Params, FIELDS, seen=SUITS, actions=SUIT_NAMES, ranges={"decks": (1, 10_000), "k": (1, MOST)}, int_state=IntState(MOST, "int8"),
-    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
-)  # fmt: skip
+    Params,
+    FIELDS,
+    seen=SUITS,
+    actions=SUIT_NAMES,
+    ranges={"decks": (1, 10_000), "k": (1, MOST)},
+    int_state=IntState(MOST, "int8"),
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+)

@@ -20,7 +20,22 @@ from typing import Any, NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import GREEN, GREY, GROUND, RED, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
+from operant.envs import (
+    GREEN,
+    GREY,
+    GROUND,
+    RED,
+    YELLOW,
+    Box,
+    Discrete,
+    Env,
+    IntState,
+    device,
+    device_call,
+    in_box,
+    in_disc,
+    integer,
+)
 
 ROW, COLUMN, HEADING, LENGTH, FOOD, CLOCK, HUNGER, FIELDS = range(8)
 """Rows of the state, whole numbers all: the head's place, where it heads, cells of the snake, the food's cell (-1: none), steps, steps without food."""
@@ -145,9 +160,19 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
     def pixel_shader(s, cells, p, x, y):
         # The board, and a wall around it of half a cell.
         side = float32(max(height, width) + 1)
-        right, down = x * side - float32(0.5) * (side - float32(width)), y * side - float32(0.5) * (side - float32(height))
+        right, down = (
+            x * side - float32(0.5) * (side - float32(width)),
+            y * side - float32(0.5) * (side - float32(height)),
+        )
         if right < float32(0.0) or right >= float32(width) or down < float32(0.0) or down >= float32(height):
-            within_wall = in_box(right, down, float32(width / 2), float32(height / 2), float32(width / 2 + 0.5), float32(height / 2 + 0.5))
+            within_wall = in_box(
+                right,
+                down,
+                float32(width / 2),
+                float32(height / 2),
+                float32(width / 2 + 0.5),
+                float32(height / 2 + 0.5),
+            )
             return GREY if within_wall else GROUND
         row, column = int(down), int(right)
         cell = row * width + column
@@ -179,8 +204,16 @@ def snake(height: int = 10, width: int = 10) -> Env:
 
     An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV = snake(16, 16)` is an environment.
     """
-    if not (isinstance(height, int) and isinstance(width, int)) or min(height, width) < 4 or height % 2 or width % 2 or height * width > MOST_CELLS:
-        raise ValueError(f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}")
+    if (
+        not (isinstance(height, int) and isinstance(width, int))
+        or min(height, width) < 4
+        or height % 2
+        or width % 2
+        or height * width > MOST_CELLS
+    ):
+        raise ValueError(
+            f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}"
+        )
     count = height * width
     (reset, step), (observe, pixel_shader) = _rules(height, width), _views(height, width)
 

@@ -1,11 +1,15 @@
-"""A pole to be swung up and balanced by a push on its cart, as in the project "RL entirely on GPU" (Bertil Braun, github.com/BertilBraun/RL-entirely-on-GPU).
+"""A pole to be swung up and balanced by a push on its cart, as in the project "RL entirely on GPU" (Bertil Braun,
+github.com/BertilBraun/RL-entirely-on-GPU).
 
-Source: `src/environment/cartpole.py` there, whose constants, reward and order of things these are. With s the state before the step and F the push on it:
+Source: `src/environment/cartpole.py` there, whose constants, reward and order of things these are. With s the state
+before the step and F the push on it:
 
-    reward = cos theta + 3 exp(-theta^2 / 0.12^2) - 0.05 x^2 - 0.01 theta_dot^2 - 0.01 x_dot^2 - 1e-4 F^2 - 2 [|x| >= 3.5]
+    reward = cos theta + 3 exp(-theta^2 / 0.12^2) - 0.05 x^2 - 0.01 theta_dot^2 - 0.01 x_dot^2 - 1e-4 F^2 - 2 [|x| >=
+    3.5]
 
-so 4 a step is the most there is, and swinging up costs some hundred steps of it. The episode ends where the cart meets the end of its rail. Semi-implicit
-Euler; speeds are cut to their limits after the positions have moved by them. The angle is measured from upright and wrapped to [-pi, pi).
+so 4 a step is the most there is, and swinging up costs some hundred steps of it. The episode ends where the cart meets
+the end of its rail. Semi-implicit Euler; speeds are cut to their limits after the positions have moved by them. The
+angle is measured from upright and wrapped to [-pi, pi).
 """
 
 import math
@@ -39,7 +43,9 @@ class Params(NamedTuple):
 
 @device
 def accelerations(theta, theta_dot, force, p):
-    """Of the cart, m/s^2, and of the pole, rad/s^2, under a push in N: without friction (Florian 2007, equations 23 and 24)."""
+    """Of the cart, m/s^2, and of the pole, rad/s^2, under a push in N: without friction (Florian 2007, equations 23 and
+    24).
+    """
     sin_theta, cos_theta = math.sin(theta), math.cos(theta)
     mass = p.mass_cart + p.mass_pole
     pole_moment = p.mass_pole * p.half_length
@@ -66,7 +72,9 @@ def step(s, action, p, key, tally):
 
     # The reward is that of the state before the step.
     reward = math.cos(theta) + float32(3.0) * math.exp(-theta * theta / (PEAK * PEAK))
-    reward -= float32(0.05) * x * x + float32(0.01) * (theta_dot * theta_dot + x_dot * x_dot) + float32(1e-4) * force * force
+    reward -= (
+        float32(0.05) * x * x + float32(0.01) * (theta_dot * theta_dot + x_dot * x_dot) + float32(1e-4) * force * force
+    )
     if abs(x) >= p.x_danger:
         reward -= float32(2.0)
     # Without a branch: one here would cost a CPU five times the step.

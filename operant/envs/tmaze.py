@@ -1,15 +1,21 @@
-"""T-maze: a sign at the start tells which way to turn at the end of a corridor (Bakker 2001, "Reinforcement Learning with Long Short-Term Memory").
+"""T-maze: a sign at the start tells which way to turn at the end of a corridor (Bakker 2001, "Reinforcement Learning
+with Long Short-Term Memory").
 
 The rules of a step
-- The corridor leads from the start eastwards to the junction, where one arm leads north and one south. Its length in cells is drawn for each episode, each from
-  `low` to `high` as likely (`high` counts as `low` where it is below it). With `log_uniform` each doubling of `low` up to `high` is as likely, and in it each
-  length: of 10 to 1,000 one in seven has fewer than 20 cells, so that there is something to learn from before long corridors are walked.
-- The action goes north, east, south or west (0 to 3; on the keys up, right, down, left). Into a wall it stands still, which costs 0.1.
-- Three bits are seen: at the start 011 where the goal lies north, 110 where it lies south; 101 in the corridor; 010 at the junction.
-- North or south of the junction the episode ends: reward 4 in the goal's arm, -0.1 in the other one. It also ends, with -0.1, after four times as many steps as
+- The corridor leads from the start eastwards to the junction, where one arm leads north and one south. Its length in
+  cells is drawn for each episode, each from `low` to `high` as likely (`high` counts as `low` where it is below it).
+  With `log_uniform` each doubling of `low` up to `high` is as likely, and in it each length: of 10 to 1,000 one in
+  seven has fewer than 20 cells, so that there is something to learn from before long corridors are walked.
+- The action goes north, east, south or west (0 to 3; on the keys up, right, down, left). Into a wall it stands still,
+  which costs 0.1.
+- Three bits are seen: at the start 011 where the goal lies north, 110 where it lies south; 101 in the corridor; 010 at
+  the junction.
+- North or south of the junction the episode ends: reward 4 in the goal's arm, -0.1 in the other one. It also ends, with
+  -0.1, after four times as many steps as
   the straight way takes, which Bakker leaves open.
 
-Optimum: 4, and the tally `right`, the share of episodes that ended in the goal's arm, 1. Without memory: at most 1.95 on average, and 0.5.
+Optimum: 4, and the tally `right`, the share of episodes that ended in the goal's arm, 1. Without memory: at most 1.95
+on average, and 0.5.
 """
 
 from typing import NamedTuple
@@ -18,7 +24,8 @@ from numpy import float32, int32
 
 from operant.envs import BLUE, GREEN, GREY, GROUND, YELLOW, Box, Discrete, Env, device, in_box, in_disc, integer
 
-PLACE, LENGTH, GOAL, STEPS, FIELDS = range(5)  # rows of the state: cells from the start, cells, the action NORTH or SOUTH, steps taken
+# rows of the state: cells from the start, cells, the action NORTH or SOUTH, steps taken
+PLACE, LENGTH, GOAL, STEPS, FIELDS = range(5)
 
 NORTH, EAST, SOUTH, WEST = range(4)
 RIGHT, CORRIDOR = range(2)  # tallies
@@ -88,7 +95,14 @@ def pixel_shader(s, p, x, y):
     start, junction = -s[PLACE], s[LENGTH] - s[PLACE]
     if in_box(across, up, junction, float32(0.0), float32(0.5), float32(3.0)):
         return BLUE
-    corridor = in_box(across, up, float32(0.5) * (start + junction), float32(0.0), float32(0.5) * (junction - start) + float32(0.5), float32(0.5))
+    corridor = in_box(
+        across,
+        up,
+        float32(0.5) * (start + junction),
+        float32(0.0),
+        float32(0.5) * (junction - start) + float32(0.5),
+        float32(0.5),
+    )
     return GREY if corridor else GROUND
 
 

@@ -1,8 +1,9 @@
-"""Writes a run's metrics as CSV or Parquet, or hands them to TensorBoard, Weights & Biases or MLflow: afterwards, or while it trains. Knows no trainer.
+"""Writes a run's metrics as CSV or Parquet, or hands them to TensorBoard, Weights & Biases or MLflow: afterwards, or
+while it trains. Knows no trainer.
 
-It reads the run's files as any viewer does: whatever becomes of a network or of a disk here, the trainer does not notice. Every row is one record: `session`
-and `n` (which count a run's trainers and their records), `step`, `time` (seconds since 1970), and one column for each metric; a metric without a value is
-empty.
+It reads the run's files as any viewer does: whatever becomes of a network or of a disk here, the trainer does not
+notice. Every row is one record: `session` and `n` (which count a run's trainers and their records), `step`, `time`
+(seconds since 1970), and one column for each metric; a metric without a value is empty.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Sink(Protocol):
         """The next rows, of one session."""
 
     def close(self, complete: bool) -> None:
-        """There are no more rows; not `complete`: something went wrong. (A user who stops following has what there was until then.)"""
+        """There are no more rows; not `complete`: something went wrong. (A user who stops following has what there was
+        until then.)
+        """
 
 
 class Written(NamedTuple):
@@ -52,7 +55,8 @@ class Written(NamedTuple):
 
 
 def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
-    """Hand all records of a run to a sink; with `follow` also those that come, until the run has ended. `report` takes the number of rows so far.
+    """Hand all records of a run to a sink; with `follow` also those that come, until the run has ended. `report` takes
+    the number of rows so far.
 
     Raises MachineError where they cannot be written.
     """
@@ -83,13 +87,18 @@ def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] 
 
 
 def _not_written(sink: Sink, error: OSError) -> MachineError:
-    return MachineError(f"{sink.where} cannot be written ({error.strerror or error}): choose another place with --out. The run is not concerned")
+    return MachineError(
+        f"{sink.where} cannot be written ({error.strerror or error}): choose another place with --out. The run is not "
+        "concerned"
+    )
 
 
 def require(what: str, *packages: str) -> None:
     """Raise MachineError where a format's packages are not installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]'. Without: --to csv")
+        raise MachineError(
+            f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]'. Without: --to csv"
+        )
 
 
 def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
@@ -101,7 +110,8 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
 
 
 def names_of(run: Run, *, wait: bool) -> list[str]:
-    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there is a record.
+    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there
+    is a record.
 
     Raises NotFoundError for a run without records.
     """
@@ -133,8 +143,8 @@ def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
 
 
 class CsvFile:
-    """A line for each record. Followed, the file grows line by line, and is replaced by a wider one where a metric is new; otherwise it is there once it is
-    whole.
+    """A line for each record. Followed, the file grows line by line, and is replaced by a wider one where a metric is
+    new; otherwise it is there once it is whole.
     """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
@@ -149,20 +159,32 @@ class CsvFile:
         """Write the rows; a float is written so that it is read back as the same."""
         if new := _new(chunk, self._names):
             self._widen(new)
-        self._writer.writerows([("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names))
+        self._writer.writerows(
+            [("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names)
+        )
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Give what was written columns for more metrics, which are empty there. Raises MachineError for a pipe or a device, which keeps what it got."""
+        """Give what was written columns for more metrics, which are empty there. Raises MachineError for a pipe or a
+        device, which keeps what it got.
+        """
         if not self._place.is_file():
-            raise MachineError(f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, not a file, cannot get more columns")
+            raise MachineError(
+                f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, not a file, "
+                "cannot get more columns"
+            )
         self._file.close()
         if self._place == self._path:
             self._path = self._place = self._place.resolve()  # a link stays one
         wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
-        with self._place.open(newline="", encoding="utf-8") as before, wider.open("w", newline="", encoding="utf-8") as after:
+        with (
+            self._place.open(newline="", encoding="utf-8") as before,
+            wider.open("w", newline="", encoding="utf-8") as after,
+        ):
             writer = csv.writer(after)
-            writer.writerows([*row, *(names if k == 0 else [""] * len(names))] for k, row in enumerate(csv.reader(before)))
+            writer.writerows(
+                [*row, *(names if k == 0 else [""] * len(names))] for k, row in enumerate(csv.reader(before))
+            )
         os.replace(wider, self._place)
         self._names += names
         self._file = self._place.open("a", newline="", encoding="utf-8")
@@ -175,7 +197,9 @@ class CsvFile:
 
 
 class ParquetFile:
-    """A row for each record. The file is there once it is whole: a Parquet file can be read only then. One that is followed is whole at the run's end."""
+    """A row for each record. The file is there once it is whole: a Parquet file can be read only then. One that is
+    followed is whole at the run's end.
+    """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         import pyarrow
@@ -188,7 +212,12 @@ class ParquetFile:
 
     def _open(self) -> None:
         arrow = self._arrow
-        fixed = [("session", arrow.uint64()), ("n", arrow.uint64()), ("step", arrow.uint64()), ("time", arrow.float64())]
+        fixed = [
+            ("session", arrow.uint64()),
+            ("n", arrow.uint64()),
+            ("step", arrow.uint64()),
+            ("time", arrow.float64()),
+        ]
         self._schema = arrow.schema([*fixed, *((name, arrow.float64()) for name in self._names)])
         self._writer = self._parquet.ParquetWriter(str(self._place), self._schema)
 
@@ -232,4 +261,6 @@ def _opening(place: Path, path: Path) -> Iterator[None]:
         if place != path:
             with suppress(OSError):
                 place.unlink()
-        raise MachineError(f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out") from None
+        raise MachineError(
+            f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out"
+        ) from None

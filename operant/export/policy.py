@@ -99,13 +99,21 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
             run = load(temporary)
             found = _check(actor, params, traced, run, steps)
             found = found if found.difference <= TOLERANCE else _check(actor, params, traced, run, steps, exact=True)
-            rounded = found.file_rounding is not None and found.actor_rounding is not None and found.file_rounding <= ROUNDING * found.actor_rounding
+            rounded = (
+                found.file_rounding is not None
+                and found.actor_rounding is not None
+                and found.file_rounding <= ROUNDING * found.actor_rounding
+            )
             if not (found.difference <= TOLERANCE or rounded):
                 far = "" if found.file_rounding is None else f"; {found.words}"
-                raise OperantError(f"the exported policy differs from the run's by {found.difference:.3g} (more than {TOLERANCE:g}{far}): no file was written")
+                raise OperantError(
+                    f"the exported policy differs from the run's by {found.difference:.3g} (more than {TOLERANCE:g}{far}): no file was written"
+                )
             os.replace(temporary, path)
         except OSError as error:
-            raise MachineError(f"{path} cannot be written ({error.strerror or error}): choose another place with --out") from None
+            raise MachineError(
+                f"{path} cannot be written ({error.strerror or error}): choose another place with --out"
+            ) from None
         finally:
             temporary.unlink(missing_ok=True)
     return Exported(path, *names(actor), steps * LANES, **found._asdict())
@@ -121,7 +129,9 @@ def _trace(actor: Actor) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(PlainPolicy(actor), (observation, *legal, *state), dynamic_shapes=shapes)
     except Exception as error:  # a user's own network may do anything
-        raise OperantError(f"torch.export cannot express this policy ({_first_line(error)}): a network of your own must take any number of rows") from error
+        raise OperantError(
+            f"torch.export cannot express this policy ({_first_line(error)}): a network of your own must take any number of rows"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -148,7 +158,9 @@ def _quiet() -> Iterator[None]:
 def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
     _require("onnx", "onnxscript", "onnxruntime")
     inputs, outputs = names(actor)
-    made = torch.onnx.export(traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False, external_data=False)
+    made = torch.onnx.export(
+        traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False, external_data=False
+    )
     assert made is not None
     made.save(str(path), external_data=False)
 
@@ -180,7 +192,11 @@ def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: 
     from safetensors.numpy import save_file
 
     steps, arrays = _program(traced, actor)
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, str(path), {program.PROGRAM: json.dumps(steps)})
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        str(path),
+        {program.PROGRAM: json.dumps(steps)},
+    )
 
 
 def _load_program(path: Path) -> Runner:
@@ -193,7 +209,9 @@ def _load_program(path: Path) -> Runner:
     return run
 
 
-_FORMATS: Final[dict[str, tuple[Callable[[torch.export.ExportedProgram, Actor, Path], None], Callable[[Path], Runner]]]] = {
+_FORMATS: Final[
+    dict[str, tuple[Callable[[torch.export.ExportedProgram, Actor, Path], None], Callable[[Path], Runner]]]
+] = {
     "onnx": (_save_onnx, _load_onnx),
     "pt2": (_save_pt2, _load_pt2),
     "safetensors": (_save_safetensors, _load_program),
@@ -205,7 +223,9 @@ def _require(*packages: str) -> None:
     from importlib.util import find_spec
 
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MachineError(f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors or numpy")
+        raise MachineError(
+            f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors or numpy"
+        )
 
 
 def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -233,19 +253,36 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
         if node.op == "call_function":
             op = getattr(node.target, "__name__", str(node.target))
             if op not in program.OPERATIONS:
-                raise OperantError(f"the policy's network computes {op}, which NumPy files cannot hold: use --to onnx or pt2")
+                raise OperantError(
+                    f"the policy's network computes {op}, which NumPy files cannot hold: use --to onnx or pt2"
+                )
             shaped = node.meta["val"] if isinstance(node.meta.get("val"), Tensor) else None
             dtype = None if shaped is None else str(shaped.dtype).removeprefix("torch.")
-            steps.append({"name": node.name, "op": op, "args": encoded(node.args), "kwargs": _named(node.kwargs, encoded), "dtype": dtype})
+            steps.append(
+                {
+                    "name": node.name,
+                    "op": op,
+                    "args": encoded(node.args),
+                    "kwargs": _named(node.kwargs, encoded),
+                    "dtype": dtype,
+                }
+            )
     outputs = [entry["$"] for entry in encoded(core.graph.output_node().args[0])]
-    state = [{"shape": list(part.shape[:-1]), "dtype": str(part.dtype).removeprefix("torch.")} for part in actor.initial_state(1)]
+    state = [
+        {"shape": list(part.shape[:-1]), "dtype": str(part.dtype).removeprefix("torch.")}
+        for part in actor.initial_state(1)
+    ]
     arrays = {name: tensor.detach().numpy() for name, tensor in held.items() if name in read}
     return {"schema": 1, "inputs": names(actor)[0], "outputs": outputs, "state": state, "nodes": steps}, arrays
 
 
 def _named(given: Any, encoded: Callable[[Any], Any]) -> dict[str, Any]:
     """The named arguments of an operation that say what it computes, not where."""
-    return {key: encoded(value) for key, value in given.items() if key not in ("device", "layout", "pin_memory", "memory_format", "dtype")}
+    return {
+        key: encoded(value)
+        for key, value in given.items()
+        if key not in ("device", "layout", "pin_memory", "memory_format", "dtype")
+    }
 
 
 # THE CHECK
@@ -281,7 +318,13 @@ class _Graph(torch.fx.Interpreter):
     def _precise(self, value: Any) -> Any:
         if not self._exact:
             return value
-        return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else torch.float64 if value is torch.float32 else value
+        return (
+            value.double()
+            if isinstance(value, Tensor) and value.dtype == torch.float32
+            else torch.float64
+            if value is torch.float32
+            else value
+        )
 
     def fetch_attr(self, target: str) -> Any:
         return self._precise(super().fetch_attr(target))
@@ -308,7 +351,9 @@ def _difference(found: Arrays, others: Arrays) -> float:
     return max((float(np.nan_to_num(one, nan=np.inf).max(initial=0.0)) for one in far), default=0.0)
 
 
-def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False) -> _Found:
+def _check(
+    actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
+) -> _Found:
     """What differs between the file and the actor over observations that the actor meets when it plays at random; with `exact` between either and float64, too.
 
     Each carries its own state from step to step. Of discrete actions either of two is right whose scores differ by no more than what numbers may differ by.
@@ -339,11 +384,18 @@ def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run:
                 limit = TOLERANCE
                 if exact:
                     precise.of([*given, *own])
-                    limit = max(TOLERANCE, ROUNDING * _difference([one.numpy() for one in scores.seen], [one.numpy() for one in precise.seen]))
+                    limit = max(
+                        TOLERANCE,
+                        ROUNDING
+                        * _difference([one.numpy() for one in scores.seen], [one.numpy() for one in precise.seen]),
+                    )
                 wrong = not (scores.gap(found[0])[other] <= limit).all()
                 ties += int(other.sum())
         worst = max(worst, _difference(found, expected) if wrong else _difference(found[parts], expected[parts]))
-        roundings = [max(far, _difference(some[parts], right[parts])) for far, some in zip(roundings, (expected, found), strict=True)]
+        roundings = [
+            max(far, _difference(some[parts], right[parts]))
+            for far, some in zip(roundings, (expected, found), strict=True)
+        ]
         if worst > TOLERANCE and (wrong or not exact):
             break
 
@@ -354,7 +406,9 @@ def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run:
         world.advance(1)
         ended = (slot.terminated | slot.truncated).bool()
         state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, after, strict=True))
-        own, ideal = ([_begun(ended, begin, part) for begin, part in zip(first, new[1:], strict=True)] for new in (found, right))
+        own, ideal = (
+            [_begun(ended, begin, part) for begin, part in zip(first, new[1:], strict=True)] for new in (found, right)
+        )
     if isinstance(world, worlds.HostWorld):
         world.close()
     return _Found(worst, ties, *(roundings if exact and not wrong else ()))

@@ -1,6 +1,7 @@
 """Hands a run's metrics to TensorBoard, Weights & Biases or MLflow. Knows no file of a run and no trainer.
 
-Each value goes to the step of its record, at the record's time where the tracker takes one; values that are missing are left out.
+Each value goes to the step of its record, at the record's time where the tracker takes one; values that are missing are
+left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
-    """A tracker's run of the same name and configuration. Raises MachineError where its package is missing or it cannot be reached."""
+    """A tracker's run of the same name and configuration. Raises MachineError where its package is missing or it cannot
+    be reached.
+    """
     name, config = run.id, resolved.tables(run.config_path)
     if what == "tensorboard":
         require(what, "tensorboard")
@@ -71,7 +74,9 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases. Its own process sends; without a network it keeps what it could not send (`wandb sync`)."""
+    """A run of Weights & Biases. Its own process sends; without a network it keeps what it could not send (`wandb
+    sync`).
+    """
 
     def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -81,7 +86,14 @@ class Wandb:
         with _reached("Weights & Biases", "--offline keeps it in a folder, for `wandb sync` later"):
             folder.mkdir(parents=True, exist_ok=True)
             settings = wandb.Settings(x_disable_stats=True, x_disable_meta=True, console="off", silent=True)
-            self._run = wandb.init(project=project, name=name, config=dict(config), dir=str(folder), mode="offline" if offline else "online", settings=settings)
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                config=dict(config),
+                dir=str(folder),
+                mode="offline" if offline else "online",
+                settings=settings,
+            )
             self._run.define_metric("operant_step", hidden=True)
             self._run.define_metric("*", step_metric="operant_step")
         self.where = self._run.dir.removesuffix("/files") if offline else str(self._run.url)
@@ -108,7 +120,11 @@ class MLflow:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
-        uri = str(out.absolute().as_uri()) if out is not None else os.environ.get("MLFLOW_TRACKING_URI") or (Path.cwd() / "mlruns").as_uri()
+        uri = (
+            str(out.absolute().as_uri())
+            if out is not None
+            else os.environ.get("MLFLOW_TRACKING_URI") or (Path.cwd() / "mlruns").as_uri()
+        )
         self.where, self._metric = uri, Metric
         with _reached("MLflow"):
             self._client = MlflowClient(uri)

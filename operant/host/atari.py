@@ -47,16 +47,28 @@ class Game:
             close = difflib.get_close_matches(game, games, 3) or sorted(games)[:3]
             raise ValueError(f"ale-py has no game {game!r} among its {len(games)}, such as {', '.join(close)}")
         self._skip, self._noop_max, self._maxpool, self._episodic = frame_skip, noop_max, maxpool, episodic_life
-        self._chosen, self._sticky, self._life_lost = {"mode": mode, "difficulty": difficulty}, repeat_action_probability > 0, False
+        self._chosen, self._sticky, self._life_lost = (
+            {"mode": mode, "difficulty": difficulty},
+            repeat_action_probability > 0,
+            False,
+        )
         self._machine, self._rom = ALEInterface(), str(roms.get_rom_path(game))
         self._machine.setFloat("repeat_action_probability", repeat_action_probability)
         self._machine.setInt("max_num_frames_per_episode", max_num_frames_per_episode)
         self._load(0)
-        self._actions = [int(action.value) for action in (self._machine.getLegalActionSet() if full_action_space else self._machine.getMinimalActionSet())]
+        self._actions = [
+            int(action.value)
+            for action in (
+                self._machine.getLegalActionSet() if full_action_space else self._machine.getMinimalActionSet()
+            )
+        ]
         self._fire = int(Action.FIRE.value) if use_fire_reset and int(Action.FIRE.value) in self._actions else None
         shape = self._machine.getScreenDims()
         self._last, self._before = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
-        self.observation_space, self.action_space = spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(len(self._actions))
+        self.observation_space, self.action_space = (
+            spaces.Box(0, 255, shape, np.uint8),
+            spaces.Discrete(len(self._actions)),
+        )
 
     def _load(self, seed: int) -> None:
         """The game with its power just switched on, its chances those of a seed."""

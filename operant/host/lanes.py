@@ -1,7 +1,8 @@
-"""Lanes of an outside environment that one process steps, over blocks of memory that another may share. Knows no pipe and no process.
+"""Lanes of an outside environment that one process steps, over blocks of memory that another may share. Knows no pipe
+and no process.
 
-An episode that ends is followed by the first observation of the next at once: the block holds that, and its true last observation lies in a block of its own.
-A lane is stepped exactly once for each step that is counted.
+An episode that ends is followed by the first observation of the next at once: the block holds that, and its true last
+observation lies in a block of its own. A lane is stepped exactly once for each step that is counted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Shape(NamedTuple):
             "truncated": ((N,), "uint8"),
             "legal": ((N, self.mask), "uint8"),
             "seed": ((N,), "int64"),
-            "busy": ((N,), "uint8"),  # 1 while the lane's environment works: of a process that does not answer, the lane that it is at
+            "busy": (
+                (N,),
+                "uint8",
+            ),  # 1 while the lane's environment works: of a process that does not answer, the lane that it is at
             "drawn": ((N,), "uint8"),  # 1 where the picture is that of an episode's end, and stays until the next step
             "picture": ((N, self.picture, self.picture, 3), "uint8"),
             "side": ((1,), "int32"),  # pixels of a side that are asked for
@@ -90,7 +94,13 @@ class LaneError(Exception):
 
     def document(self) -> dict[str, Any]:
         """For another process."""
-        return {"lane": self.lane, "doing": self.doing, "action": self.action, "raised": self.raised, "traceback": self.traceback}
+        return {
+            "lane": self.lane,
+            "doing": self.doing,
+            "action": self.action,
+            "raised": self.raised,
+            "traceback": self.traceback,
+        }
 
 
 @contextlib.contextmanager
@@ -108,7 +118,12 @@ class Group:
     def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
         self._source, self._blocks, self._buffers, self._draws = source, blocks, buffers, draws
         self._lanes: dict[int, Lane] = {}
-        self.calls: dict[str, Callable[[int], None]] = {"make": self.make, "reset": self.reset, "step": self.step, "draw": self.draw}
+        self.calls: dict[str, Callable[[int], None]] = {
+            "make": self.make,
+            "reset": self.reset,
+            "step": self.step,
+            "draw": self.draw,
+        }
 
     def make(self, buffer: int) -> None:
         """Make the environments of all buffers."""
@@ -162,7 +177,9 @@ class Group:
     def _draw(self, lane: int) -> None:
         blocks, side = self._blocks, int(self._blocks.side[0])
         with _named(lane, "render"):
-            blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(self._lanes[lane].picture(), side, side).reshape(-1)
+            blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(
+                self._lanes[lane].picture(), side, side
+            ).reshape(-1)
 
     def _judge(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
         """Write the legal actions; all, where the environment does not say or allows none."""

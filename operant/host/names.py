@@ -1,4 +1,6 @@
-"""The names of outside environments: `KIND:ID`, or FILE.py:FUNCTION for a user's own. Standard library only; knows nothing of what they name."""
+"""The names of outside environments: `KIND:ID`, or FILE.py:FUNCTION for a user's own. Standard library only; knows
+nothing of what they name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ KINDS = {"gymnasium": "gym", "ale": "envs", "envpool": "envs"}
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of an outside environment's name, such as `gymnasium:LunarLander-v3`; "file" for `my_envs.py:make`; None for any other name."""
+    """The kind of an outside environment's name, such as `gymnasium:LunarLander-v3`; "file" for `my_envs.py:make`; None
+    for any other name.
+    """
     head, colon, rest = name.partition(":")
     if colon and rest and head in KINDS:
         return head

@@ -1,4 +1,6 @@
-"""Pictures made grey and smaller, in whole numbers: numpy here and torch on a device (operant/worlds/pictures.py) give the same bytes. Knows no space."""
+"""Pictures made grey and smaller, in whole numbers: numpy here and torch on a device (operant/worlds/pictures.py) give
+the same bytes. Knows no space.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def grey(picture: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of an axis of so many pixels made one of others: which pixels each covers, (K, after) int64, and how much of them, (K, after) int32.
+    """Of an axis of so many pixels made one of others: which pixels each covers, (K, after) int64, and how much of
+    them, (K, after) int32.
 
     In parts of which a pixel has `after` before, and `before` afterwards.
     """
@@ -26,13 +29,18 @@ def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
     first = start // after
     count = max(-(-(at + before) // after) - at // after for at in start.tolist())
     index = np.minimum(first + np.arange(count)[:, None], before - 1)
-    low, high = np.maximum(index * after, start), np.minimum((first + np.arange(count)[:, None] + 1) * after, start + before)
+    low, high = (
+        np.maximum(index * after, start),
+        np.minimum((first + np.arange(count)[:, None] + 1) * after, start + before),
+    )
     beyond = first + np.arange(count)[:, None] > before - 1
     return index, np.where(beyond, 0, np.maximum(high - low, 0)).astype(np.int32)
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers; between two whole numbers the even one, as OpenCV has it."""
+    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers; between two whole numbers
+    the even one, as OpenCV has it.
+    """
     before = picture.shape[:2]
     if before == (height, width):
         return picture

@@ -1,4 +1,5 @@
-"""Processes that step lanes (operant/host/worker.py), as the process that started them sees them: calls, answers, and what went wrong in a sentence.
+"""Processes that step lanes (operant/host/worker.py), as the process that started them sees them: calls, answers, and
+what went wrong in a sentence.
 
 With no processes the lanes are stepped here, one after the other: for a debugger. Knows no tensor.
 """
@@ -39,16 +40,28 @@ class _Worker(NamedTuple):
 
 
 class Steppers:
-    """What steps the lanes of a source, in buffers, by some processes or here. `begin` a call for a buffer, then `finish` it, in the same order.
+    """What steps the lanes of a source, in buffers, by some processes or here. `begin` a call for a buffer, then
+    `finish` it, in the same order.
 
-    With `apart` each buffer is one process's, and `ready` tells which have been stepped. All raise EnvironmentFailedError.
+    With `apart` each buffer is one process's, and `ready` tells which have been stepped. All raise
+    EnvironmentFailedError.
     """
 
     def __init__(
-        self, source: Source, shape: Shape, buffers: Sequence[range], *, processes: int, timeout_s: float, draws: bool = False, apart: bool = False
+        self,
+        source: Source,
+        shape: Shape,
+        buffers: Sequence[range],
+        *,
+        processes: int,
+        timeout_s: float,
+        draws: bool = False,
+        apart: bool = False,
     ) -> None:
         self._source, self._timeout_s, self._apart = source, timeout_s, apart
-        self._begun: dict[int, collections.deque[int]] = {}  # of each process, by its socket, the buffers that it has been told to step
+        self._begun: dict[
+            int, collections.deque[int]
+        ] = {}  # of each process, by its socket, the buffers that it has been told to step
         self._heard: set[int] = set()  # buffers that it has stepped, of which only `ready` knows
         self._workers: list[_Worker] = []
         self._here: Group | None = None
@@ -64,7 +77,10 @@ class Steppers:
             os.ftruncate(memory_fd, size)
             self.blocks = Blocks(mmap.mmap(memory_fd, size), shape)
             if apart:
-                shares = [[buffer if number % processes == k else buffer[:0] for number, buffer in enumerate(buffers)] for k in range(processes)]
+                shares = [
+                    [buffer if number % processes == k else buffer[:0] for number, buffer in enumerate(buffers)]
+                    for k in range(processes)
+                ]
             else:
                 shares = shared_out(buffers, processes)
             weakref.finalize(self, _end, self._workers)
@@ -73,7 +89,13 @@ class Steppers:
             finally:
                 os.close(memory_fd)
             for worker, share in zip(self._workers, shares, strict=True):
-                told = {"source": source.to_json(), "shape": shape, "buffers": [list(own) for own in share], "draws": draws, "threads": threads}
+                told = {
+                    "source": source.to_json(),
+                    "shape": shape,
+                    "buffers": [list(own) for own in share],
+                    "draws": draws,
+                    "threads": threads,
+                }
                 text = json.dumps(told).encode()
                 worker.link.sendall(LENGTH.pack(len(text)) + text)
         self._allow(max(timeout_s, _MAKING_S))
@@ -135,7 +157,11 @@ class Steppers:
             answer = worker.link.recv(1)
             if answer == DONE:
                 return done
-            document = json.loads(receive(worker.link, LENGTH.unpack(receive(worker.link, LENGTH.size))[0])) if answer else None
+            document = (
+                json.loads(receive(worker.link, LENGTH.unpack(receive(worker.link, LENGTH.size))[0]))
+                if answer
+                else None
+            )
         except TimeoutError:
             raise self._hangs(call, worker.link.gettimeout() or 0.0, waiting) from None
         except OSError:
@@ -147,14 +173,18 @@ class Steppers:
         if doing == "make":
             return EnvironmentFailedError(f"{self._name}: {document['raised']}", detail=document["traceback"])
         after = f", after action {document['action']}" if document["action"] is not None else ""
-        return EnvironmentFailedError(f"{self._name}: `{doing}` of lane {lane}{after} raised {document['raised']}", detail=document["traceback"])
+        return EnvironmentFailedError(
+            f"{self._name}: `{doing}` of lane {lane}{after} raised {document['raised']}", detail=document["traceback"]
+        )
 
     def _hangs(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
         where = self._place(workers[0])
         for worker in workers:
             worker.process.kill()
         advice = "env.timeout_s allows more, env.threads=0 steps the lanes in one process, for a debugger"
-        return EnvironmentFailedError(f"{self._name}: `{call}` of {where} did not return within {limit_s:g} s: {advice}")
+        return EnvironmentFailedError(
+            f"{self._name}: `{call}` of {where} did not return within {limit_s:g} s: {advice}"
+        )
 
     def _died(self, worker: _Worker, call: str) -> EnvironmentFailedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,7 +192,10 @@ class Steppers:
         code = worker.process.returncode
         how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
         where = self._place(worker)
-        return EnvironmentFailedError(f"{self._name}: the process of {where} ended {how} in `{call}`: env.threads=0 steps the lanes in one process")
+        return EnvironmentFailedError(
+            f"{self._name}: the process of {where} ended {how} in `{call}`: env.threads=0 steps the lanes in "
+            "one process"
+        )
 
     def _place(self, worker: _Worker) -> str:
         """The lane that a process is at, with its action; else all that it has."""
@@ -177,7 +210,9 @@ class Steppers:
 
 
 def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
-    """The lanes of each buffer that each process steps, neighbours of each other: as many for one process as for another, of all buffers together."""
+    """The lanes of each buffer that each process steps, neighbours of each other: as many for one process as for
+    another, of all buffers together.
+    """
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # the process that gets one lane more, where a buffer's cannot be shared evenly
     for buffer in buffers:
@@ -195,7 +230,13 @@ def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
     here, there = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
     with there:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(there.fileno(), memory_fd), env={**_ALONE, **os.environ})
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=(there.fileno(), memory_fd),
+            env={**_ALONE, **os.environ},
+        )
     return _Worker(process, here, tuple(lane for lanes in own for lane in lanes))
 
 

@@ -1,11 +1,13 @@
-"""Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`. Knows no process and no world.
+"""Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`.
+Knows no process and no world.
 
     gymnasium:ID          what Gymnasium has registered, `gymnasium.make(ID)`
     ale:NAME              an Atari game: see operant/host/atari.py
     envpool:ID            many lanes at once: see operant/host/vectors.py
     FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env, or with `num_envs` a VectorEnv
 
-What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames stacked.
+What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames
+stacked.
 """
 
 from __future__ import annotations
@@ -85,9 +87,13 @@ def make(source: Source, *, draws: bool = False) -> Any:
     if draws:
         kwargs["render_mode"] = "rgb_array"
     try:
-        return gymnasium.make(name, max_episode_steps=-1 if source.time_limit else None, disable_env_checker=True, **kwargs)
+        return gymnasium.make(
+            name, max_episode_steps=-1 if source.time_limit else None, disable_env_checker=True, **kwargs
+        )
     except gymnasium.error.DependencyNotInstalled as error:
-        raise SourceError(f"{source.kind}:{name} needs a package that is not installed: {_line(error)}", missing=True) from None
+        raise SourceError(
+            f"{source.kind}:{name} needs a package that is not installed: {_line(error)}", missing=True
+        ) from None
     except gymnasium.error.UnregisteredEnv as error:
         raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
     except Exception as error:
@@ -95,11 +101,16 @@ def make(source: Source, *, draws: bool = False) -> Any:
 
 
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
-    taken = [name for name in inspect.signature(Game).parameters if name not in ("name", "frame_skip", "repeat_action_probability")]
+    taken = [
+        name
+        for name in inspect.signature(Game).parameters
+        if name not in ("name", "frame_skip", "repeat_action_probability")
+    ]
     for name in kwargs:
         if name not in taken:
             raise SourceError(
-                f"ale:{source.name} takes no env.params.{name}: env.frame_skip, env.frame_stack, env.resize, env.sticky and env.time_limit are for every "
+                f"ale:{source.name} takes no env.params.{name}: env.frame_skip, env.frame_stack, env.resize, "
+                "env.sticky and env.time_limit are for every "
                 f"outside environment, and env.params takes {', '.join(taken)}"
             )
     try:
@@ -147,7 +158,9 @@ def maker_of(source: Source) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raise SourceError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
     if not callable(maker := getattr(module, function, None)):
-        raise SourceError(f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env")
+        raise SourceError(
+            f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env"
+        )
     return maker
 
 
@@ -160,7 +173,9 @@ def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
     try:
         made = maker(**kwargs)
     except Exception as error:
-        raise SourceError(f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}") from error
+        raise SourceError(
+            f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}"
+        ) from error
     if not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
         raise SourceError(f"{file.name}:{function} returned {type(made).__name__}: it should be a gymnasium.Env")
     return made
@@ -190,7 +205,9 @@ def _module(file: Path, version: str) -> Any:
 
 
 class View:
-    """What an agent sees of an environment's observations: rows of numbers, after pictures are made grey and smaller and frames are stacked."""
+    """What an agent sees of an environment's observations: rows of numbers, after pictures are made grey and smaller
+    and frames are stacked.
+    """
 
     def __init__(self, source: Source, space: Any) -> None:
         """Raises SourceError for a space that is no row, and keys that fit no picture."""
@@ -216,11 +233,17 @@ class View:
         """What a row is."""
         plain, k = self._plain, self._stack
         if self.shape:
-            return spaces.Observation(self.size, "uint8", 0.0, 255.0, self.shape, 0, (spaces.Field("observation", 0, self.size),), self.frame)
+            return spaces.Observation(
+                self.size, "uint8", 0.0, 255.0, self.shape, 0, (spaces.Field("observation", 0, self.size),), self.frame
+            )
         low, high = (bound * k if isinstance(bound, tuple) else bound for bound in (plain.low, plain.high))
         categories = plain.categories * k if isinstance(plain.categories, tuple) else plain.categories
         fields = [
-            spaces.Field(f"{name} ({k - 1 - age} steps before)" if k - 1 - age else name, start + age * plain.size, stop + age * plain.size)
+            spaces.Field(
+                f"{name} ({k - 1 - age} steps before)" if k - 1 - age else name,
+                start + age * plain.size,
+                stop + age * plain.size,
+            )
             for age in range(k)
             for name, start, stop in plain.fields
         ]
@@ -243,7 +266,9 @@ class View:
         """The last frames (k, one), oldest first, as one row (O)."""
         if self.shape:  # the frames are channels
             height, width, channels = self.shape
-            row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(self._stack, height, width, -1).transpose(1, 2, 0, 3)
+            row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(
+                self._stack, height, width, -1
+            ).transpose(1, 2, 0, 3)
         else:
             row[:] = frames.reshape(-1)
 
@@ -258,13 +283,19 @@ class Outcome(NamedTuple):
 
 
 class Lane:
-    """One environment of a source, one row in and one row out. It resets nothing by itself: `reset` begins an episode."""
+    """One environment of a source, one row in and one row out. It resets nothing by itself: `reset` begins an
+    episode.
+    """
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self.env = make(source, draws=draws)
-        self._source = source if source.kind != "ale" else source._replace(frame_skip=1, sticky=0.0)  # it does that itself
+        # it does that itself
+        self._source = source if source.kind != "ale" else source._replace(frame_skip=1, sticky=0.0)
         if hasattr(self.env, "num_envs"):
-            raise SourceError(f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, or take num_envs")
+            raise SourceError(
+                f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, "
+                "or take num_envs"
+            )
         self.view = View(source, self.env.observation_space)
         try:
             self.action = spaces.action(self.env.action_space)
@@ -275,7 +306,9 @@ class Lane:
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 
     def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
-        """Begin an episode and write its first observation (O); the legal actions, where it says them. `seed` None goes on with the numbers it has."""
+        """Begin an episode and write its first observation (O); the legal actions, where it says them. `seed` None goes
+        on with the numbers it has.
+        """
         value, info = self.env.reset(seed=seed)
         if seed is not None:
             self._draw = np.random.default_rng(seed)
@@ -312,7 +345,9 @@ class Lane:
         shown = self.env.render()
         found = np.asarray(shown[-1] if isinstance(shown, list) and shown else shown)
         if found.ndim != 3 or found.shape[2] < 3:
-            raise SourceError(f"`render` returned {type(shown).__name__} of the shape {found.shape}: a picture is (H, W, 3) bytes")
+            raise SourceError(
+                f"`render` returned {type(shown).__name__} of the shape {found.shape}: a picture is (H, W, 3) bytes"
+            )
         return found[..., :3].astype(np.uint8)
 
     def close(self) -> None:

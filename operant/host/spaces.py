@@ -1,9 +1,11 @@
-"""Gymnasium's spaces as rows of numbers: an observation is one row of float32 or of bytes, whose fields have names; an action is taken from one row.
+"""Gymnasium's spaces as rows of numbers: an observation is one row of float32 or of bytes, whose fields have names; an
+action is taken from one row.
 
-The rule. A picture (a Box of uint8 with two or three axes, alone) is bytes (H, W, C). Where every part is Discrete, MultiDiscrete or MultiBinary of at most 256
-values, or uint8, the row is bytes, and those of Discrete, MultiDiscrete and MultiBinary are categories, read one-hot. Everything else is float32: Discrete and
-MultiDiscrete one-hot, MultiBinary 0 and 1, uint8 divided by 255. The parts of a Dict follow each other in its own order, those of a Tuple likewise.
-A part is called as Python would reach it: `position`, `hand[1]`.
+The rule. A picture (a Box of uint8 with two or three axes, alone) is bytes (H, W, C). Where every part is Discrete,
+MultiDiscrete or MultiBinary of at most 256 values, or uint8, the row is bytes, and those of Discrete, MultiDiscrete and
+MultiBinary are categories, read one-hot. Everything else is float32: Discrete and MultiDiscrete one-hot, MultiBinary 0
+and 1, uint8 divided by 255. The parts of a Dict follow each other in its own order, those of a Tuple likewise. A part
+is called as Python would reach it: `position`, `hand[1]`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """What a row of an action is, and `read(row)`, which makes the environment's action of one. `sizes` of choices, or bounds of numbers."""
+    """What a row of an action is, and `read(row)`, which makes the environment's action of one. `sizes` of choices, or
+    bounds of numbers.
+    """
 
     sizes: tuple[int, ...]  # () for a Box
     low: tuple[float, ...]
@@ -84,7 +88,9 @@ def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Pa
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         yield Part(name or "observation", path, space)
     else:
-        raise UnsupportedSpaceError(f"{name or 'it'} is {space}: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are known")
+        raise UnsupportedSpaceError(
+            f"{name or 'it'} is {space}: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are known"
+        )
 
 
 def _reach(value: Any, path: tuple[Any, ...]) -> Any:
@@ -118,7 +124,12 @@ def is_picture(space: Any) -> bool:
     """Whether an observation is a picture of bytes."""
     from gymnasium import spaces
 
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3) and math.prod(space.shape) > 0
+    return (
+        isinstance(space, spaces.Box)
+        and space.dtype == np.uint8
+        and len(space.shape) in (2, 3)
+        and math.prod(space.shape) > 0
+    )
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
@@ -138,7 +149,10 @@ def observation(space: Any) -> Observation:
     if not leaves or not all(_numbers(part.space) for part in leaves):
         raise UnsupportedSpaceError("it holds no number")
     alike = [_choices(part.space) for part in leaves]
-    in_bytes = all(str(part.space.dtype) == "uint8" if found is None else found[0].max() <= _CATEGORIES for part, found in zip(leaves, alike, strict=True))
+    in_bytes = all(
+        str(part.space.dtype) == "uint8" if found is None else found[0].max() <= _CATEGORIES
+        for part, found in zip(leaves, alike, strict=True)
+    )
     return _bytes(leaves, alike) if in_bytes else _floats(leaves, alike)
 
 
@@ -181,7 +195,9 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
         for path, where, least in plans:
             row[where] = np.asarray(_reach(value, path)).ravel() - least
 
-    return Observation(at, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write)
+    return Observation(
+        at, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write
+    )
 
 
 def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
@@ -232,7 +248,10 @@ def action(space: Any) -> Action:
     leaves = list(parts(space, "action"))
     found = [_choices(part.space) for part in leaves]
     if all(choices is None for choices in found) and leaves:
-        low, high = (np.concatenate([np.asarray(getattr(part.space, side), np.float64).ravel() for part in leaves]) for side in ("low", "high"))
+        low, high = (
+            np.concatenate([np.asarray(getattr(part.space, side), np.float64).ravel() for part in leaves])
+            for side in ("low", "high")
+        )
         return Action((), tuple(low.tolist()), tuple(high.tolist()), False, _reader(space))
     if all(choices is not None for choices in found) and leaves:
         sizes = tuple(int(n) for choices in found if choices is not None for n in choices[0])
@@ -300,7 +319,11 @@ def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
         found = value.get(MASK)
     if found is None or not sizes:
         return None
-    flat = np.concatenate([np.asarray(one).ravel() for one in found]) if isinstance(found, tuple | list) else np.asarray(found).ravel()
+    flat = (
+        np.concatenate([np.asarray(one).ravel() for one in found])
+        if isinstance(found, tuple | list)
+        else np.asarray(found).ravel()
+    )
     if len(flat) != sum(sizes):
         return None
     return (flat != 0).astype(np.uint8)

@@ -1,8 +1,9 @@
-"""Lanes of an environment that steps many at once: EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no process.
+"""Lanes of an environment that steps many at once: EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no
+process.
 
-When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next episode and the last of the old one,
-and no step is taken that only resets.
-A VectorEnv of the mode SAME_STEP does that itself; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
+When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next
+episode and the last of the old one, and no step is taken that only resets. A VectorEnv of the mode SAME_STEP does that
+itself; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
 """
 
 from __future__ import annotations
@@ -56,10 +57,16 @@ class Native(Vector):
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
         self.env = self.make()
-        self.single_observation_space, self.single_action_space = self.env.single_observation_space, self.env.single_action_space
+        self.single_observation_space, self.single_action_space = (
+            self.env.single_observation_space,
+            self.env.single_action_space,
+        )
         mode = str(getattr((getattr(self.env, "metadata", None) or {}).get("autoreset_mode"), "name", ""))
         if mode not in ("SAME_STEP", "DISABLED"):
-            raise SourceError(f"{source.name}: its autoreset mode is {mode or 'unknown'}: make it with AutoresetMode.SAME_STEP, or DISABLED")
+            raise SourceError(
+                f"{source.name}: its autoreset mode is {mode or 'unknown'}: make it with AutoresetMode.SAME_STEP, or "
+                "DISABLED"
+            )
         self._told = mode == "DISABLED"
 
     def make(self) -> Any:
@@ -67,7 +74,10 @@ class Native(Vector):
         _refuse(self.source, (*_OWN, "time_limit"), "a vector environment does that itself")
         made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
         if getattr(made, "num_envs", None) != self.count:
-            raise SourceError(f"{self.source.name}(num_envs={self.count}) should return a VectorEnv of so many (it has {getattr(made, 'num_envs', 'none')})")
+            raise SourceError(
+                f"{self.source.name}(num_envs={self.count}) should return a VectorEnv of so many (it has "
+                f"{getattr(made, 'num_envs', 'none')})"
+            )
         return made
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
@@ -101,7 +111,13 @@ class Pool(Vector):
         self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
 
     def _made(self, seed: int) -> Any:
-        settings = {"num_envs": self.count, "seed": seed, "num_threads": min(self.threads, self.count), **self._limit, **dict(self.source.kwargs)}
+        settings = {
+            "num_envs": self.count,
+            "seed": seed,
+            "num_threads": min(self.threads, self.count),
+            **self._limit,
+            **dict(self.source.kwargs),
+        }
         return self._envpool.make_gymnasium(self.source.name, **settings)
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
@@ -139,7 +155,9 @@ def kind(source: Source) -> type[Vector] | None:
 class VectorGroup(Group):
     """Some lanes of a source, a vector environment for each buffer."""
 
-    def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1) -> None:
+    def __init__(
+        self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1
+    ) -> None:
         super().__init__(source, blocks, buffers, draws=draws)
         self._threads = threads
         self._vectors: list[Vector | None] = []
@@ -155,7 +173,9 @@ class VectorGroup(Group):
                     self._blocks.busy[lanes] = 0
             except Exception as error:
                 where = f"{lanes[0]} to {lanes[-1]}" if lanes else "-"
-                raise LaneError(where, name, self._blocks.action[lanes].tolist() if name == "step" else None, error) from error
+                raise LaneError(
+                    where, name, self._blocks.action[lanes].tolist() if name == "step" else None, error
+                ) from error
 
         return guarded
 
@@ -166,11 +186,14 @@ class VectorGroup(Group):
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
         one = next(vector for vector in self._vectors if vector is not None)
         self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
-        # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they are.
+        # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they
+        # are.
         self._kind, space = one.single_action_space.dtype, one.single_observation_space
         self._channels_first = channels_first(space)
         self._plain = self._channels_first or (type(space).__name__ == "Box" and str(space.dtype) != "uint8")
-        self._start = int(one.single_action_space.start) if type(one.single_action_space).__name__ == "Discrete" else None
+        self._start = (
+            int(one.single_action_space.start) if type(one.single_action_space).__name__ == "Discrete" else None
+        )
 
     def reset(self, buffer: int) -> None:
         """Begin every lane anew, each with its seed."""
@@ -188,7 +211,11 @@ class VectorGroup(Group):
         else:
             actions = np.asarray([self._action.read(blocks.action[lane]) for lane in lanes], self._kind)
         done = vector.step(actions)
-        blocks.reward[lanes], blocks.terminated[lanes], blocks.truncated[lanes] = done.reward, done.terminated, done.truncated
+        blocks.reward[lanes], blocks.terminated[lanes], blocks.truncated[lanes] = (
+            done.reward,
+            done.terminated,
+            done.truncated,
+        )
         self._write(lanes, done.observation, done.info, blocks.observation)
         for k in np.flatnonzero(done.terminated | done.truncated).tolist():
             last, row = spaces.picked(done.final, k), blocks.final_observation[lanes[k]]
@@ -207,7 +234,11 @@ class VectorGroup(Group):
             if not self._plain:
                 self._view.frame(one, rows[lane])
             found = info.get(spaces.MASK) if isinstance(info, dict) else None
-            self._judge(lane, spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes), self._action.sizes)
+            self._judge(
+                lane,
+                spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes),
+                self._action.sizes,
+            )
 
     def draw(self, buffer: int) -> None:
         """The newest frame that every lane observes."""
@@ -215,7 +246,11 @@ class VectorGroup(Group):
         for lane in self._buffers[buffer]:
             height, width, channels = self._view.shape
             row = blocks.observation[lane]
-            newest = row.reshape(channels, height, width)[-1] if self._channels_first else row.reshape(self._view.shape)[..., -1]
+            newest = (
+                row.reshape(channels, height, width)[-1]
+                if self._channels_first
+                else row.reshape(self._view.shape)[..., -1]
+            )
             frame = newest[..., None].repeat(3, axis=-1)
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(frame, side, side).reshape(-1)
 

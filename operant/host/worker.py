@@ -1,7 +1,9 @@
-"""A process that steps lanes: `main` is its program. It ends with the process that started it, however that ends, and leaves nothing behind.
+"""A process that steps lanes: `main` is its program. It ends with the process that started it, however that ends, and
+leaves nothing behind.
 
-What it is told comes over a socket: a line of JSON that says what it steps, then two bytes for each call, its letter and its buffer; it answers each with one
-byte, or with what went wrong. The blocks lie in memory without a name, which goes with the last process that has it.
+What it is told comes over a socket: a line of JSON that says what it steps, then two bytes for each call, its letter
+and its buffer; it answers each with one byte, or with what went wrong. The blocks lie in memory without a name, which
+goes with the last process that has it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threa
         many = kind(source) is not None
     except SourceError:  # making the first environment reports it
         many = False
-    return VectorGroup(source, blocks, buffers, draws=draws, threads=threads) if many else Group(source, blocks, buffers, draws=draws)
+    return (
+        VectorGroup(source, blocks, buffers, draws=draws, threads=threads)
+        if many
+        else Group(source, blocks, buffers, draws=draws)
+    )
 
 
 def _end_with(parent: int) -> None:
@@ -54,14 +60,24 @@ def _end_with(parent: int) -> None:
 def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     """Step lanes until the socket closes. Does not return."""
     _end_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these are the trainer's, which may still want steps; the socket ends this one
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # these are the trainer's, which may still want steps; the socket ends this one
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=socket_fd)
     told: dict[str, Any] = json.loads(receive(link, LENGTH.unpack(receive(link, LENGTH.size))[0]))
     shape = Shape(*told["shape"])
     memory = mmap.mmap(memory_fd, shape.bytes())
     os.close(memory_fd)
-    group = group_of(Source.from_json(told["source"]), Blocks(memory, shape), told["buffers"], draws=told["draws"], threads=told["threads"])
+    group = group_of(
+        Source.from_json(told["source"]),
+        Blocks(memory, shape),
+        told["buffers"],
+        draws=told["draws"],
+        threads=told["threads"],
+    )
     with contextlib.suppress(OSError):  # the other side is gone
         while len(command := receive(link, 2)) == 2:
             link.sendall(_answer(group, CALLS[command[:1]], command[1]))

@@ -1,6 +1,7 @@
 """Triton kernels of a rollout: act on one step's observations, and the bootstrap values at its end. Know no loss.
 
-A program takes one tile of lanes and one tower of the network; a lane's results depend on that lane alone, not on how many are launched.
+A program takes one tile of lanes and one tower of the network; a lane's results depend on that lane alone, not on how
+many are launched.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _sample_categorical(out, column, lane, in_bounds, acting, t, lanes, SPEC: tl
         passed = (inside & (column < SPEC.starts[k + 1] - 1))[None, :] & (threshold >= tl.cumsum(own, axis=1))
         choice = tl.sum(passed.to(tl.int32), axis=1)
         if SPEC.legal:
-            # Sums of as many numbers may round differently from one column to the next, which must not choose what has no probability.
+            # Sums of as many numbers may round differently from one column to the next, which must not choose what has
+            # no probability.
             value = (column - SPEC.starts[k])[None, :]
             before = tl.max(tl.where((own > 0.0) & (value <= choice[:, None]), value, -1), axis=1)
             after = tl.min(tl.where((own > 0.0) & (value >= choice[:, None]), value, SPEC.out_pad), axis=1)
@@ -80,7 +82,9 @@ def _sample_gaussian(out, column, lane, in_bounds, acting, parameters, t, lanes,
 
 @triton.jit
 def sample_and_store(out, lane, in_bounds, legal_mask, acting, parameters, tower, t, lanes, SPEC: tl.constexpr):
-    """From a tower's outputs (rows, out_pad) at step t: the sample and its log-probability, or the value, or all of them, each into its place."""
+    """From a tower's outputs (rows, out_pad) at step t: the sample and its log-probability, or the value, or all of
+    them, each into its place.
+    """
     column = tl.arange(0, SPEC.out_pad)
     if SPEC.shared or tower == 0:
         if SPEC.legal:
@@ -100,7 +104,9 @@ def load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl
     column = tl.arange(0, SPEC.columns_pad)
     feature = feature_of(column, normalizer, SPEC)
     mask = in_bounds[:, None] & (feature < SPEC.observation)[None, :]
-    observed = tl.load(observation + (t * SPEC.observation + feature[None, :]) * lanes + lane[:, None], mask=mask, other=0)
+    observed = tl.load(
+        observation + (t * SPEC.observation + feature[None, :]) * lanes + lane[:, None], mask=mask, other=0
+    )
     return normalize(one_hot(observed, column, normalizer, SPEC), column, normalizer, SPEC)
 
 
@@ -117,8 +123,12 @@ def state_value(out, legal_mask, sample, t, judged, lanes, SPEC: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["t", "first", "last"])
-def act(inputs, acting, parameters, t, first, last, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Step t of lanes first ... last - 1: what `SAMPLE`, a function like `sample_and_store`, makes of the network's outputs, into its place in the rollout."""
+def act(
+    inputs, acting, parameters, t, first, last, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Step t of lanes first ... last - 1: what `SAMPLE`, a function like `sample_and_store`, makes of the network's
+    outputs, into its place in the rollout.
+    """
     tower = tl.program_id(1)
     lane = first + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < last
@@ -128,8 +138,11 @@ def act(inputs, acting, parameters, t, first, last, lanes, SPEC: tl.constexpr, S
 
 
 @triton.jit(do_not_specialize=["first"])
-def bootstrap_values(buffers, parameters, normalizer, first, steps, lanes, SPEC: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """V of the observation after the last step, and from step `first` on of true final ones: those only in tiles where a lane was truncated.
+def bootstrap_values(
+    buffers, parameters, normalizer, first, steps, lanes, SPEC: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """V of the observation after the last step, and from step `first` on of true final ones: those only in tiles where
+    a lane was truncated.
 
     `VALUE` is a function like `state_value`.
     """

@@ -54,11 +54,15 @@ def _load_samples(
     t = block // (lanes // BLOCK)
     feature = feature_of(tl.arange(0, SPEC.columns_pad), inputs.normalizer, SPEC)
     place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
-    observed = tl.load(inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0)
+    observed = tl.load(
+        inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0
+    )
     targets = LOSS.load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)
     legal_mask = in_bounds
     if SPEC.legal:
-        legal_mask = load_legal_mask(inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC)
+        legal_mask = load_legal_mask(
+            inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC
+        )
     return observed, targets, legal_mask
 
 
@@ -94,7 +98,10 @@ def _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC: tl
         norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, k + 1) + norms
         g = operand(gradient_z, SPEC)
         transposed = tl.trans(g)
-        added = (add_product(transposed, hidden[k], sums[1 + 2 * k], SPEC), add_product(transposed, ones, sums[2 + 2 * k], SPEC)) + added
+        added = (
+            add_product(transposed, hidden[k], sums[1 + 2 * k], SPEC),
+            add_product(transposed, ones, sums[2 + 2 * k], SPEC),
+        ) + added
         gradient_hidden = product(g, weights[k], SPEC)
     gradient_z, scaled, gradient_y = hidden_gradient(gradient_hidden, saved[0], network, SPEC, 0)
     norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, 0) + norms
@@ -117,7 +124,9 @@ def _add_norm(sums, scaled, gradient_y, ones, SPEC: tl.constexpr, LAYER: tl.cons
 
 
 @triton.jit
-def store_matrix(start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+def store_matrix(
+    start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr
+):
     """A matrix from a tile."""
     row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
     tl.store(start + row * COLUMNS + column, total, mask=(row < ROWS) & (column < COLUMNS))
@@ -129,8 +138,16 @@ def store_first(target, total, tower, column, SPEC: tl.constexpr):
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
     # Two stores, as `load_first` has two loads.
-    tl.store(target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column, total, mask=(row < WIDTH) & (column < SPEC.columns))
-    tl.store(target + SPEC.first_bias + tower * WIDTH + row + 0 * column, total, mask=(row < WIDTH) & (column == SPEC.columns))
+    tl.store(
+        target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column,
+        total,
+        mask=(row < WIDTH) & (column < SPEC.columns),
+    )
+    tl.store(
+        target + SPEC.first_bias + tower * WIDTH + row + 0 * column,
+        total,
+        mask=(row < WIDTH) & (column == SPEC.columns),
+    )
 
 
 @triton.jit
@@ -143,7 +160,11 @@ def store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
     head = target + SPEC.head_weight + column[None, :] * WIDTH + unit
     value = target + SPEC.value_weight + 0 * column[None, :] + unit
     tl.store(tl.where(is_head[None, :], head, value), total, mask=mask[None, :] & (unit < WIDTH))
-    tl.store(tl.where(is_head, target + SPEC.head_bias + column, target + SPEC.value_bias + 0 * column), total_bias, mask=mask)
+    tl.store(
+        tl.where(is_head, target + SPEC.head_bias + column, target + SPEC.value_bias + 0 * column),
+        total_bias,
+        mask=mask,
+    )
 
 
 @triton.jit
@@ -152,12 +173,29 @@ def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
     store_first(target, compensated(sums[0], 1, SPEC), tower, tl.arange(0, SPEC.columns_pad), SPEC)
     for k in tl.static_range(len(SPEC.weights)):
         place = target + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        store_matrix(place, compensated(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        store_matrix(
+            place,
+            compensated(sums[1 + 2 * k], 2, SPEC),
+            SPEC.hidden[k + 1],
+            SPEC.hidden[k],
+            SPEC.hidden_pad[k + 1],
+            SPEC.hidden_pad[k],
+        )
         bias = compensated(sums[2 + 2 * k], 1, SPEC)
-        store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
+        store_matrix(
+            target + SPEC.biases[k] + tower * SPEC.hidden[k + 1],
+            bias,
+            SPEC.hidden[k + 1],
+            1,
+            SPEC.hidden_pad[k + 1],
+            16,
+        )
     if SPEC.layer_norm:
         for k in tl.static_range(len(SPEC.hidden)):
-            gains, shifts = target + SPEC.norm_gains[k] + tower * SPEC.hidden[k], target + SPEC.norm_biases[k] + tower * SPEC.hidden[k]
+            gains, shifts = (
+                target + SPEC.norm_gains[k] + tower * SPEC.hidden[k],
+                target + SPEC.norm_biases[k] + tower * SPEC.hidden[k],
+            )
             gain, shift = sums[2 + 2 * len(SPEC.weights) + 2 * k], sums[3 + 2 * len(SPEC.weights) + 2 * k]
             store_matrix(gains, compensated(gain, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
             store_matrix(shifts, compensated(shift, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
@@ -193,17 +231,23 @@ def backward(
     # The first tile's samples, and the block numbers of the second.
     tiles = tl.cdiv(count, BLOCK_M)
     block = _load_blocks(order, 0, count, BLOCK_M, BLOCK)
-    observed, targets, legal_mask = _load_samples(block, 0, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK)
+    observed, targets, legal_mask = _load_samples(
+        block, 0, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK
+    )
     block = _load_blocks(order, 1, count, BLOCK_M, BLOCK)
     for tile in range(0, tiles):
         following = _load_samples(block, tile + 1, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK)
         block = _load_blocks(order, tile + 2, count, BLOCK_M, BLOCK)
 
-        x = first_operand(normalize(one_hot(observed, read, inputs.normalizer, SPEC), read, inputs.normalizer, SPEC), SPEC)
+        x = first_operand(
+            normalize(one_hot(observed, read, inputs.normalizer, SPEC), read, inputs.normalizer, SPEC), SPEC
+        )
         out, hidden, saved = forward(x, network, SPEC)
         in_bounds = tile * BLOCK_M + tl.arange(0, BLOCK_M) < count
         out = mask_illegal(out, legal_mask, SPEC)
-        gradient_out, gradient_log_std, terms = LOSS.gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC)
+        gradient_out, gradient_log_std, terms = LOSS.gradient(
+            out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC
+        )
         gradient_out *= scale
         sums = _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC)
         bias_sums += gradient_out
@@ -220,7 +264,11 @@ def backward(
     _store_hidden(target, sums, tower, SPEC)
     store_last(target, compensated(sums[1 + 2 * len(SPEC.weights)], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
     if SPEC.log_std >= 0:
-        tl.store(target + SPEC.log_std + column, scale * tl.sum(log_std_sums, axis=0), mask=(column < SPEC.head_rows) & (tower == 0))
+        tl.store(
+            target + SPEC.log_std + column,
+            scale * tl.sum(log_std_sums, axis=0),
+            mask=(column < SPEC.head_rows) & (tower == 0),
+        )
     for k in tl.static_range(len(LOSS.towers)):
         if SPEC.shared or tower == LOSS.towers[k]:
             tl.store(target + width - TERM_COLUMNS + k, scale * tl.sum(term_sums[k], axis=0))

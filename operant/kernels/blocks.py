@@ -25,7 +25,9 @@ INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 class Places(tl.constexpr):
     """A named tuple of numbers that kernels read by name, as in PLACES.second."""
 
-    def __getattr__(self, name: str) -> Any:  # Triton's compiler looks into the value by itself, its interpreter does not
+    def __getattr__(
+        self, name: str
+    ) -> Any:  # Triton's compiler looks into the value by itself, its interpreter does not
         if "value" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
         return getattr(self.value, name)
@@ -148,7 +150,9 @@ def one_hot(observed, column, normalizer, SPEC: tl.constexpr):
     """
     if SPEC.partial_one_hot:
         category = tl.load(normalizer + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
-        return tl.where(category < 0.0, observed, tl.where(observed.to(tl.float32) == category, 1, 0).to(observed.dtype))
+        return tl.where(
+            category < 0.0, observed, tl.where(observed.to(tl.float32) == category, 1, 0).to(observed.dtype)
+        )
     elif SPEC.categories > 0:
         equal = (observed.to(tl.int32) == (column % SPEC.categories)[None, :]) & (column < SPEC.columns)[None, :]
         return tl.where(equal, 1, 0).to(observed.dtype)
@@ -210,14 +214,18 @@ def load_last(parameters, tower, SPEC: tl.constexpr):
     row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
     head = parameters + SPEC.head_weight + row * WIDTH + column
     value = parameters + SPEC.value_weight + 0 * row + column
-    return tl.load(tl.where(row < SPEC.head_rows, head, value), mask=column_mask(row, tower, SPEC) & (column < WIDTH), other=0.0)
+    return tl.load(
+        tl.where(row < SPEC.head_rows, head, value), mask=column_mask(row, tower, SPEC) & (column < WIDTH), other=0.0
+    )
 
 
 @triton.jit
 def out_bias(parameters, tower, SPEC: tl.constexpr):
     """The last bias, (out_pad)."""
     column = tl.arange(0, SPEC.out_pad)
-    place = tl.where(column < SPEC.head_rows, parameters + SPEC.head_bias + column, parameters + SPEC.value_bias + 0 * column)
+    place = tl.where(
+        column < SPEC.head_rows, parameters + SPEC.head_bias + column, parameters + SPEC.value_bias + 0 * column
+    )
     return tl.load(place, mask=column_mask(column, tower, SPEC), other=0.0)
 
 
@@ -233,7 +241,9 @@ def column_mask(column, tower, SPEC: tl.constexpr):
 @triton.jit
 def load_log_std(parameters, column, SPEC: tl.constexpr):
     """A Gaussian's log_std in its columns, zero elsewhere, (columns)."""
-    return tl.load(parameters + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
+    return tl.load(
+        parameters + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0
+    )
 
 
 @triton.jit
@@ -265,9 +275,19 @@ def load_network(parameters, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = Tr
     biases = ()
     for k in tl.static_range(len(SPEC.weights)):
         place = parameters + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        weights = weights + (weight_operand(load_matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
+        weights = weights + (
+            weight_operand(
+                load_matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC
+            ),
+        )
         unit = tl.arange(0, SPEC.hidden_pad[k + 1])
-        biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
+        biases = biases + (
+            tl.load(
+                parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit,
+                mask=unit < SPEC.hidden[k + 1],
+                other=0.0,
+            ),
+        )
     last = weight_operand(load_last(parameters, tower, SPEC), SPEC)
     first = 0.0  # with FIRST false
     if FIRST:

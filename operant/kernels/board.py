@@ -1,9 +1,12 @@
-"""Triton kernels of Q networks for boards: a 3 x 3 convolution without padding, a dense layer, both normalised, and a head. Acting, values, and gradients.
+"""Triton kernels of Q networks for boards: a 3 x 3 convolution without padding, a dense layer, both normalised, and a
+head. Acting, values, and gradients.
 
-A dense layer's program takes one row of the convolution's places and 32 samples, so that a small minibatch keeps many multiprocessors busy; the rows' sums meet
-in the head. Behind the head a program takes a few places and all samples: it works their convolution out again, has their part of the dense weight's gradient
-to itself, and leaves sums of the filters'. Sums go in a fixed order. Tiles are sample-major; rows of a convolution are (place, sample), and `SPEC` is a
-`operant.kernels.dense.board.BoardSpec`. Know no rollout's length and no optimizer; the loss is handed over as `operant.kernels.loss.Loss`.
+A dense layer's program takes one row of the convolution's places and 32 samples, so that a small minibatch keeps many
+multiprocessors busy; the rows' sums meet in the head. Behind the head a program takes a few places and all samples: it
+works their convolution out again, has their part of the dense weight's gradient to itself, and leaves sums of the
+filters'. Sums go in a fixed order. Tiles are sample-major; rows of a convolution are (place, sample), and `SPEC` is a
+`operant.kernels.dense.board.BoardSpec`. Know no rollout's length and no optimizer; the loss is handed over as
+`operant.kernels.loss.Loss`.
 """
 
 from __future__ import annotations
@@ -50,14 +53,18 @@ def _load_filters(parameters, SPEC: tl.constexpr):
     tap, channel = tl.arange(0, SPEC.taps_pad)[:, None], tl.arange(0, SPEC.filters)[None, :]
     weight = tl.load(parameters + SPEC.filter_weight + channel * SPEC.taps + tap, mask=tap < SPEC.taps, other=0.0)
     return (
-        stored(weight * (1.0 / 255.0), SPEC), _load_vector(parameters, SPEC.filter_bias, SPEC.filters),
-        _load_vector(parameters, SPEC.filter_gain, SPEC.filters), _load_vector(parameters, SPEC.filter_shift, SPEC.filters),
-    )  # fmt: skip
+        stored(weight * (1.0 / 255.0), SPEC),
+        _load_vector(parameters, SPEC.filter_bias, SPEC.filters),
+        _load_vector(parameters, SPEC.filter_gain, SPEC.filters),
+        _load_vector(parameters, SPEC.filter_shift, SPEC.filters),
+    )
 
 
 @triton.jit
 def _patches(observation, start, first_place, place, lanes, SPEC: tl.constexpr):
-    """The bytes under the filters, (rows, taps_pad), as a product takes them. `start` (rows): where an observation begins; `place`: beside the first."""
+    """The bytes under the filters, (rows, taps_pad), as a product takes them. `start` (rows): where an observation
+    begins; `place`: beside the first.
+    """
     tap = tl.arange(0, SPEC.taps_pad)
     offset = tap // (3 * SPEC.planes) * (SPEC.width * SPEC.planes) + tap % (3 * SPEC.planes)
     corner = start + (first_place + place) * SPEC.planes * lanes
@@ -77,13 +84,17 @@ def _convolve(patches, filters, SPEC: tl.constexpr):
 @triton.jit
 def _by_sample(rows, PLACES: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
     """(place sample, filters) -> (sample, place filters)."""
-    return tl.reshape(tl.permute(tl.reshape(rows, (PLACES, SAMPLES, SPEC.filters)), (1, 0, 2)), (SAMPLES, PLACES * SPEC.filters))
+    return tl.reshape(
+        tl.permute(tl.reshape(rows, (PLACES, SAMPLES, SPEC.filters)), (1, 0, 2)), (SAMPLES, PLACES * SPEC.filters)
+    )
 
 
 @triton.jit
 def _by_place(rows, PLACES: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
     """(sample, place filters) -> (place sample, filters)."""
-    return tl.reshape(tl.permute(tl.reshape(rows, (SAMPLES, PLACES, SPEC.filters)), (1, 0, 2)), (PLACES * SAMPLES, SPEC.filters))
+    return tl.reshape(
+        tl.permute(tl.reshape(rows, (SAMPLES, PLACES, SPEC.filters)), (1, 0, 2)), (PLACES * SAMPLES, SPEC.filters)
+    )
 
 
 @triton.jit
@@ -108,13 +119,17 @@ def _load_head(parameters, SPEC: tl.constexpr):
     """The head's weight (out_pad, hidden), as a product takes it, and its bias (out_pad)."""
     row, unit = tl.arange(0, SPEC.out_pad), tl.arange(0, SPEC.hidden)
     inside = row < SPEC.head_rows
-    weight = tl.load(parameters + SPEC.head_weight + row[:, None] * SPEC.hidden + unit[None, :], mask=inside[:, None], other=0.0)
+    weight = tl.load(
+        parameters + SPEC.head_weight + row[:, None] * SPEC.hidden + unit[None, :], mask=inside[:, None], other=0.0
+    )
     return stored(weight, SPEC), tl.load(parameters + SPEC.head_bias + row, mask=inside, other=0.0)
 
 
 @triton.jit
 def _values(z, parameters, head, SPEC: tl.constexpr):
-    """From the rows' sum (rows, hidden): Q (rows, out_pad), the dense layer's activations as an operand, y, x_hat, 1 / std and its gain."""
+    """From the rows' sum (rows, hidden): Q (rows, out_pad), the dense layer's activations as an operand, y, x_hat, 1 /
+    std and its gain.
+    """
     gain, shift = _load_vector(parameters, SPEC.gain, SPEC.hidden), _load_vector(parameters, SPEC.shift, SPEC.hidden)
     x_hat, inv_std = _standardized(z + _load_vector(parameters, SPEC.bias, SPEC.hidden)[None, :], SPEC.hidden, SPEC)
     y = x_hat * gain[None, :] + shift[None, :]
@@ -157,13 +172,17 @@ def forward_rows(observation, order, first, parameters, sums, samples, lanes, SP
 def act_on_rows(sums, acting, parameters, t, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, TILE: tl.constexpr):
     """Step t from the sums of `forward_rows`: what `SAMPLE` makes of the values, into its place in the rollout."""
     lane = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    out, _h, _y, _x_hat, _inv_std, _gain = _values(_load_sums(sums, lane, lanes, SPEC), parameters, _load_head(parameters, SPEC), SPEC)
+    out, _h, _y, _x_hat, _inv_std, _gain = _values(
+        _load_sums(sums, lane, lanes, SPEC), parameters, _load_head(parameters, SPEC), SPEC
+    )
     SAMPLE(out, lane, lane < lanes, sums, acting, parameters, 0, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first"])
 def bootstrap_boards(buffers, parameters, first, steps, lanes, SPEC: tl.constexpr, VALUE: tl.constexpr):
-    """The value of the observation after the last step, and from step `first` on of true final ones: those only in blocks where a lane was truncated."""
+    """The value of the observation after the last step, and from step `first` on of true final ones: those only in
+    blocks where a lane was truncated.
+    """
     tile, t = tl.program_id(0), first + tl.program_id(1)
     lane = tile * BLOCK + tl.arange(0, BLOCK)
     needed = (lane < lanes) & (t == steps)
@@ -177,7 +196,11 @@ def bootstrap_boards(buffers, parameters, first, steps, lanes, SPEC: tl.constexp
         for y in range(SPEC.down):
             z += _dense_row(source, parameters, filters, start, y, lanes, SPEC)
         out, _h, _y, _x_hat, _inv_std, _gain = _values(z, parameters, _load_head(parameters, SPEC), SPEC)
-        tl.store(target + t * lanes + lane, VALUE(out, buffers.legal_mask, t * lanes + lane, t, needed, lanes, SPEC), mask=needed)
+        tl.store(
+            target + t * lanes + lane,
+            VALUE(out, buffers.legal_mask, t * lanes + lane, t, needed, lanes, SPEC),
+            mask=needed,
+        )
 
 
 # BACKWARD
@@ -185,9 +208,23 @@ def bootstrap_boards(buffers, parameters, first, steps, lanes, SPEC: tl.constexp
 
 @triton.jit(do_not_specialize=["first"])
 def backward_rows(
-    order, first, sums, samples, buffers, parameters, gradient_z, partial, width, lanes, SPEC: tl.constexpr, LOSS: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Values and the loss of TILE samples of a minibatch: the gradient in the dense layer's sums (samples, hidden), and a row of partial sums of the rest."""
+    order,
+    first,
+    sums,
+    samples,
+    buffers,
+    parameters,
+    gradient_z,
+    partial,
+    width,
+    lanes,
+    SPEC: tl.constexpr,
+    LOSS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Values and the loss of TILE samples of a minibatch: the gradient in the dense layer's sums (samples, hidden), and
+    a row of partial sums of the rest.
+    """
     program = tl.program_id(0)
     index = program * TILE + tl.arange(0, TILE)
     block = tl.load(order + first + index // BLOCK)
@@ -195,7 +232,9 @@ def backward_rows(
     head = _load_head(parameters, SPEC)
     out, h, y, x_hat, inv_std, gain = _values(_load_sums(sums, index, samples, SPEC), parameters, head, SPEC)
     targets = LOSS.load_targets(buffers, sample, block // (lanes // BLOCK), inside, 0, lanes, SPEC)
-    gradient_out, _log_std, terms = LOSS.gradient(out, targets, inside, inside, 0, 0.0, LOSS.load_scalars(buffers), SPEC)
+    gradient_out, _log_std, terms = LOSS.gradient(
+        out, targets, inside, inside, 0, 0.0, LOSS.load_scalars(buffers), SPEC
+    )
     gradient_out = gradient_out / samples
 
     # Back through the head and the normalised layer.
@@ -207,7 +246,11 @@ def backward_rows(
     # This tile's sums.
     partial += program * width
     weight = product(tl.trans(g), h, SPEC)  # (out_pad, hidden)
-    tl.store(partial + SPEC.head_weight + row[:, None] * SPEC.hidden + unit[None, :], weight, mask=(row < SPEC.head_rows)[:, None])
+    tl.store(
+        partial + SPEC.head_weight + row[:, None] * SPEC.hidden + unit[None, :],
+        weight,
+        mask=(row < SPEC.head_rows)[:, None],
+    )
     tl.store(partial + SPEC.head_bias + row, tl.sum(gradient_out, axis=0), mask=row < SPEC.head_rows)
     behind = partial - SPEC.weight_size + unit
     tl.store(behind + SPEC.bias, tl.sum(gradient, axis=0))
@@ -219,10 +262,24 @@ def backward_rows(
 
 @triton.jit(do_not_specialize=["first"])
 def backward_places(
-    observation, order, first, parameters, gradient_z, gradient, squares, partial, width, samples, lanes, SPEC: tl.constexpr, PLACES: tl.constexpr,
+    observation,
+    order,
+    first,
+    parameters,
+    gradient_z,
+    gradient,
+    squares,
+    partial,
+    width,
+    samples,
+    lanes,
+    SPEC: tl.constexpr,
+    PLACES: tl.constexpr,
     TILE: tl.constexpr,
-):  # fmt: skip
-    """Program (x, y): the gradient of what the dense layer reads of PLACES places of row y, with the sum of its squares; and a row of sums of the filters'."""
+):
+    """Program (x, y): the gradient of what the dense layer reads of PLACES places of row y, with the sum of its
+    squares; and a row of sums of the filters'.
+    """
     y, group = tl.program_id(1), tl.program_id(0)
     program = y * tl.num_programs(0) + group
     first_place = y * SPEC.across + group * PLACES
@@ -248,19 +305,29 @@ def backward_places(
         of_gain += tl.sum(by_y * x_hat, axis=0)
         of_shift += tl.sum(by_y, axis=0)
     column = tl.arange(0, PLACES * SPEC.filters)
-    tl.store(gradient + SPEC.weight + unit[:, None] * SPEC.columns + first_place * SPEC.filters + column[None, :], of_weight)
+    tl.store(
+        gradient + SPEC.weight + unit[:, None] * SPEC.columns + first_place * SPEC.filters + column[None, :], of_weight
+    )
     tl.store(squares + program, tl.sum(tl.sum(of_weight * of_weight, axis=1), axis=0))
     partial += program * width
     tap = tl.arange(0, SPEC.taps_pad)[None, :]
-    tl.store(partial + SPEC.filter_weight + channel[:, None] * SPEC.taps + tap, of_filters * (1.0 / 255.0), mask=tap < SPEC.taps)
+    tl.store(
+        partial + SPEC.filter_weight + channel[:, None] * SPEC.taps + tap,
+        of_filters * (1.0 / 255.0),
+        mask=tap < SPEC.taps,
+    )
     tl.store(partial + SPEC.filter_bias + channel, of_bias)
     tl.store(partial + SPEC.filter_gain + channel, of_gain)
     tl.store(partial + SPEC.filter_shift + channel, of_shift)
 
 
 @triton.jit
-def reduce_small(partial, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr, ROWS: tl.constexpr):
-    """The gradient of all but the dense weight from rows of partial sums, 32 columns a program, with sums of squares; the last program has the loss's terms."""
+def reduce_small(
+    partial, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr, ROWS: tl.constexpr
+):
+    """The gradient of all but the dense weight from rows of partial sums, 32 columns a program, with sums of squares;
+    the last program has the loss's terms.
+    """
     program = tl.program_id(0)
     column = program * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     total = tl.reshape(add_shards(partial, width, column, 1, ROWS), (REDUCE_COLUMNS,))

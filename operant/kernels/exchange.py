@@ -1,9 +1,12 @@
-"""How programs of a kernel hand each other numbers between GPUs that write each other's memory, without a launch, a flag or a fence. Knows no algorithm.
+"""How programs of a kernel hand each other numbers between GPUs that write each other's memory, without a launch, a
+flag or a fence. Knows no algorithm.
 
-A number and the turn it belongs to are one word of 64 bits, which arrives whole. A program writes its words into the memory of every rank, and waits for
-words of this turn from all ranks, in its own memory. Two halves take turns: who writes a half has had words from all others that they sent after they had read
-what was in it. GPUs start programs in their order, so of those that wait the first is there on all ranks, and none waits for one that cannot start.
-The first program counts the time from its own words to those of all others: how late they are, and how long words are on their way.
+A number and the turn it belongs to are one word of 64 bits, which arrives whole. A program writes its words into the
+memory of every rank, and waits for words of this turn from all ranks, in its own memory. Two halves take turns: who
+writes a half has had words from all others that they sent after they had read what was in it. GPUs start programs in
+their order, so of those that wait the first is there on all ranks, and none waits for one that cannot start. The first
+program counts the time from its own words to those of all others: how late they are, and how long words are on their
+way.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ GATHER_COLUMNS = tl.constexpr(128)
 
 @triton.jit
 def reversed_bits(k, COUNT: tl.constexpr):
-    """Whole numbers below COUNT, a power of two, with their binary digits in the reverse order: halves of rows in this order are neighbours."""
+    """Whole numbers below COUNT, a power of two, with their binary digits in the reverse order: halves of rows in this
+    order are neighbours.
+    """
     found = k * 0
     for digit in tl.static_range(COUNT.bit_length() - 1):
         found += ((k >> digit) & 1) << (COUNT.bit_length() - 2 - digit)
@@ -32,7 +37,9 @@ def _oldest_turn(inbox):
 
 @triton.jit
 def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The numbers (RANKS, COLUMNS) int32 of all ranks, in the order `reversed_bits` of the ranks, for this one's `own` (1, COLUMNS) of `width`."""
+    """The numbers (RANKS, COLUMNS) int32 of all ranks, in the order `reversed_bits` of the ranks, for this one's `own`
+    (1, COLUMNS) of `width`.
+    """
     program = tl.program_id(0)
     turn = tl.load(link.turns + program) + 1
     half = (turn % 2) * RANKS * width
@@ -49,7 +56,8 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
     tl.store(link.turns + program, turn)
     if program == 0:
         tl.store(link.spent, spent + globaltimer() - began)
-    # Now that all are there: what was loaded before may be older in some threads, since of several that hold a word one was asked.
+    # Now that all are there: what was loaded before may be older in some threads, since of several that hold a word one
+    # was asked.
     return (tl.load(inbox, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 
 

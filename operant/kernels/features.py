@@ -1,4 +1,6 @@
-"""What kernels read of a policy beside its parameters: how observations are normalized, and which are categories. Knows no Triton."""
+"""What kernels read of a policy beside its parameters: how observations are normalized, and which are categories. Knows
+no Triton.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Features:
         """`unread` stands in for a table that no kernel reads."""
         device, self._normalizer = policy.device, policy.normalizer
         # Mean and inv_std side by side.
-        self.table = torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
+        self.table = (
+            torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
+        )
         self._partial_one_hot = getattr(getattr(policy.net, "encoder", policy.net), "partial_one_hot", None)
         if self._partial_one_hot is not None:
             encoder = self._partial_one_hot
@@ -32,6 +36,8 @@ class Features:
         if normalizer is not None and self._partial_one_hot is not None:
             mean, inv_std = self.table[2:]
             torch.index_select(normalizer.mean[:, 0], 0, self._partial_one_hot.feature, out=mean).mul_(self._numeric)
-            torch.index_select(normalizer.inv_std[:, 0], 0, self._partial_one_hot.feature, out=inv_std).mul_(self._numeric).add_(self._categorical)
+            torch.index_select(normalizer.inv_std[:, 0], 0, self._partial_one_hot.feature, out=inv_std).mul_(
+                self._numeric
+            ).add_(self._categorical)
         elif normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self.table)

@@ -1,7 +1,8 @@
-"""Triton kernels of layer normalization, for networks that run a layer at a time: between a layer's product and its activation, and back. Know no loss.
+"""Triton kernels of layer normalization, for networks that run a layer at a time: between a layer's product and its
+activation, and back. Know no loss.
 
-x_hat = (z - mean) / sqrt(variance + epsilon) over a layer's units, y = gain x_hat + bias, h = f(y): Ba, Kiros & Hinton 2016. A program takes whole rows. Units
-beyond a layer's width are zero in z, and stay zero.
+x_hat = (z - mean) / sqrt(variance + epsilon) over a layer's units, y = gain x_hat + bias, h = f(y): Ba, Kiros & Hinton
+2016. A program takes whole rows. Units beyond a layer's width are zero in z, and stay zero.
 """
 
 from __future__ import annotations
@@ -34,10 +35,22 @@ def _load_gain_and_bias(parameters, unit, tower, SPEC: tl.constexpr, LAYER: tl.c
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
 def normalize_layer(
-    z, hidden, parameters, truncated, first_tower, first, count, capacity, SPEC: tl.constexpr, LAYER: tl.constexpr, TRUNCATED_ONLY: tl.constexpr,
+    z,
+    hidden,
+    parameters,
+    truncated,
+    first_tower,
+    first,
+    count,
+    capacity,
+    SPEC: tl.constexpr,
+    LAYER: tl.constexpr,
+    TRUNCATED_ONLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """A layer's activations `hidden` (towers, capacity, units) from what its product has computed, `z` of the same shape."""
+):
+    """A layer's activations `hidden` (towers, capacity, units) from what its product has computed, `z` of the same
+    shape.
+    """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     tower = first_tower + tl.program_id(1)
     row, unit = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, OUT)
@@ -49,10 +62,14 @@ def normalize_layer(
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def normalize_layer_backward(z, gradient, parameters, tile_sums, capacity, tiles, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
-    """In place, from the gradient in a layer's activations (towers, capacity, units) to that in what its product has computed, `z` of the same shape.
+def normalize_layer_backward(
+    z, gradient, parameters, tile_sums, capacity, tiles, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """In place, from the gradient in a layer's activations (towers, capacity, units) to that in what its product has
+    computed, `z` of the same shape.
 
-    The gradients of gain and bias, and of the product's own bias, go into the tile's sums; `tiles`: of a tower in `tile_sums`.
+    The gradients of gain and bias, and of the product's own bias, go into the tile's sums; `tiles`: of a tower in
+    `tile_sums`.
     """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     WIDTH: tl.constexpr = SPEC.hidden[LAYER]
@@ -68,7 +85,9 @@ def normalize_layer_backward(z, gradient, parameters, tile_sums, capacity, tiles
     # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat
     g = gradient_y * gain[None, :]
     mean, projection = tl.sum(g, axis=1) / WIDTH, tl.sum(g * x_hat, axis=1) / WIDTH
-    gradient_z = tl.where((unit < WIDTH)[None, :], (g - mean[:, None] - x_hat * projection[:, None]) * inv_std[:, None], 0.0)
+    gradient_z = tl.where(
+        (unit < WIDTH)[None, :], (g - mean[:, None] - x_hat * projection[:, None]) * inv_std[:, None], 0.0
+    )
     tl.store(gradient + place, stored(gradient_z, SPEC))
     # Sums over the tile's rows.
     tile_sums += (tower * tiles + tile) * SPEC.tile_sums.width + unit

@@ -1,12 +1,16 @@
-"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of BLOCK_M x BLOCK_N, summed over steps of BLOCK_K.
+"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of BLOCK_M x
+BLOCK_N, summed over steps of BLOCK_K.
 
-Samples go through in microbatches. A microbatch's activations lie in buffers (towers, capacity, padded width), sample-major, as products take them, and weights
-are packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. In an update a microbatch
-holds whole chunks, each in a slot of as many rows; rows of a slot beyond its chunk's end have zero gradients. Every sum's order comes from places alone: rows
-within a tile, tiles within a chunk. Know no algorithm and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
+Samples go through in microbatches. A microbatch's activations lie in buffers (towers, capacity, padded width),
+sample-major, as products take them, and weights are packed likewise before they are used: so no product needs a mask,
+and the backward one is the forward one of other operands. In an update a microbatch holds whole chunks, each in a slot
+of as many rows; rows of a slot beyond its chunk's end have zero gradients. Every sum's order comes from places alone:
+rows within a tile, tiles within a chunk. Know no algorithm and no optimizer: the loss is handed over as
+`operant.kernels.loss.Loss`.
 
-Layers are numbered from 0; layer L is the distribution's and the value's. `tile_sums` (towers, tiles, SPEC.tile_sums.width) holds of each tile of rows the
-gradients of the biases of layers 1 to L and of log_std, and the terms of the loss; layer L's tiles may have fewer rows than the other layers'.
+Layers are numbered from 0; layer L is the distribution's and the value's. `tile_sums` (towers, tiles,
+SPEC.tile_sums.width) holds of each tile of rows the gradients of the biases of layers 1 to L and of log_std, and the
+terms of the loss; layer L's tiles may have fewer rows than the other layers'.
 """
 
 from __future__ import annotations
@@ -34,11 +38,25 @@ from operant.kernels.operands import add_dot, chunk_begin, needed, read, read_ti
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
 def forward_layer(
-    buffers, parameters, normalizer, truncated, first_tower, first, count, capacity,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, SAVE: tl.constexpr, TRUNCATED_ONLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """A layer's activations, and with SAVE what their gradients need beside them. Program 0 counts tiles, one row of them after the other."""
+    buffers,
+    parameters,
+    normalizer,
+    truncated,
+    first_tower,
+    first,
+    count,
+    capacity,
+    SPEC: tl.constexpr,
+    LAYER: tl.constexpr,
+    SAVE: tl.constexpr,
+    TRUNCATED_ONLY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """A layer's activations, and with SAVE what their gradients need beside them. Program 0 counts tiles, one row of
+    them after the other.
+    """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
     tower = first_tower + tl.program_id(1)
@@ -69,7 +87,9 @@ def forward_layer(
 
 
 @triton.jit
-def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def _outputs(
+    hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """Layer L's outputs, (rows, out_pad)."""
     IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
@@ -80,10 +100,24 @@ def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexp
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
 def act_head(
-    hidden, packed, parameters, legal_mask, acting, t, first, count, lanes, capacity,
-    SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """What `SAMPLE`, a function like `operant.kernels.act.sample_and_store`, makes of the outputs of lanes first, first + 1, ... at step t."""
+    hidden,
+    packed,
+    parameters,
+    legal_mask,
+    acting,
+    t,
+    first,
+    count,
+    lanes,
+    capacity,
+    SPEC: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """What `SAMPLE`, a function like `operant.kernels.act.sample_and_store`, makes of the outputs of lanes first, first
+    + 1, ... at step t.
+    """
     tower = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
@@ -92,9 +126,22 @@ def act_head(
 
 @triton.jit(do_not_specialize=["first", "count"])
 def value_head(
-    hidden, packed, parameters, truncated, legal_mask, value, first, count, lanes, capacity,
-    SPEC: tl.constexpr, VALUE: tl.constexpr, TRUNCATED_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    packed,
+    parameters,
+    truncated,
+    legal_mask,
+    value,
+    first,
+    count,
+    lanes,
+    capacity,
+    SPEC: tl.constexpr,
+    VALUE: tl.constexpr,
+    TRUNCATED_ONLY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """V of samples first, first + 1, ..., with TRUNCATED_ONLY of those alone whose lane was truncated.
 
     `VALUE` is a function like `operant.kernels.act.state_value`.
@@ -115,10 +162,25 @@ def value_head(
 
 @triton.jit(do_not_specialize=["minibatch", "first_chunk", "slot", "tiles"])
 def backward_head(
-    minibatch, inputs, samples, parameters, buffers, first_chunk, slot, lanes, capacity, tiles,
-    SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The loss of a tile of rows, its gradient in layer L's outputs and in what layer L - 1 computes before its activation.
+    minibatch,
+    inputs,
+    samples,
+    parameters,
+    buffers,
+    first_chunk,
+    slot,
+    lanes,
+    capacity,
+    tiles,
+    SPEC: tl.constexpr,
+    LOSS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The loss of a tile of rows, its gradient in layer L's outputs and in what layer L - 1 computes before its
+    activation.
 
     Each chunk from `first_chunk` on has `slot` rows; `tiles`: of a tower in `tile_sums`.
     """
@@ -139,9 +201,18 @@ def backward_head(
     log_std = load_log_std(parameters, output, SPEC)
     legal_mask = in_bounds
     if SPEC.legal:
-        legal_mask = load_legal_mask(inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC)
+        legal_mask = load_legal_mask(
+            inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC
+        )
     gradient_out, gradient_log_std, terms = LOSS.gradient(
-        mask_illegal(out, legal_mask, SPEC), targets, legal_mask, in_bounds, tower, log_std, LOSS.load_scalars(samples), SPEC
+        mask_illegal(out, legal_mask, SPEC),
+        targets,
+        legal_mask,
+        in_bounds,
+        tower,
+        log_std,
+        LOSS.load_scalars(samples),
+        SPEC,
     )
     scale = 1.0 / minibatch.samples
     gradient_out *= scale
@@ -168,10 +239,22 @@ def backward_head(
 
 @triton.jit(do_not_specialize=["tiles"])
 def backward_layer(
-    gradient_out, packed, saved, gradient_in, tile_sums, capacity, tiles,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """From the gradient in what a layer computes before its activation (rows, outputs) to that of the layer below it (rows, inputs)."""
+    gradient_out,
+    packed,
+    saved,
+    gradient_in,
+    tile_sums,
+    capacity,
+    tiles,
+    SPEC: tl.constexpr,
+    LAYER: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """From the gradient in what a layer computes before its activation (rows, outputs) to that of the layer below it
+    (rows, inputs).
+    """
     IN: tl.constexpr = SPEC.inputs[LAYER]
     OUT: tl.constexpr = SPEC.widths[LAYER]
     tower = tl.program_id(1)
@@ -180,13 +263,18 @@ def backward_layer(
     column = tl.program_id(0) % (IN // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
     # (g W) f'(z), or before layer normalization g W alone.
     weights = packed + SPEC.packed[2 * LAYER - 1] + tower * IN * OUT
-    gradient = tile_of(gradient_out + tower * capacity * OUT, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K)
+    gradient = tile_of(
+        gradient_out + tower * capacity * OUT, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K
+    )
     place = (tower * capacity + row)[:, None] * IN + column[None, :]
     if not SPEC.layer_norm:
         gradient *= activation_gradient(tl.load(saved + place), SPEC)
     tl.store(gradient_in + place, stored(gradient, SPEC))
     if LAYER > 1 and not SPEC.layer_norm:
-        tl.store(tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column, tl.sum(gradient, axis=0))
+        tl.store(
+            tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column,
+            tl.sum(gradient, axis=0),
+        )
 
 
 # SUMS OVER A CHUNK'S SAMPLES
@@ -194,12 +282,25 @@ def backward_layer(
 
 @triton.jit(do_not_specialize=["first_chunk", "slot"])
 def weight_gradient(
-    left, right, normalizer, partial, first_chunk, slot, capacity, width,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """A layer's weight gradient of each chunk, into its row of `partial`: its gradients (rows, outputs)^T times what it read (rows, inputs).
+    left,
+    right,
+    normalizer,
+    partial,
+    first_chunk,
+    slot,
+    capacity,
+    width,
+    SPEC: tl.constexpr,
+    LAYER: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """A layer's weight gradient of each chunk, into its row of `partial`: its gradients (rows, outputs)^T times what it
+    read (rows, inputs).
 
-    Program 1 counts chunks from `first_chunk` on, of `slot` rows each. BLOCK_M divides the outputs; BLOCK_N need not divide the inputs of layer 0.
+    Program 1 counts chunks from `first_chunk` on, of `slot` rows each. BLOCK_M divides the outputs; BLOCK_N need not
+    divide the inputs of layer 0.
     """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
@@ -218,11 +319,21 @@ def weight_gradient(
     total = zeros(BLOCK_M, BLOCK_N)
     for step in range(program * steps, program * steps + steps):
         if LAYER == 0 and SPEC.bytes:
-            total = add_dot(tl.load(a + step * BLOCK_K * OUT), read(right, step * BLOCK_K + depth, column, normalizer, SPEC), total, SPEC)
+            total = add_dot(
+                tl.load(a + step * BLOCK_K * OUT),
+                read(right, step * BLOCK_K + depth, column, normalizer, SPEC),
+                total,
+                SPEC,
+            )
         elif IN % BLOCK_N == 0:
             total = add_dot(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN), total, SPEC)
         else:
-            total = add_dot(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN, mask=(column < IN)[None, :], other=0.0), total, SPEC)
+            total = add_dot(
+                tl.load(a + step * BLOCK_K * OUT),
+                tl.load(b + step * BLOCK_K * IN, mask=(column < IN)[None, :], other=0.0),
+                total,
+                SPEC,
+            )
     place, mask = weight_place(unit[:, None], column[None, :], tower, SPEC, LAYER)
     tl.store(partial + (first_chunk + program) * width + place, total, mask=mask)
 
@@ -247,9 +358,19 @@ def _store_chunk_sum(place, tile_sums, chunk, tiles, WIDTH: tl.constexpr, PAD: t
 
 @triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles", "chunk_norm_tiles"])
 def add_tile_sums(
-    tile_sums, partial, first_chunk, tiles, chunk_tiles, chunk_head_tiles, chunk_norm_tiles, width, SPEC: tl.constexpr, LOSS: tl.constexpr
-):  # fmt: skip
-    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section of `tile_sums`.
+    tile_sums,
+    partial,
+    first_chunk,
+    tiles,
+    chunk_tiles,
+    chunk_head_tiles,
+    chunk_norm_tiles,
+    width,
+    SPEC: tl.constexpr,
+    LOSS: tl.constexpr,
+):
+    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section
+    of `tile_sums`.
 
     A chunk has so many tiles: of the layers, of the head, of layer normalization.
     """
@@ -258,21 +379,51 @@ def add_tile_sums(
     tile_sums += tower * tiles * STRIDE
     head_sums = tile_sums + program * chunk_head_tiles * STRIDE
     partial += (first_chunk + program) * width
-    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work, or all are layer normalization's.
+    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work, or all are layer
+    # normalization's.
     for k in tl.static_range(len(SPEC.hidden) - 1):
         if section == k:
-            count = chunk_norm_tiles if SPEC.layer_norm else chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
+            count = (
+                chunk_norm_tiles if SPEC.layer_norm else chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
+            )
             place = partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1]
-            _store_chunk_sum(place, tile_sums + SPEC.tile_sums.biases[k], program, count, SPEC.hidden[k + 1], SPEC.hidden_pad[k + 1], STRIDE)
+            _store_chunk_sum(
+                place,
+                tile_sums + SPEC.tile_sums.biases[k],
+                program,
+                count,
+                SPEC.hidden[k + 1],
+                SPEC.hidden_pad[k + 1],
+                STRIDE,
+            )
     # Layer normalization's gains and biases, a section a layer.
     if SPEC.layer_norm:
         for k in tl.static_range(len(SPEC.hidden)):
             if section == len(SPEC.hidden) + k:
-                gains, biases = SPEC.norm_gains[k] + tower * SPEC.hidden[k], SPEC.norm_biases[k] + tower * SPEC.hidden[k]
+                gains, biases = (
+                    SPEC.norm_gains[k] + tower * SPEC.hidden[k],
+                    SPEC.norm_biases[k] + tower * SPEC.hidden[k],
+                )
                 WIDTH: tl.constexpr = SPEC.hidden[k]
                 PAD: tl.constexpr = SPEC.hidden_pad[k]
-                _store_chunk_sum(partial + gains, tile_sums + SPEC.tile_sums.norm_gains[k], program, chunk_norm_tiles, WIDTH, PAD, STRIDE)
-                _store_chunk_sum(partial + biases, tile_sums + SPEC.tile_sums.norm_biases[k], program, chunk_norm_tiles, WIDTH, PAD, STRIDE)
+                _store_chunk_sum(
+                    partial + gains,
+                    tile_sums + SPEC.tile_sums.norm_gains[k],
+                    program,
+                    chunk_norm_tiles,
+                    WIDTH,
+                    PAD,
+                    STRIDE,
+                )
+                _store_chunk_sum(
+                    partial + biases,
+                    tile_sums + SPEC.tile_sums.norm_biases[k],
+                    program,
+                    chunk_norm_tiles,
+                    WIDTH,
+                    PAD,
+                    STRIDE,
+                )
     # Layer L's bias, log_std and the loss's terms.
     if section == len(SPEC.hidden) - 1:
         output = tl.arange(0, SPEC.out_pad)

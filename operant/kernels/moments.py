@@ -1,5 +1,6 @@
-"""Triton kernels of a rollout's numbers: moments of advantages and returns, summed in parts of one shard of lanes each, and the parts in one program of fixed
-shape: the same floats whichever device has which shard. And how many parameters are not finite. Know no network and no algorithm.
+"""Triton kernels of a rollout's numbers: moments of advantages and returns, summed in parts of one shard of lanes each,
+and the parts in one program of fixed shape: the same floats whichever device has which shard. And how many parameters
+are not finite. Know no network and no algorithm.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def _merged(count, mean, squares, more, more_mean, more_squares):
 
 @triton.jit(do_not_specialize=["steps", "lanes"])
 def part_moments(advantages, returns, parts, steps, lanes, TILE: tl.constexpr):
-    """Moments of a shard's advantages and returns over every P-th tile: a row of `parts` (PARTS, 5), namely number, then mean and squares of each.
+    """Moments of a shard's advantages and returns over every P-th tile: a row of `parts` (PARTS, 5), namely number,
+    then mean and squares of each.
 
     Program 0 counts the parts of a shard, 1 the shards. Advantages and returns are (T, N).
     """
@@ -71,8 +73,14 @@ def rollout_moments(parts, programs, PARTS: tl.constexpr):
     in_bounds = part < programs
     # The parts' moments: number, mean and squared deviations.
     n = tl.load(parts + 5 * part, mask=in_bounds, other=0.0)
-    mean_a, squares_a = tl.load(parts + 5 * part + 1, mask=in_bounds, other=0.0), tl.load(parts + 5 * part + 2, mask=in_bounds, other=0.0)
-    mean_r, squares_r = tl.load(parts + 5 * part + 3, mask=in_bounds, other=0.0), tl.load(parts + 5 * part + 4, mask=in_bounds, other=0.0)
+    mean_a, squares_a = (
+        tl.load(parts + 5 * part + 1, mask=in_bounds, other=0.0),
+        tl.load(parts + 5 * part + 2, mask=in_bounds, other=0.0),
+    )
+    mean_r, squares_r = (
+        tl.load(parts + 5 * part + 3, mask=in_bounds, other=0.0),
+        tl.load(parts + 5 * part + 4, mask=in_bounds, other=0.0),
+    )
     total = tl.sum(n, axis=0)
     mean, variance = _all_moments(n, mean_a, squares_a, total)
     _mean, return_variance = _all_moments(n, mean_r, squares_r, total)

@@ -37,7 +37,9 @@ ITERATIONS = 5
 class Matrices:
     """The matrices of a vector of parameters, and their step by Muon. `launch` launches a kernel (see `operant.kernels.rehearsal`)."""
 
-    def __init__(self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool) -> None:
+    def __init__(
+        self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool
+    ) -> None:
         """`matrices` as those of `operant.nn.Muon`: G of m x n one after the other, as (place, (G, m, n)). `half`: products in bf16, otherwise in float32."""
         each = [(place + k * m * n, m, n) for place, (G, m, n) in matrices for k in range(G)]
         small = [matrix for matrix in each if max(matrix[1:]) <= MOST_SIDE]
@@ -52,7 +54,13 @@ class Matrices:
             spread, square = spread + short * long, square + short * short
         self._large = torch.tensor(rows, dtype=torch.int32, device=device)
         sides = [(short, long) for *_, short, long, _, _ in rows]
-        self._tiles: dict[str, Any] = {"BLOCK_M": SIDE.value, "BLOCK_N": SIDE.value, "BLOCK_K": 64 if half else 32, "num_warps": 4, "num_stages": 3}
+        self._tiles: dict[str, Any] = {
+            "BLOCK_M": SIDE.value,
+            "BLOCK_N": SIDE.value,
+            "BLOCK_K": 64 if half else 32,
+            "num_warps": 4,
+            "num_stages": 3,
+        }
         self._most_numbers = max((-(-short * long // TILE.value) for short, long in sides), default=0)
         self._sides = sides
         kind = torch.bfloat16 if half else torch.float32
@@ -77,15 +85,41 @@ class Matrices:
         table, count, scale = self._large, len(self._large), (max_norm / (squares.sum().sqrt() + 1e-6)).clamp_max(1.0)
         numbers = (self._most_numbers, count)
         launch(gather_momentum, numbers, gradient, momentum, table, scale, skip, self._sums, num_warps=4)
-        launch(to_unit_norm, numbers, gradient, table, self._sums, self._x, PROGRAMS=self._most_numbers, BLOCKS=padded(self._most_numbers), num_warps=4)
+        launch(
+            to_unit_norm,
+            numbers,
+            gradient,
+            table,
+            self._sums,
+            self._x,
+            PROGRAMS=self._most_numbers,
+            BLOCKS=padded(self._most_numbers),
+            num_warps=4,
+        )
         area = self._tiles["BLOCK_M"] * self._tiles["BLOCK_N"]
-        square, oblong = ((max(short * side // area for short, side in sides), count) for sides in ([(s, s) for s, _ in self._sides], self._sides))
+        square, oblong = (
+            (max(short * side // area for short, side in sides), count)
+            for sides in ([(s, s) for s, _ in self._sides], self._sides)
+        )
         x, other = self._x, self._next
         for _ in range(ITERATIONS):  # x <- a x + (b x x^T + c (x x^T)^2) x
             launch(product, square, x, x, x, self._squared, table, 1.0, 0.0, SQUARED=True, DEEP=True, **self._tiles)
             arguments = (self._squared, self._squared, self._squared, self._polynomial)
             launch(product, square, *arguments, table, C.value, B.value, SQUARED=True, DEEP=False, **self._tiles)
-            launch(product, oblong, self._polynomial, x, x, other, table, 1.0, A.value, SQUARED=False, DEEP=False, **self._tiles)
+            launch(
+                product,
+                oblong,
+                self._polynomial,
+                x,
+                x,
+                other,
+                table,
+                1.0,
+                A.value,
+                SQUARED=False,
+                DEEP=False,
+                **self._tiles,
+            )
             x, other = other, x
         launch(apply, numbers, parameters, table, x, skip, learning_rate, num_warps=4)
 
@@ -122,8 +156,13 @@ def muon_step(
         x = _low(tl.dot(_low(polynomial, BF16), x, A * x.to(tl.float32), input_precision="ieee"), BF16)
     # Places once more, so that no register held them meanwhile.
     at, inside = _places(matrices, ROWS, COLUMNS)
-    longer = tl.maximum(tl.load(matrices + 3 * tl.program_id(0) + 1), tl.load(matrices + 3 * tl.program_id(0) + 2)).to(tl.float32)
-    rate, values = tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer), tl.load(parameters + at, mask=inside, other=0.0)
+    longer = tl.maximum(tl.load(matrices + 3 * tl.program_id(0) + 1), tl.load(matrices + 3 * tl.program_id(0) + 2)).to(
+        tl.float32
+    )
+    rate, values = (
+        tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer),
+        tl.load(parameters + at, mask=inside, other=0.0),
+    )
     tl.store(parameters + at, tl.where(skipped, values, values - rate * x.to(tl.float32)), mask=inside)
 
 
@@ -174,7 +213,9 @@ def _numbers(entry):
 def to_unit_norm(gradient, table, sums, x, PROGRAMS: tl.constexpr, BLOCKS: tl.constexpr):
     """The first x = u / |u|, (short, long), of what lies in the gradient's place, which is zero then."""
     block = tl.arange(0, BLOCKS)
-    norm = tl.sqrt(tl.sum(tl.load(sums + tl.program_id(1) * PROGRAMS + block, mask=block < PROGRAMS, other=0.0), axis=0))
+    norm = tl.sqrt(
+        tl.sum(tl.load(sums + tl.program_id(1) * PROGRAMS + block, mask=block < PROGRAMS, other=0.0), axis=0)
+    )
     place, inside, at, held = _numbers(table + 7 * tl.program_id(1))
     u = tl.load(gradient + place, mask=inside, other=0.0)
     tl.store(gradient + place, tl.zeros_like(u), mask=inside)
@@ -203,7 +244,10 @@ def product(
         if DEEP:
             b, step = right + wide + column[None, :] * long + depth[:, None], BLOCK_K
         else:
-            b, step = right + (place if SQUARED else wide) + depth[:, None] * columns + column[None, :], BLOCK_K * columns
+            b, step = (
+                right + (place if SQUARED else wide) + depth[:, None] * columns + column[None, :],
+                BLOCK_K * columns,
+            )
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, steps // BLOCK_K):
             total = tl.dot(tl.load(a + k * BLOCK_K), tl.load(b + k * step), total, input_precision="ieee")
@@ -220,5 +264,8 @@ def apply(parameters, table, x, skip, learning_rate):
     place, inside, at, _ = _numbers(entry)
     longer = tl.maximum(tl.load(entry + ROWS_AT), tl.load(entry + COLUMNS_AT)).to(tl.float32)
     rate = tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer)
-    before, step = tl.load(parameters + place, mask=inside, other=0.0), tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    before, step = (
+        tl.load(parameters + place, mask=inside, other=0.0),
+        tl.load(x + at, mask=inside, other=0.0).to(tl.float32),
+    )
     tl.store(parameters + place, tl.where(tl.load(skip) > 0.0, before, before - rate * step), mask=inside)

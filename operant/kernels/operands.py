@@ -1,7 +1,8 @@
-"""What the products of `layers` take: samples gathered from a rollout, and packed weights. In Triton; knows no activation and no loss.
+"""What the products of `layers` take: samples gathered from a rollout, and packed weights. In Triton; knows no
+activation and no loss.
 
-`x` (capacity, inputs[0]) is what layer 0 reads: numbers as its product takes them, or bytes, which become numbers in the product's own loop and are stored
-nowhere as such.
+`x` (capacity, inputs[0]) is what layer 0 reads: numbers as its product takes them, or bytes, which become numbers in
+the product's own loop and are stored nowhere as such.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def tile_of(left, right, row, column, total, SPEC: tl.constexpr, IN: tl.constexp
 @triton.jit
 def read(x, row, column, normalizer, SPEC: tl.constexpr):
     """What layer 0 reads of gathered bytes (rows, columns), as its product takes it."""
-    gathered = tl.load(x + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0)
+    gathered = tl.load(
+        x + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0
+    )
     features = normalize(gathered, column, normalizer, SPEC)
     return features.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(features, SPEC)
 
@@ -65,10 +68,14 @@ def read_tile(x, normalizer, right, row, column, total, SPEC: tl.constexpr, IN: 
 
 @triton.jit
 def weight_place(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Where a layer's weights (outputs, inputs) lie in the flat vector, and which there are: layer 0's bias is a column behind them."""
+    """Where a layer's weights (outputs, inputs) lie in the flat vector, and which there are: layer 0's bias is a column
+    behind them.
+    """
     if LAYER == 0:
         unit = tower * SPEC.hidden[0] + row
-        place = tl.where(column < SPEC.columns, SPEC.first_weight + unit * SPEC.columns + column, SPEC.first_bias + unit)
+        place = tl.where(
+            column < SPEC.columns, SPEC.first_weight + unit * SPEC.columns + column, SPEC.first_bias + unit
+        )
         mask = (row < SPEC.hidden[0]) & (column <= SPEC.columns)
     elif len(SPEC.hidden) > LAYER:
         place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + row) * SPEC.hidden[LAYER - 1] + column
@@ -101,9 +108,11 @@ def _pack_layer(parameters, first, packed, row, tower, SPEC: tl.constexpr, LAYER
 
 @triton.jit
 def pack(parameters, first, packed, SPEC: tl.constexpr):
-    """Weights as products take them, zero beyond their width: layer 0's in `first`, the others' and their transposes in `packed`.
+    """Weights as products take them, zero beyond their width: layer 0's in `first`, the others' and their transposes in
+    `packed`.
 
-    Where layer 0 reads numbers, not bytes, its weights stay in float32. A program takes 16 outputs (program 0) of one layer (1) and tower (2).
+    Where layer 0 reads numbers, not bytes, its weights stay in float32. A program takes 16 outputs (program 0) of one
+    layer (1) and tower (2).
     """
     start, layer, tower = tl.program_id(0) * 16, tl.program_id(1), tl.program_id(2)
     row = (start + tl.arange(0, 16))[:, None]
@@ -117,7 +126,9 @@ def pack(parameters, first, packed, SPEC: tl.constexpr):
 
 @triton.jit
 def chunk_begin(minibatch, chunk):
-    """Where a chunk's blocks begin in the order, and how many there are: a chunk lies inside one shard, and the last ones of a shard may be short or empty."""
+    """Where a chunk's blocks begin in the order, and how many there are: a chunk lies inside one shard, and the last
+    ones of a shard may be short or empty.
+    """
     shard, within = chunk // minibatch.shard_chunks, chunk % minibatch.shard_chunks
     first = tl.minimum(within * minibatch.chunk_blocks, minibatch.shard_blocks)
     blocks = tl.minimum(minibatch.chunk_blocks, minibatch.shard_blocks - first)
@@ -135,11 +146,15 @@ def needed(truncated, place, in_bounds, TRUNCATED_ONLY: tl.constexpr):
 
 @triton.jit
 def _store_features(inputs, x, rounded, sample, t, in_bounds, row, lanes, SPEC: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What layer 0 reads of samples t N + n, into rows of `x`, and in bf16 into `rounded` as products take them. Program 1 takes BLOCK_N columns."""
+    """What layer 0 reads of samples t N + n, into rows of `x`, and in bf16 into `rounded` as products take them.
+    Program 1 takes BLOCK_N columns.
+    """
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     feature = feature_of(column, inputs.normalizer, SPEC)
     place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
-    observed = tl.load(inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0)
+    observed = tl.load(
+        inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0
+    )
     target = row[:, None] * SPEC.inputs[0] + column[None, :]
     if SPEC.bytes:  # which stay bytes: numeric features as they are, and of categories ones and zeros
         tl.store(x + target, one_hot(observed, column, inputs.normalizer, SPEC))
@@ -152,12 +167,23 @@ def _store_features(inputs, x, rounded, sample, t, in_bounds, row, lanes, SPEC: 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def gather(
-    inputs, truncated, x, rounded, first, count, lanes,
-    SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, TRUNCATED_ONLY: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    truncated,
+    x,
+    rounded,
+    first,
+    count,
+    lanes,
+    SPEC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TRUNCATED_ONLY: tl.constexpr,
+):
     """What layer 0 reads of `count` samples, in whole blocks from block `first` of the rollout on."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many bytes at once.
+    # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many
+    # bytes at once.
     in_bounds = row // BLOCK < count // BLOCK
     block = first + row // BLOCK
     sample = block * BLOCK + row % BLOCK  # t N + n
@@ -167,9 +193,21 @@ def gather(
 
 @triton.jit(do_not_specialize=["minibatch", "first_chunk", "slot"])
 def gather_chunks(
-    minibatch, inputs, x, rounded, first_chunk, slot, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """What layer 0 reads of a minibatch's chunks from `first_chunk` on, `slot` rows of `x` for each; rows beyond a chunk's end read an empty observation."""
+    minibatch,
+    inputs,
+    x,
+    rounded,
+    first_chunk,
+    slot,
+    lanes,
+    SPEC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What layer 0 reads of a minibatch's chunks from `first_chunk` on, `slot` rows of `x` for each; rows beyond a
+    chunk's end read an empty observation.
+    """
     start = tl.program_id(0) * BLOCK_M
     begin, blocks = chunk_begin(minibatch, first_chunk + start // slot)
     # Told that a slot has whole tiles, the compiler sees which rows lie in one block, and loads many bytes at once.
@@ -177,4 +215,15 @@ def gather_chunks(
     in_bounds = offset // BLOCK < blocks
     block = tl.load(minibatch.order + begin + offset // BLOCK, mask=in_bounds, other=0)
     sample = block * BLOCK + offset % BLOCK  # t N + n
-    _store_features(inputs, x, rounded, sample, block // (lanes // BLOCK), in_bounds, start + tl.arange(0, BLOCK_M), lanes, SPEC, BLOCK_N)
+    _store_features(
+        inputs,
+        x,
+        rounded,
+        sample,
+        block // (lanes // BLOCK),
+        in_bounds,
+        start + tl.arange(0, BLOCK_M),
+        lanes,
+        SPEC,
+        BLOCK_N,
+    )

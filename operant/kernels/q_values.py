@@ -1,4 +1,6 @@
-"""Triton functions of Q values: the best legal action, and epsilon-greedy ones, as `operant.nn.exploration` and `q_policy` have them. Know no algorithm."""
+"""Triton functions of Q values: the best legal action, and epsilon-greedy ones, as `operant.nn.exploration` and
+`q_policy` have them. Know no algorithm.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def all_legal(BLOCK_M: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def best(values, legal_mask, ACTIONS: tl.constexpr):
-    """The action of the largest value that is legal (rows), and the values with -1e9 where they are not, -infinity behind the actions (rows, out_pad)."""
+    """The action of the largest value that is legal (rows), and the values with -1e9 where they are not, -infinity
+    behind the actions (rows, out_pad).
+    """
     inside = (tl.arange(0, values.shape[1]) < ACTIONS)[None, :]
     allowed = tl.where(inside, tl.where(legal_mask != 0, values, ILLEGAL), -float("inf"))
     return tl.argmax(allowed, axis=1), allowed
@@ -39,7 +43,10 @@ def explore(choice, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.c
     """Store the actions of some lanes at step t: `choice`, or with probability epsilon any that is legal."""
     place = 2 * t * lanes + lane
     epsilon = tl.load(acting.epsilon + lane * acting.epsilon_stride, mask=in_bounds, other=0.0)
-    first, second = tl.load(acting.noise + place, mask=in_bounds, other=1.0), tl.load(acting.noise + place + lanes, mask=in_bounds, other=0.0)
+    first, second = (
+        tl.load(acting.noise + place, mask=in_bounds, other=1.0),
+        tl.load(acting.noise + place + lanes, mask=in_bounds, other=0.0),
+    )
     if LEGAL:
         # The action before which as many are legal as the number drawn says.
         inside = (tl.arange(0, legal_mask.shape[1]) < ACTIONS)[None, :]
@@ -53,7 +60,9 @@ def explore(choice, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.c
 
 @triton.jit
 def act_epsilon_greedily(out, lane, in_bounds, legal_mask, acting, parameters, tower, t, lanes, SPEC: tl.constexpr):
-    """From Q values (rows, out_pad) at step t: the action and max Q, each into its place. As `operant.kernels.act.sample_and_store`."""
+    """From Q values (rows, out_pad) at step t: the action and max Q, each into its place. As
+    `operant.kernels.act.sample_and_store`.
+    """
     legal = all_legal(out.shape[0], SPEC.out_pad)
     if SPEC.legal:
         legal = load_legal_mask(legal_mask, t * lanes + lane, t, in_bounds, lanes, SPEC)
@@ -64,7 +73,9 @@ def act_epsilon_greedily(out, lane, in_bounds, legal_mask, acting, parameters, t
 
 @triton.jit
 def largest_value(out, legal_mask, sample, t, judged, lanes, SPEC: tl.constexpr):
-    """Max Q of each row, of legal actions where the environment has judged them. As `operant.kernels.act.state_value`."""
+    """Max Q of each row, of legal actions where the environment has judged them. As
+    `operant.kernels.act.state_value`.
+    """
     legal = all_legal(out.shape[0], SPEC.out_pad)
     if SPEC.legal:
         legal = load_legal_mask(legal_mask, sample, t, judged, lanes, SPEC)

@@ -1,7 +1,9 @@
-"""Triton kernels behind the gradient: rows of partial sums to one gradient, its norm, and Adam. Sums go in a fixed order. Know no network and no algorithm.
+"""Triton kernels behind the gradient: rows of partial sums to one gradient, its norm, and Adam. Sums go in a fixed
+order. Know no network and no algorithm.
 
-Rows are added in a binary tree: first the rows of each shard of lanes, then neighbouring shards. Each addition is of two numbers whose places in the tree are
-fixed, so the sum is the same float whichever device has computed which shard's rows, and however a GPU spreads the work over threads.
+Rows are added in a binary tree: first the rows of each shard of lanes, then neighbouring shards. Each addition is of
+two numbers whose places in the tree are fixed, so the sum is the same float whichever device has computed which shard's
+rows, and however a GPU spreads the work over threads.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ LOG_BETA_2 = tl.constexpr(-0.0010005003335835335)
 
 @triton.jit
 def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
-    """Levels of a binary tree: row k and row k + n / 2 of (COUNT, 32), until LEFT rows are left. Both are powers of two.
+    """Levels of a binary tree: row k and row k + n / 2 of (COUNT, 32), until LEFT rows are left. Both are powers of
+    two.
 
     Of two numbers the order of an addition does not matter, so no layout over threads can change the bits.
     """
@@ -31,7 +34,8 @@ def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def add_shards(partial, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """Rows of partial sums (SHARDS SHARD_ROWS, width) added up in 32 columns, (1, 32): each shard's rows, then neighbouring shards, then neighbours of those.
+    """Rows of partial sums (SHARDS SHARD_ROWS, width) added up in 32 columns, (1, 32): each shard's rows, then
+    neighbouring shards, then neighbours of those.
 
     So what a rank owns, some neighbouring shards, is one number of the tree over all shards.
     """
@@ -43,7 +47,9 @@ def add_shards(partial, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.cons
 
 @triton.jit
 def sum_of_squares(x):
-    """The sum of 32 squares in a binary tree, so that it does not depend on the layout that a kernel has given x (32)."""
+    """The sum of 32 squares in a binary tree, so that it does not depend on the layout that a kernel has
+    given x (32).
+    """
     squares = x * x
     for level in tl.static_range(5):
         squares = tl.sum(tl.reshape(squares, (2, 16 >> level)), axis=0)
@@ -51,8 +57,12 @@ def sum_of_squares(x):
 
 
 @triton.jit
-def store_total(total, block, column, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr):
-    """32 numbers of the gradient, and the sum of their squares; of the last program the loss's terms, which the algorithm's `RECORD` takes."""
+def store_total(
+    total, block, column, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr
+):
+    """32 numbers of the gradient, and the sum of their squares; of the last program the loss's terms, which the
+    algorithm's `RECORD` takes.
+    """
     if (block + 1) * REDUCE_COLUMNS < width:
         tl.store(gradient + column, total)
         tl.store(squares + block, sum_of_squares(total))
@@ -62,9 +72,19 @@ def store_total(total, block, column, width, gradient, squares, parameters, upda
 
 @triton.jit
 def reduce_partials(
-    partial, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr
-):  # fmt: skip
-    """The gradient from rows of partial sums (SHARDS SHARD_ROWS, width), 32 columns a program, with each program's sum of squares.
+    partial,
+    width,
+    gradient,
+    squares,
+    parameters,
+    update,
+    SPEC: tl.constexpr,
+    RECORD: tl.constexpr,
+    SHARDS: tl.constexpr,
+    SHARD_ROWS: tl.constexpr,
+):
+    """The gradient from rows of partial sums (SHARDS SHARD_ROWS, width), 32 columns a program, with each program's sum
+    of squares.
 
     The last program has the sums of the loss's terms: `RECORD(terms, column, parameters, update, SPEC)`.
     """
@@ -76,21 +96,37 @@ def reduce_partials(
 
 @triton.jit
 def sum_shards(partial, width, sums, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """One rank's rows of partial sums added up, (SHARDS SHARD_ROWS, width) -> (width), 32 columns a program: what ranks exchange."""
+    """One rank's rows of partial sums added up, (SHARDS SHARD_ROWS, width) -> (width), 32 columns a program: what ranks
+    exchange.
+    """
     column = tl.program_id(0) * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     tl.store(sums + column[None, :], add_shards(partial, width, column, SHARDS, SHARD_ROWS))
 
 
 @triton.jit
 def exchange_partials(
-    partial, width, gradient, squares, parameters, update, link, SPEC: tl.constexpr, RECORD: tl.constexpr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr,
+    partial,
+    width,
+    gradient,
+    squares,
+    parameters,
+    update,
+    link,
+    SPEC: tl.constexpr,
+    RECORD: tl.constexpr,
+    SHARDS: tl.constexpr,
+    SHARD_ROWS: tl.constexpr,
     RANKS: tl.constexpr,
-):  # fmt: skip
-    """`reduce_partials` over the rows of all ranks, each of which has SHARDS of the shards: the exchange costs no launch of its own."""
+):
+    """`reduce_partials` over the rows of all ranks, each of which has SHARDS of the shards: the exchange costs no
+    launch of its own.
+    """
     block = tl.program_id(0)
     column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     own = add_shards(partial, width, column, SHARDS, SHARD_ROWS)
-    rows = exchanged(own.to(tl.int32, bitcast=True), column, width, link, RANKS, REDUCE_COLUMNS).to(tl.float32, bitcast=True)
+    rows = exchanged(own.to(tl.int32, bitcast=True), column, width, link, RANKS, REDUCE_COLUMNS).to(
+        tl.float32, bitcast=True
+    )
     total = tl.reshape(add_halves(rows, RANKS, 1), (REDUCE_COLUMNS,))
     store_total(total, block, column, width, gradient, squares, parameters, update, SPEC, RECORD)
 
@@ -108,11 +144,25 @@ def count_step(steps, corrections, skipped):
 
 @triton.jit(do_not_specialize=["max_norm", "epsilon"])
 def adam_step(
-    parameters, gradient, moments, squares, blocks, size, skip, learning_rate, norm_sum, max_norm, epsilon, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Clip by the gradient's norm and step: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; x <- x - lr (m / c1) / (sqrt(v) / c2 + epsilon).
+    parameters,
+    gradient,
+    moments,
+    squares,
+    blocks,
+    size,
+    skip,
+    learning_rate,
+    norm_sum,
+    max_norm,
+    epsilon,
+    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Clip by the gradient's norm and step: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; x <- x - lr (m / c1) /
+    (sqrt(v) / c2 + epsilon).
 
-    `squares` (blocks): sums of squares of 32 numbers of the gradient each. The norm before clipping is added to `norm_sum`.
+    `squares` (blocks): sums of squares of 32 numbers of the gradient each. The norm before clipping is added to
+    `norm_sum`.
     """
     program = tl.program_id(0)
     # g <- g min(1, max_norm / |g|)

@@ -1,4 +1,6 @@
-"""Launches of kernels, and the rehearsal of them that says whether a GPU can run them: they are compiled, and nothing is launched. Knows no kernel."""
+"""Launches of kernels, and the rehearsal of them that says whether a GPU can run them: they are compiled, and nothing
+is launched. Knows no kernel.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ class Rehearsed:
         raise NotImplementedError
 
     def unsupported_reason(self, precision: str) -> str | None:
-        """What keeps a GPU from running the kernels, in a sentence; None where nothing does. `precision`: of their products."""
+        """What keeps a GPU from running the kernels, in a sentence; None where nothing does. `precision`: of their
+        products.
+        """
         try:
-            return None if self.fits() else f"a network this wide takes more shared memory in {precision} than this GPU has"
+            return (
+                None
+                if self.fits()
+                else f"a network this wide takes more shared memory in {precision} than this GPU has"
+            )
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TritonError) as error:
@@ -38,7 +46,11 @@ class Rehearsed:
     @staticmethod
     def _max_shared(device: torch.device) -> int:
         """The most shared memory that a program may take on a GPU, in bytes."""
-        return int(driver.active.utils.get_device_properties(torch.cuda.current_device() if device.index is None else device.index)["max_shared_mem"])
+        return int(
+            driver.active.utils.get_device_properties(
+                torch.cuda.current_device() if device.index is None else device.index
+            )["max_shared_mem"]
+        )
 
     def _has_room(self, device: torch.device, *works: Callable[[], None]) -> bool:
         """Whether there is shared memory for what each of `works` launches, which is only compiled."""
@@ -53,8 +65,11 @@ class Rehearsed:
 
 
 def cannot_compile(error: BaseException) -> str:
-    """The sentence for what compiling a kernel has raised: there is no C compiler, or Triton does not know the GPU or cannot compile the kernel for it."""
-    while isinstance(error, CompilationError) and isinstance(error.__cause__, Exception):  # the innermost says what is wrong, those around it where
+    """The sentence for what compiling a kernel has raised: there is no C compiler, or Triton does not know the GPU or
+    cannot compile the kernel for it.
+    """
+    # the innermost says what is wrong, those around it where
+    while isinstance(error, CompilationError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"Triton cannot compile them here: {lines[-1 if isinstance(error, CompilationError) else 0].strip()}"

@@ -1,7 +1,8 @@
-"""Triton kernels of a replay: they store a tick, and make a batch, both observations as a network's first layer reads them.
+"""Triton kernels of a replay: they store a tick, and make a batch, both observations as a network's first layer reads
+them.
 
-The same transitions, returns and noise as those of `operant.data.replay`, whose kernels are the specification, in one launch or as a part of another's. Know no
-network and no loss.
+The same transitions, returns and noise as those of `operant.data.replay`, whose kernels are the specification, in one
+launch or as a part of another's. Know no network and no loss.
 """
 
 from __future__ import annotations
@@ -114,14 +115,18 @@ def features(observed, column, normalizer, OBSERVATION: tl.constexpr, NORMALIZE:
     x = observed.to(tl.float32)
     if NORMALIZE:
         inside = column < OBSERVATION
-        x = (x - tl.load(normalizer + column, mask=inside, other=0.0)[None, :]) * tl.load(normalizer + OBSERVATION + column, mask=inside, other=0.0)[None, :]
+        x = (x - tl.load(normalizer + column, mask=inside, other=0.0)[None, :]) * tl.load(
+            normalizer + OBSERVATION + column, mask=inside, other=0.0
+        )[None, :]
         x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
     return x
 
 
 @triton.jit
 def _returns(stored, numbers, ticks, row, lane, DRAW: tl.constexpr):
-    """Of transitions in these rows and lanes: n-step return, discount, the next observation's row, and where it is final its place, else -1."""
+    """Of transitions in these rows and lanes: n-step return, discount, the next observation's row, and where it is
+    final its place, else -1.
+    """
     capacity, lanes = numbers.capacity, numbers.lanes
     total = (row * 0).to(tl.float32)
     discount = total + 1.0
@@ -153,7 +158,9 @@ def _returns(stored, numbers, ticks, row, lane, DRAW: tl.constexpr):
 
 @triton.jit
 def make_batch(tile, stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
-    """A tile of a batch. Of the newest tick that counts as stored only the observation is read, and that in the rollout: the rest need not be there yet."""
+    """A tile of a batch. Of the newest tick that counts as stored only the observation is read, and that in the
+    rollout: the rest need not be there yet.
+    """
     k = tile * ROWS + tl.arange(0, ROWS)
     ticks = tl.load(stored.ticks) + numbers.ticks
     update = tl.load(stored.updates) + numbers.update
@@ -178,14 +185,23 @@ def make_batch(tile, stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexp
     newest = (following == (ticks - 1) % capacity)[:, None]
     seen = tl.load(stored.observation + at * DRAW.row + column[None, :], mask=inside, other=0)
     action = tl.load(stored.action + at * DRAW.action + (column - DRAW.observation)[None, :], mask=acts, other=0)
-    after = tl.load(stored.observation + (following * lanes + lane)[:, None] * DRAW.row + column[None, :], mask=inside & (newest == 0), other=0)
+    after = tl.load(
+        stored.observation + (following * lanes + lane)[:, None] * DRAW.row + column[None, :],
+        mask=inside & (newest == 0),
+        other=0,
+    )
     now = stored.ticked.observation + ((numbers.ticks - 1) * DRAW.observation + column)[None, :] * lanes + lane[:, None]
     after = tl.where(newest, tl.load(now, mask=inside & newest, other=0), after)
     if DRAW.ends:
-        truth = tl.load(stored.final + final[:, None] * DRAW.row + column[None, :], mask=inside & (final >= 0)[:, None], other=0)
+        truth = tl.load(
+            stored.final + final[:, None] * DRAW.row + column[None, :], mask=inside & (final >= 0)[:, None], other=0
+        )
         after = tl.where((final >= 0)[:, None], truth, after)
     place = k[:, None] * DRAW.columns + column[None, :]
-    tl.store(out.seen + place, tl.where(acts, action, features(seen, column, stored.normalizer, DRAW.observation, DRAW.normalize)))
+    tl.store(
+        out.seen + place,
+        tl.where(acts, action, features(seen, column, stored.normalizer, DRAW.observation, DRAW.normalize)),
+    )
     tl.store(out.next + place, features(after, column, stored.normalizer, DRAW.observation, DRAW.normalize))
 
     NOISE: tl.constexpr = DRAW.noise

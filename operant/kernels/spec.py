@@ -1,4 +1,5 @@
-"""What fused kernels are generated from: a network's and a distribution's shape as plain numbers, or the sentence that says why there are none.
+"""What fused kernels are generated from: a network's and a distribution's shape as plain numbers, or the sentence that
+says why there are none.
 
 Knows networks, distributions and where their parameters lie in the flat vector; knows no Triton.
 """
@@ -39,12 +40,15 @@ class TileSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """One network and distribution. Widths with `_pad` are what tiles have: powers of two from 16 up, or multiples of 64; the rest of a tile is zero."""
+    """One network and distribution. Widths with `_pad` are what tiles have: powers of two from 16 up, or multiples of
+    64; the rest of a tile is zero.
+    """
 
     observation: int
     bytes: bool  # of uint8; otherwise float32
     categories: int  # each byte is a categorical feature with so many, read one-hot; 0: a numeric feature
-    partial_one_hot: bool  # some features are categorical, with different numbers of categories, and some numeric: a table says which
+    # some features are categorical, with different numbers of categories, and some numeric: a table says which
+    partial_one_hot: bool
     columns: int  # what the first layer reads of an observation
     columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a column of its weight
     hidden: tuple[int, ...]
@@ -59,7 +63,9 @@ class Spec:
     squash: bool
     normalize: bool
     precision: str  # "ieee", "tf32" or "bf16"
-    approximate: bool  # on a GPU in tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is compensated
+    approximate: (
+        bool  # on a GPU in tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is compensated
+    )
     first_weight: int  # where each parameter begins in the flat vector; weights and biases from the second layer on
     first_bias: int
     weights: tuple[int, ...]
@@ -73,9 +79,13 @@ class Spec:
     value_weight: int
     value_bias: int
     log_std: int  # -1 for a Categorical
-    inputs: tuple[int, ...]  # padded width of what each layer reads; the last layer is the distribution's and the value's
+    inputs: tuple[
+        int, ...
+    ]  # padded width of what each layer reads; the last layer is the distribution's and the value's
     widths: tuple[int, ...]  # padded width of what it puts out
-    packed: tuple[int, ...]  # per layer, where weights begin: from the second layer on each, then its transpose; and their end
+    packed: tuple[
+        int, ...
+    ]  # per layer, where weights begin: from the second layer on each, then its transpose; and their end
     tile_sums: TileSums
 
     @property
@@ -90,7 +100,9 @@ def padded(width: int) -> int:
 
 
 def deep_padded(width: int) -> int:
-    """The same of what is summed over, step after step: from 64 on the smallest multiple of 64. A power of two would waste up to half of the steps."""
+    """The same of what is summed over, step after step: from 64 on the smallest multiple of 64. A power of two would
+    waste up to half of the steps.
+    """
     return padded(width) if width <= 64 else -(-width // 64) * 64
 
 
@@ -100,7 +112,9 @@ def is_convolutional(policy: Policy) -> bool:
 
 
 def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | None:
-    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N; `net`: its dense layers, where it has more."""
+    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N; `net`: its
+    dense layers, where it has more.
+    """
     net = policy.net if net is None else net
     if isinstance(net, cnn.Convolutional):
         return "the network is a convolutional one"
@@ -115,7 +129,10 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
         width = f"{columns} wide ({seen.size} numbers{categories})" if net.categories else f"{columns} wide"
         return f"the observation is {width}, and fused kernels take up to {MAX_COLUMNS}"
     if len(config.hidden) > MAX_LAYERS or max(config.hidden) > MAX_WIDTH:
-        return f"fused kernels take up to {MAX_LAYERS} hidden layers of up to {MAX_WIDTH}, and net.hidden is {list(config.hidden)}"
+        return (
+            f"fused kernels take up to {MAX_LAYERS} hidden layers of up to {MAX_WIDTH}, and net.hidden is "
+            f"{list(config.hidden)}"
+        )
     if outputs > MAX_OUTPUTS:
         return f"the action has {outputs - 1} parameters, and fused kernels take up to {MAX_OUTPUTS - 1}"
     if samples * max(seen.size, policy.distribution.noise_rows, policy.env.mask_size) >= 2**31:
@@ -124,18 +141,25 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
 
 
 def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") -> Spec:
-    """The spec of a policy that has no `unsupported_reason`; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU.
+    """The spec of a policy that has no `unsupported_reason`; `precision` is "fp32", "tf32" or "bf16", the last two on a
+    GPU.
 
     `net`: its dense layers, where it has more, whose parameters' names begin with `prefix`.
     """
     net, distribution = policy.net if net is None else net, policy.distribution
     assert isinstance(net, mlp.MLP)
-    begin = {name.removeprefix(prefix): place for name, place in zip(policy.flat.names, policy.flat.offsets, strict=True)}
+    begin = {
+        name.removeprefix(prefix): place for name, place in zip(policy.flat.names, policy.flat.offsets, strict=True)
+    }
     gaussian = isinstance(distribution, Gaussian)
     sizes = () if isinstance(distribution, Gaussian) else distribution.sizes
     hidden = net.config.hidden
     later, normed = range(len(hidden) - 1), range(len(hidden) if net.config.layer_norm else 0)
-    towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(distribution.parameter_rows + 1), tuple(padded(width) for width in hidden)
+    towers, out_pad, hidden_pad = (
+        1 if net.config.shared else 2,
+        padded(distribution.parameter_rows + 1),
+        tuple(padded(width) for width in hidden),
+    )
     seen, columns = policy.env.observation, policy.env.observation.columns
     inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
     packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
@@ -181,6 +205,10 @@ def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") 
 
 def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int, layer_norm: bool) -> TileSums:
     normed, later = hidden_pad if layer_norm else (), len(hidden_pad) - 1
-    *begins, out_bias, log_std, terms, width = accumulate((*hidden_pad[1:], *normed, *normed, out_pad, out_pad, TERMS_PAD), initial=0)
+    *begins, out_bias, log_std, terms, width = accumulate(
+        (*hidden_pad[1:], *normed, *normed, out_pad, out_pad, TERMS_PAD), initial=0
+    )
     gains = later + len(normed)
-    return TileSums(tuple(begins[:later]), tuple(begins[later:gains]), tuple(begins[gains:]), out_bias, log_std, terms, width)
+    return TileSums(
+        tuple(begins[:later]), tuple(begins[later:gains]), tuple(begins[gains:]), out_bias, log_std, terms, width
+    )

@@ -1,7 +1,8 @@
-"""The groups of buffers and numbers that Triton kernels take: named tuples of tensors here, of pointers and scalars inside a kernel. Know no algorithm.
+"""The groups of buffers and numbers that Triton kernels take: named tuples of tensors here, of pointers and scalars
+inside a kernel. Know no algorithm.
 
-Shape letters: T steps, N lanes, O numbers of an observation, H parameters of the distribution, A rows of an action, U rows of noise, E epochs, M blocks.
-Buffers of a rollout are field-major: neighbouring lanes lie next to each other.
+Shape letters: T steps, N lanes, O numbers of an observation, H parameters of the distribution, A rows of an action, U
+rows of noise, E epochs, M blocks. Buffers of a rollout are field-major: neighbouring lanes lie next to each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ class Inputs(NamedTuple):
     """What a network reads of a rollout."""
 
     observation: Any  # (T + 1, O, N) float32 or uint8
-    normalizer: Any  # mean (O), inv_std (O); where features differ (4, K): feature, category or -1, mean, inv_std of each column
+    # mean (O), inv_std (O); where features differ (4, K): feature, category or -1, mean, inv_std of each column
+    normalizer: Any
     legal_mask: Any  # (T + 1, H, N) uint8; any bytes where every action is legal
 
 
@@ -40,7 +42,9 @@ class Bootstrap(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Blocks of neighbouring lanes of one tick, shard after shard; each shard's are cut into chunks of `chunk_blocks`, the last ones maybe shorter."""
+    """Blocks of neighbouring lanes of one tick, shard after shard; each shard's are cut into chunks of `chunk_blocks`,
+    the last ones maybe shorter.
+    """
 
     order: Any  # (E, M) int32, the blocks
     first_block: int  # where the minibatch begins in `order`

@@ -70,12 +70,16 @@ class PerLayer(_TileConfig):
     def __post_init__(self) -> None:
         _check(self.block_m, self.block_n, self.block_k, warps=(self.warps,), chunks=self.chunks)
         if min(self.stages, self.microbatch) < 1 or self.block_m % self.block_k:
-            raise ValueError("a tile config has at least one stage and a microbatch of at least one sample, and block_k divides block_m")
+            raise ValueError(
+                "a tile config has at least one stage and a microbatch of at least one sample, and block_k divides block_m"
+            )
 
 
 def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
     """Raise ValueError for what no kernel could be compiled to."""
-    if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(number not in (1, 2, 4, 8, 16) for number in warps):
+    if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(
+        number not in (1, 2, 4, 8, 16) for number in warps
+    ):
         raise ValueError("a tile config has blocks of 16, 32, 64, 128 or 256, and 1 to 16 warps, a power of two")
     if chunks not in CHUNK_COUNTS:
         raise ValueError(f"chunks should be a power of two up to {CHUNK_COUNTS[-1]} (got {chunks})")
@@ -94,9 +98,16 @@ def from_text(line: str) -> TileConfig:
     if kind is None:
         raise ValueError(f'a tile config begins with "resident" or "per-layer" (got {line!r})')
     try:
-        return kind(**{key: int(value) if value.isdecimal() else -1 for key, _, value in (word.partition("=") for word in words)})
+        return kind(
+            **{
+                key: int(value) if value.isdecimal() else -1
+                for key, _, value in (word.partition("=") for word in words)
+            }
+        )
     except TypeError:
-        raise ValueError(f"a tile config is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})") from None
+        raise ValueError(
+            f"a tile config is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})"
+        ) from None
 
 
 def suits(config: TileConfig, spec: Spec) -> bool:
@@ -111,7 +122,11 @@ def suits_resident(spec: Spec) -> bool:
     held = 4 * weights[0] + number * sum(weights[1:-1])
     if spec.layer_norm and _widest(spec) > 64:  # whose rows would take as many registers again
         return False
-    narrow = max(spec.hidden_pad) <= RESIDENT_WIDTH and spec.columns_pad <= RESIDENT_COLUMNS and spec.out_pad <= RESIDENT_OUTPUTS
+    narrow = (
+        max(spec.hidden_pad) <= RESIDENT_WIDTH
+        and spec.columns_pad <= RESIDENT_COLUMNS
+        and spec.out_pad <= RESIDENT_OUTPUTS
+    )
     return narrow and (spec.precision == "ieee" or held <= RESIDENT_BYTES)
 
 
@@ -191,13 +206,21 @@ def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
     """Best guess first; the last is the one that fits anywhere."""
     number = 2 if spec.precision == "bf16" else 4
     # Activations and gradients of each layer, what the latter are worked out from, and what the first layer reads, twice.
-    row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
+    row_bytes = (
+        spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
+    )
 
     def config(block_m: int, block_n: int, block_k: int, warps: int, stages: int, microbatch: int) -> PerLayer:
-        microbatch = min(multiple(work.minibatch, 128), microbatch, max(128, MICROBATCH_BYTES // row_bytes // 128 * 128))
+        microbatch = min(
+            multiple(work.minibatch, 128), microbatch, max(128, MICROBATCH_BYTES // row_bytes // 128 * 128)
+        )
         # Programs of the widest weight's gradient: a power of two of chunks that gives each multiprocessor two, or up to three.
-        tiles = max(-(-wide // block_n) * -(-deep // block_n) for wide, deep in zip(spec.widths, spec.inputs, strict=True))
-        at_once = min(3 * work.multiprocessors / (spec.towers * tiles), microbatch / CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS)
+        tiles = max(
+            -(-wide // block_n) * -(-deep // block_n) for wide, deep in zip(spec.widths, spec.inputs, strict=True)
+        )
+        at_once = min(
+            3 * work.multiprocessors / (spec.towers * tiles), microbatch / CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS
+        )
         chunks = work.chunk_count(power_of_two(at_once) * work.minibatch / microbatch)
         return PerLayer(block_m, block_n, block_k, warps, stages, chunks, microbatch)
 

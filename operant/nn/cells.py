@@ -1,10 +1,12 @@
-"""Recurrent cells over T steps, with gradients written by hand: a linear scan (MinGRU), GRU and LSTM. Know no network, no policy and no loss.
+"""Recurrent cells over T steps, with gradients written by hand: a linear scan (MinGRU), GRU and LSTM. Know no network,
+no policy and no loss.
 
-Everything that does not depend on the step before is computed for all steps at once, outside; here is what is left to the loop over steps. Gradients equal
-those of autograd over the unrolled loop, of which they keep less; the gradient of a recurrent weight is one product over T x B after the loop.
+Everything that does not depend on the step before is computed for all steps at once, outside; here is what is left to
+the loop over steps. Gradients equal those of autograd over the unrolled loop, of which they keep less; the gradient of
+a recurrent weight is one product over T x B after the loop.
 
-`keep` (T, B) is 0 where an episode begins, 1 elsewhere: the state before such a step is multiplied by it, and so is its gradient. An initial state is given,
-and gets no gradient.
+`keep` (T, B) is 0 where an episode begins, 1 elsewhere: the state before such a step is multiplied by it, and so is its
+gradient. An initial state is given, and gets no gradient.
 
 Shape letters: G towers, M units, K rows of gates, T steps, B lanes.
 """
@@ -33,15 +35,17 @@ def _steps_last(rows: Tensor) -> Tensor:
 
 
 def scan(a: Tensor, b: Tensor, first: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t: coefficients a, b (G, M, T, B) and the first state (G, M, B) -> all states (G, M, T, B)."""
+    """h_t = a_t h_{t-1} + b_t: coefficients a, b (G, M, T, B) and the first state (G, M, B) -> all states (G,
+    M, T, B).
+    """
     return a * first[:, :, None] + b if _is_a_step(b) else _Scan.apply(a, b, first)
 
 
 def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor) -> Tensor:
     """Cho et al. 2014, in the form of cuDNN and torch, with gates r, z, n in this order.
 
-    r, z = sigmoid(x + W h), n = tanh(x + r (W h + b)), h <- (1 - z) n + z h.
-    What the input adds to the gates (G, 3 M, T, B), W (G, 3 M, M), b (G, M, 1), the first state (G, M, B), `keep` -> all states (G, M, T, B).
+    r, z = sigmoid(x + W h), n = tanh(x + r (W h + b)), h <- (1 - z) n + z h. What the input adds to the gates (G, 3 M,
+    T, B), W (G, 3 M, M), b (G, M, 1), the first state (G, M, B), `keep` -> all states (G, M, T, B).
     """
     if not _is_a_step(inputs):
         return _GRU.apply(inputs, weight, bias, first, keep)
@@ -52,16 +56,21 @@ def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tenso
     return (candidate + update * (before - candidate))[:, :, None]
 
 
-def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, steps: Any = None) -> tuple[Tensor, Tensor]:
-    """Hochreiter & Schmidhuber 1997 with a forget gate (Gers et al. 2000); gates i, f, o, and the candidate g, in this order.
+def lstm(
+    inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, steps: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Hochreiter & Schmidhuber 1997 with a forget gate (Gers et al. 2000); gates i, f, o, and the candidate g, in this
+    order.
 
-    i, f, o = sigmoid(x + W h), g = tanh(x + W h), c <- f c + i g, h <- o tanh(c).
-    What the input adds to the gates (G, 4 M, T, B), W (G, 4 M, M), the first h and c (G, M, B), `keep` -> all h and the last c, (G, M, T, B) and (G, M, B).
+    i, f, o = sigmoid(x + W h), g = tanh(x + W h), c <- f c + i g, h <- o tanh(c). What the input adds to the gates (G,
+    4 M, T, B), W (G, 4 M, M), the first h and c (G, M, B), `keep` -> all h and the last c, (G, M, T, B) and (G, M, B).
     `steps`: a function of autograd's that goes through all steps in place of the loop.
     """
     if steps is not None or not _is_a_step(inputs):
         return (steps or _LSTM).apply(inputs, weight, first, first_cell, keep)
-    enter, forget, leave, candidate = (inputs[:, :, 0] + torch.bmm(weight, first * keep[0])).split(first.shape[1], dim=1)
+    enter, forget, leave, candidate = (inputs[:, :, 0] + torch.bmm(weight, first * keep[0])).split(
+        first.shape[1], dim=1
+    )
     cell = forget.sigmoid() * (first_cell * keep[0]) + enter.sigmoid() * candidate.tanh()
     return (leave.sigmoid() * cell.tanh())[:, :, None], cell
 
@@ -98,7 +107,8 @@ class _GRU(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor) -> Tensor:
         (G, M, B), T = first.shape, inputs.shape[2]
         new = inputs.new_empty
-        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 2 * M, B)  # before: h_{t-1}, 0 where an episode begins; gates: r, z
+        # before: h_{t-1}, 0 where an episode begins; gates: r, z
+        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 2 * M, B)
         recurrent, candidate = new(T, G, M, B), new(T, G, M, B)  # W h + b of n, and n
         gate_weight, own_weight = weight.split([2 * M, M], dim=1)
         state = first
@@ -116,7 +126,8 @@ class _GRU(torch.autograd.Function):
         weight, keep, before, gates, recurrent, candidate = ctx.saved_tensors
         T, G, M, B = before.shape
         new = gradient.new_empty
-        by_gates, by_candidate = new(T, G, 3 * M, B), new(T, G, M, B)  # of r, z and W h + b of n; and of n: each before its activation
+        # of r, z and W h + b of n; and of n: each before its activation
+        by_gates, by_candidate = new(T, G, 3 * M, B), new(T, G, M, B)
         back, carried = weight.transpose(1, 2), torch.zeros_like(before[0])
         for t in reversed(range(T)):
             total = gradient[:, :, t] + carried
@@ -138,10 +149,13 @@ class _GRU(torch.autograd.Function):
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor
+    ) -> tuple[Tensor, Tensor]:
         (G, M, B), T = first.shape, inputs.shape[2]
         new = inputs.new_empty
-        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 4 * M, B)  # before: h_{t-1}, 0 where an episode begins
+        # before: h_{t-1}, 0 where an episode begins
+        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 4 * M, B)
         cells, cell_before, squashed = new(T, G, M, B), new(T, G, M, B), new(T, G, M, B)  # c, c_{t-1} likewise, tanh(c)
         state, cell = first, first_cell
         for t in range(T):
@@ -168,7 +182,8 @@ class _LSTM(torch.autograd.Function):
             total = gradient[:, :, t] + carried
             enter, forget, leave, candidate = gates[t].split(M, dim=1)
             by_enter, by_forget, by_leave, by_candidate = by_gates[t].split(M, dim=1)
-            # do = tanh(c) dh; dc = o (1 - tanh(c)^2) dh + what the next step hands back; di = g dc; df = c_{t-1} dc; dg = i dc.
+            # do = tanh(c) dh; dc = o (1 - tanh(c)^2) dh + what the next step hands back; di = g dc; df = c_{t-1} dc; dg
+            # = i dc.
             _sigmoid_backward(total * squashed[t], leave, grad_input=by_leave)
             cell_total = cell_carried.add_(torch.ops.aten.tanh_backward(total.mul_(leave), squashed[t]))
             _sigmoid_backward(cell_total * candidate, enter, grad_input=by_enter)

@@ -1,9 +1,11 @@
-"""The manual passes of `operant.nn.manual` over minibatches, in chunks that stay in a core's cache, one thread a core. Knows no loss.
+"""The manual passes of `operant.nn.manual` over minibatches, in chunks that stay in a core's cache, one thread a core.
+Knows no loss.
 
-Each chunk of a minibatch gives one row of partial sums, and rows are added in a fixed binary tree, so the sum does not depend on the number of threads.
+Each chunk of a minibatch gives one row of partial sums, and rows are added in a fixed binary tree, so the sum does not
+depend on the number of threads.
 
-Shape letters: O observation, H parameters of the distribution, n samples of a chunk, B of a minibatch, N lanes, C chunks, P numbers of a row, E terms of
-a loss.
+Shape letters: O observation, H parameters of the distribution, n samples of a chunk, B of a minibatch, N lanes, C
+chunks, P numbers of a row, E terms of a loss.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Chunk(Protocol):
 
 
 def tree_sum(rows: Tensor) -> Tensor:
-    """The sum over the first axis by a fixed binary tree: neighbours, then neighbours of those ... (C, ...) -> (...); C is a power of two.
+    """The sum over the first axis by a fixed binary tree: neighbours, then neighbours of those ... (C, ...) -> (...); C
+    is a power of two.
 
     It equals the tree over each shard's rows, then over the shards, and has the same bits however the rows came about.
     """
@@ -43,7 +46,9 @@ def tree_sum(rows: Tensor) -> Tensor:
 
 
 def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
-    """The same sum of rows that come one after the other, of which few are held at a time. Their number is a power of two."""
+    """The same sum of rows that come one after the other, of which few are held at a time. Their number is a power of
+    two.
+    """
     stack: list[Tensor] = []  # a complete subtree each
     for k, row in enumerate(rows):
         stack.append(row)
@@ -60,7 +65,13 @@ def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
 class Shard:
     """One thread's part of a minibatch: some chunks, and the tree of their rows."""
 
-    def __init__(self, parameters: manual.Parameters, make_chunk: Callable[[manual.Weights, int], Chunk], terms: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        parameters: manual.Parameters,
+        make_chunk: Callable[[manual.Weights, int], Chunk],
+        terms: int,
+        sizes: Sequence[int],
+    ) -> None:
         self._sizes = sizes
         self._chunks = {n: make_chunk(parameters.weights, n) for n in sorted(set(sizes) - {0})}
         # Rows on their way up: one of each height of a subtree, and one that is being computed.
@@ -70,14 +81,18 @@ class Shard:
 
     @torch.no_grad()
     def compute(self, part: Any, rows: Tensor) -> None:
-        """Fill rows (R, P) with the sums over as many equal subtrees of the chunks, in their order. R and a subtree's chunks are powers of two."""
+        """Fill rows (R, P) with the sums over as many equal subtrees of the chunks, in their order. R and a subtree's
+        chunks are powers of two.
+        """
         leaves = len(self._sizes) // len(rows)
         samples = iter(part.split(self._sizes))
         for k, row in enumerate(rows):
             row.copy_(self._subtree(itertools.islice(samples, leaves), self._sizes[k * leaves : (k + 1) * leaves]))
 
     def _subtree(self, samples: Iterator[Any], sizes: Sequence[int]) -> Tensor:
-        """The sum of some chunks' rows, (P): each is added to its neighbour as soon as both are there, so few are held at a time."""
+        """The sum of some chunks' rows, (P): each is added to its neighbour as soon as both are there, so few are held
+        at a time.
+        """
         height = 0  # rows on the stack
         for k, (n, chunk) in enumerate(zip(sizes, samples, strict=True)):
             self._stack[height].zero_()
@@ -93,15 +108,22 @@ class Shard:
 
 
 class Gradient:
-    """The gradient of a loss on minibatches of B samples, in C chunks of given sizes; C is a power of two. `make_chunk(weights, n)` makes what computes one.
+    """The gradient of a loss on minibatches of B samples, in C chunks of given sizes; C is a power of two.
+    `make_chunk(weights, n)` makes what computes one.
 
-    With an exchange these are this rank's part of the samples and chunks, and the gradient is that of all ranks' together.
+    With an exchange these are this rank's part of the samples and chunks, and the gradient is that of all ranks'
+    together.
     """
 
     def __init__(
-        self, policy: Policy, make_chunk: Callable[[manual.Weights, int], Chunk], terms: int, sizes: Sequence[int], pool: ThreadPool,
+        self,
+        policy: Policy,
+        make_chunk: Callable[[manual.Weights, int], Chunk],
+        terms: int,
+        sizes: Sequence[int],
+        pool: ThreadPool,
         exchange: Exchange = SOLO,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._exchange = exchange
         self._parameters, self._threads, self._terms, B = manual.Parameters(policy), pool, terms, sum(sizes)
         threads = max(1, min(pool.threads, B // FEWEST, len(sizes)))
@@ -118,7 +140,9 @@ class Gradient:
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Tensor:
-        """Write the mean over the samples of `batch`, which can be `split` into parts, into the policy's gradient vector; the sums of the terms (E)."""
+        """Write the mean over the samples of `batch`, which can be `split` into parts, into the policy's gradient
+        vector; the sums of the terms (E).
+        """
         self._parameters.refresh()
         work = zip(self.shards, batch.split(self._sizes), self._parts, strict=True)
         self._threads.run([functools.partial(shard.compute, part, rows) for shard, part, rows in work])
@@ -134,7 +158,9 @@ class Gradient:
 class ForwardWorker:
     """What one thread computes of every forward pass: some slices of the lanes, into their parts of the outputs."""
 
-    def __init__(self, policy: Policy, parameters: manual.Parameters, sizes: Sequence[int], outputs: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, policy: Policy, parameters: manual.Parameters, sizes: Sequence[int], outputs: Tensor, values: Tensor
+    ) -> None:
         self._sizes = list(sizes)
         self._networks = {n: manual.Network(policy, parameters.weights, n) for n in sorted(set(sizes))}
         self._outputs, self._values = outputs.split(self._sizes, dim=-1), values.split(self._sizes)
@@ -142,7 +168,9 @@ class ForwardWorker:
     @torch.no_grad()
     def compute(self, part: Tensor) -> None:
         """Fill the outputs anew."""
-        for n, seen, output, value in zip(self._sizes, part.split(self._sizes, dim=-1), self._outputs, self._values, strict=True):
+        for n, seen, output, value in zip(
+            self._sizes, part.split(self._sizes, dim=-1), self._outputs, self._values, strict=True
+        ):
             network = self._networks[n]
             network.forward(seen)
             output.copy_(network.parameters)
@@ -150,7 +178,8 @@ class ForwardWorker:
 
 
 class Forward:
-    """The network's outputs for N observations, which every call overwrites: without fresh memory, and without autograd's bookkeeping.
+    """The network's outputs for N observations, which every call overwrites: without fresh memory, and without
+    autograd's bookkeeping.
 
     The slices' sizes are given, whatever the number of threads: a product's shape decides its last bits.
     """
@@ -171,5 +200,7 @@ class Forward:
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, N) -> parameters of the distribution (H, N) and values (N)."""
         slices = observation.split(self._sizes, dim=-1)
-        self._threads.run([functools.partial(shard.compute, part) for shard, part in zip(self._shards, slices, strict=True)])
+        self._threads.run(
+            [functools.partial(shard.compute, part) for shard, part in zip(self._shards, slices, strict=True)]
+        )
         return self._outputs, self._values

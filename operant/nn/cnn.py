@@ -69,10 +69,20 @@ class _Filter(nn.Module):
     """One convolution: weights (M, k, k, C), orthogonal, times `gain`; a bias (M)."""
 
     def __init__(
-        self, inputs: int, outputs: int, side: int, generator: torch.Generator, *, gain: float = math.sqrt(2.0), stride: int = 1, padding: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        side: int,
+        generator: torch.Generator,
+        *,
+        gain: float = math.sqrt(2.0),
+        stride: int = 1,
+        padding: int = 0,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(orthogonal(outputs, side * side * inputs, gain, generator).view(outputs, side, side, inputs))
+        self.weight = nn.Parameter(
+            orthogonal(outputs, side * side * inputs, gain, generator).view(outputs, side, side, inputs)
+        )
         self.bias = nn.Parameter(torch.zeros(outputs))
         self._side, self._stride, self._padding = side, stride, padding
 
@@ -85,7 +95,9 @@ class _Filter(nn.Module):
         """Bytes (B, H, W, C) -> (B, M, h', w')."""
         scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
-            return reading.convolve(self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype)
+            return reading.convolve(
+                self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype
+            )
         # A filter of side k = times x stride over pixels is one of side `times` over squares of stride x stride pixels, whose pixels are channels.
         times = self._side // self._stride
         rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
@@ -121,7 +133,9 @@ class _Plain(nn.Module):
         if not self.norm_gains:
             return features
         gain, shift = self.norm_gains[k].to(features.dtype), self.norm_biases[k].to(features.dtype)
-        return nn.functional.layer_norm(features.permute(0, 2, 3, 1), gain.shape, gain, shift, LAYER_NORM_EPSILON).permute(0, 3, 1, 2)
+        return nn.functional.layer_norm(
+            features.permute(0, 2, 3, 1), gain.shape, gain, shift, LAYER_NORM_EPSILON
+        ).permute(0, 3, 1, 2)
 
 
 class _Residual(nn.Module):
@@ -152,12 +166,18 @@ class _Residual(nn.Module):
 class Convolutions(nn.Module):
     """Convolutions of bytes (O, B) of a shape (H, W, C) or (H, W). `dtype` is what they compute in; None: the parameters' type."""
 
-    def __init__(self, observation: Box, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, observation: Box, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         assert isinstance(observation.categories, int)
         self.config, self.categories, self.dtype = config, observation.categories, dtype
         height, width, planes = (*observation.shape, 1)[:3]
-        self._shape, inputs, channels = (height, width, planes), planes * max(self.categories, 1), config.channels or CHANNELS[config.cnn]
+        self._shape, inputs, channels = (
+            (height, width, planes),
+            planes * max(self.categories, 1),
+            config.channels or CHANNELS[config.cnn],
+        )
 
         # The convolutions, and the side lengths that they leave: height and width of the features, and the numbers of the widest layer.
         self.body: _Plain | _Residual
@@ -170,9 +190,14 @@ class Convolutions(nn.Module):
             between = list(itertools.pairwise((inputs, *channels)))
             if config.cnn == "nature":
                 sides = zip(between, NATURE_KERNELS, strict=True)
-                filters = [_Filter(before, after, side, generator, stride=stride) for (before, after), (side, stride) in sides]
+                filters = [
+                    _Filter(before, after, side, generator, stride=stride) for (before, after), (side, stride) in sides
+                ]
             else:
-                filters = [_Filter(before, after, 3, generator, padding=int(config.cnn == "board")) for before, after in between]
+                filters = [
+                    _Filter(before, after, 3, generator, padding=int(config.cnn == "board"))
+                    for before, after in between
+                ]
             self.body, widest = _Plain(filters, normed=config.layer_norm and config.cnn == "minatar"), 0
             for layer, filtered in zip(filters, channels, strict=True):
                 height, width = layer.size(height), layer.size(width)
@@ -190,7 +215,10 @@ class Convolutions(nn.Module):
         own = next(self.parameters()).dtype
         if torch.is_grad_enabled() or observation.shape[1] <= self._together:
             return self.convolved(observation, self.dtype or own).to(own).t()
-        return torch.cat([self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._together, dim=1)], dim=1)
+        return torch.cat(
+            [self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._together, dim=1)],
+            dim=1,
+        )
 
 
 class Convolutional(Convolutions):
@@ -199,14 +227,23 @@ class Convolutional(Convolutions):
     towers = 1
 
     def __init__(
-        self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None, last: int | None = None
+        self,
+        observation: Box,
+        head: int,
+        config: Config,
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype | None = None,
+        last: int | None = None,
     ) -> None:
         """`last` is how many numbers the heads read, where these are not the last dense layer's."""
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
         widths = (self.columns, *config.hidden)
         gain = math.sqrt(2.0)
-        self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)]
+        )
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(after)) for after in config.hidden])
         normed = config.hidden if config.layer_norm else ()
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(width)) for width in normed])
@@ -220,7 +257,9 @@ class Convolutional(Convolutions):
         """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. The normalizer is not read."""
         if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
             return self.heads(self._features(observation))
-        heads, values = zip(*(self.heads(self._features(part)) for part in observation.split(self._together, dim=1)), strict=True)
+        heads, values = zip(
+            *(self.heads(self._features(part)) for part in observation.split(self._together, dim=1)), strict=True
+        )
         return torch.cat(heads, dim=1), torch.cat(values)
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:

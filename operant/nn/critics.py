@@ -19,25 +19,43 @@ class ActorCriticConfig(Section):
 
     schedulable: ClassVar = ("learning_rate", "critic_learning_rate")
 
-    learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of the actor (and SAC's temperature)")
+    learning_rate: Real = Field(
+        3e-4, gt=0, le=1, description="learning rate of Adam, of the actor (and SAC's temperature)"
+    )
     critic_learning_rate: Real = Field(1e-3, gt=0, le=1, description="learning rate of Adam, of the critics")
-    critics: Annotated[Count, Field(ge=1, le=2)] = Field(2, description="2: twin critics, whose smaller value counts; 1: a single one")
-    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: target <- (1 - tau) target + tau network, with each update of the actor")
-    critic: Literal["scalar", "c51"] = Field("scalar", description="scalar: the mean of the return; c51: its distribution, on atoms from v_min to v_max")
+    critics: Annotated[Count, Field(ge=1, le=2)] = Field(
+        2, description="2: twin critics, whose smaller value counts; 1: a single one"
+    )
+    tau: Real = Field(
+        0.005,
+        gt=0,
+        le=1,
+        description="Polyak averaging: target <- (1 - tau) target + tau network, with each update of the actor",
+    )
+    critic: Literal["scalar", "c51"] = Field(
+        "scalar", description="scalar: the mean of the return; c51: its distribution, on atoms from v_min to v_max"
+    )
     atoms: Count = Field(101, ge=2, le=1024, description="critic = c51 only: values of the support")
-    v_min: Real = Field(-5.0, description="critic = c51 only: least value of the support, in units of the normalised return")
+    v_min: Real = Field(
+        -5.0, description="critic = c51 only: least value of the support, in units of the normalised return"
+    )
     v_max: Real = Field(5.0, description="critic = c51 only: greatest value of the support, likewise")
     normalize_returns: bool | None = Field(
-        None, description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not set: with critic = c51"
+        None,
+        description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not set: with critic = c51",
     )
-    max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
+    max_gradient_norm: Real = Field(
+        0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped"
+    )
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "tf32", description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always computes in fp32"
+        "tf32",
+        description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
-        "auto", description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch"
+        "auto",
+        description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch",
     )
 
     @property
@@ -61,7 +79,9 @@ class ActorCriticConfig(Section):
             return [("v_min", f"it should be less than algo.v_max = {self.v_max:g} (got {self.v_min:g})")]
         inside = self.v_min < 0.0 < self.v_max
         around = f"0 should lie between algo.v_min ({self.v_min:g}) and algo.v_max ({self.v_max:g})"
-        return [] if inside or not self.scales_rewards else [("v_min", f"{around}, or set algo.normalize_returns=false")]
+        return (
+            [] if inside or not self.scales_rewards else [("v_min", f"{around}, or set algo.normalize_returns=false")]
+        )
 
 
 def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
@@ -113,7 +133,9 @@ class CriticHead:
         return projected(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
 
     @staticmethod
-    def judged(losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None) -> Judged:
+    def judged(
+        losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None
+    ) -> Judged:
         """Of critics' losses, values and errors (C, B); samples' priorities are their errors unless `priority` (C, B) is given."""
         loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
         each = error if priority is None else priority
@@ -126,4 +148,6 @@ class CriticHead:
             error = values - target
             return self.judged(error.square(), values, error.abs(), weight)
         entropy = -(target * outputs.log_softmax(dim=1)).sum(dim=1)  # (C, B)
-        return self.judged(entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy)
+        return self.judged(
+            entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy
+        )

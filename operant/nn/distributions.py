@@ -38,7 +38,11 @@ class Categorical(nn.Module):
         self.action_rows = len(sizes)
         self.noise_rows = len(sizes)
         # Which value each row of logits stands for: compared with an action it marks the row that was taken.
-        self.register_buffer("row_values", torch.cat([torch.arange(size, dtype=torch.int32) for size in sizes])[:, None], persistent=False)
+        self.register_buffer(
+            "row_values",
+            torch.cat([torch.arange(size, dtype=torch.int32) for size in sizes])[:, None],
+            persistent=False,
+        )
 
     def _log_probabilities(self, logits: Tensor) -> list[Tensor]:
         return [block.log_softmax(dim=0) for block in logits.split(self.sizes)]
@@ -59,7 +63,10 @@ class Categorical(nn.Module):
     def log_probability_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log pi(a|s) and H = -sum p log p, each (B), of actions (A, B) int32."""
         log_probability = torch.cat(self._log_probabilities(logits))
-        taken = torch.cat([row.expand(size, -1) for row, size in zip(action.split(1), self.sizes, strict=True)]) == self.row_values
+        taken = (
+            torch.cat([row.expand(size, -1) for row, size in zip(action.split(1), self.sizes, strict=True)])
+            == self.row_values
+        )
         entropy = -(log_probability.exp() * log_probability).sum(dim=0)
         return (log_probability * taken).sum(dim=0), entropy
 
@@ -78,7 +85,9 @@ class Gaussian(nn.Module):
     reach: Tensor
     limit: Tensor
 
-    def __init__(self, bounds: tuple[Sequence[float], Sequence[float]], *, squash: bool = False, initial_log_std: float = 0.0) -> None:
+    def __init__(
+        self, bounds: tuple[Sequence[float], Sequence[float]], *, squash: bool = False, initial_log_std: float = 0.0
+    ) -> None:
         super().__init__()
         low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in bounds)
         bounded = torch.isfinite(low) & torch.isfinite(high)
@@ -111,7 +120,9 @@ class Gaussian(nn.Module):
         log_probability = (-0.5 * standard.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=0)
         if self.squash:
             # log |d tanh(x)/dx| = log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2x)), which does not round to log 0.
-            log_probability = log_probability - (2.0 * (math.log(2.0) - action - nn.functional.softplus(-2.0 * action))).sum(dim=0)
+            log_probability = log_probability - (
+                2.0 * (math.log(2.0) - action - nn.functional.softplus(-2.0 * action))
+            ).sum(dim=0)
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dim=0)
         return log_probability, entropy.expand_as(log_probability)
 

@@ -14,7 +14,8 @@ PAD_FLOATS = 32
 class FlatVector:
     """All parameters of some modules as views of one vector, and their gradients as views of another.
 
-    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move the modules afterwards.
+    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move
+    the modules afterwards.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
@@ -39,7 +40,9 @@ class FlatVector:
             offset += size
 
     def backward(self, loss: Tensor, *, add: bool = False) -> None:
-        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and unused parameters get none."""
+        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and
+        unused parameters get none.
+        """
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         if add:
             torch._foreach_add_(self._gradient_views, list(gradients))
@@ -47,9 +50,11 @@ class FlatVector:
             torch._foreach_copy_(self._gradient_views, list(gradients))
 
     def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
-        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are none of them.
+        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are
+        none of them.
 
-        The gates of a memory of so many units are a matrix each. Alike ones that follow each other in the vector count together: they are stepped at once.
+        The gates of a memory of so many units are a matrix each. Alike ones that follow each other in the vector count
+        together: they are stepped at once.
         """
         found: list[tuple[int, tuple[int, int, int]]] = []
         for name, parameter, place in zip(self.names, self.parameters, self.offsets, strict=True):
@@ -68,4 +73,8 @@ class FlatVector:
 
     def not_finite(self) -> list[str]:
         """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
-        return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over
+        return [
+            name
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if not bool(torch.isfinite(parameter).all())
+        ]  # sync: the run is over

@@ -66,7 +66,12 @@ class PartialOneHot(nn.Module):
         feature = torch.repeat_interleave(torch.arange(len(categories)), widths)
         category = torch.arange(len(feature)) - (widths.cumsum(0) - widths)[feature]
         columns = (torch.tensor(categories)[feature] == 0).nonzero()[:, 0]
-        tables = {"feature": feature, "category": category.to(torch.uint8)[:, None], "numeric_columns": columns, "numeric_features": feature[columns]}
+        tables = {
+            "feature": feature,
+            "category": category.to(torch.uint8)[:, None],
+            "numeric_columns": columns,
+            "numeric_features": feature[columns],
+        }
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
@@ -144,12 +149,24 @@ class _ReadPicture(torch.autograd.Function):
     """The convolution of bytes: see `convolve`."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, picture: Tensor, categories: int, scale: float, padding: int, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor,
+        picture: Tensor,
+        categories: int,
+        scale: float,
+        padding: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         ctx.save_for_backward(weight, picture)
         ctx.categories, ctx.scale, ctx.padding, ctx.dtype = categories, scale, padding, dtype
         ctx.size = chunk_samples(len(picture), picture[0].numel() * max(categories, 1), cuda=picture.is_cuda)
         filters, offset = _filters(weight, scale, dtype), bias.to(dtype)
-        parts = [torch.conv2d(_planes(chunk, categories, dtype), filters, offset, padding=padding) for chunk in picture.split(ctx.size)]
+        parts = [
+            torch.conv2d(_planes(chunk, categories, dtype), filters, offset, padding=padding)
+            for chunk in picture.split(ctx.size)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
@@ -159,7 +176,17 @@ class _ReadPicture(torch.autograd.Function):
         weight_sum, bias_sum = torch.zeros_like(weight), weight.new_zeros(len(weight))
         for g, chunk in zip(gradient.split(ctx.size), picture.split(ctx.size), strict=True):
             _, by_weight, by_bias = torch.ops.aten.convolution_backward(
-                g, _planes(chunk, ctx.categories, ctx.dtype), filters, [len(weight)], ones, padding, ones, False, [0, 0], 1, [False, True, True]
+                g,
+                _planes(chunk, ctx.categories, ctx.dtype),
+                filters,
+                [len(weight)],
+                ones,
+                padding,
+                ones,
+                False,
+                [0, 0],
+                1,
+                [False, True, True],
             )
             weight_sum.add_(by_weight.permute(0, 2, 3, 1))
             bias_sum.add_(by_bias)
@@ -188,7 +215,14 @@ def folded(picture: Tensor, fold: int, rows: int, columns: int) -> Tensor:
 
 
 def convolve(
-    weight: Tensor, bias: Tensor, picture: Tensor, *, categories: int = 0, scale: float = 1.0, padding: int = 0, dtype: torch.dtype = torch.float32
+    weight: Tensor,
+    bias: Tensor,
+    picture: Tensor,
+    *,
+    categories: int = 0,
+    scale: float = 1.0,
+    padding: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The convolution of bytes (B, h, w, ...) times `scale`, or of categories one-hot: (M, k, k, C) over (B, C, h, w) plus (M) -> (B, M, h', w') of `dtype`.
 
@@ -196,7 +230,9 @@ def convolve(
     goes to the weights, since there are fewer of them.
     """
     if torch.compiler.is_exporting():  # for any B: chunks would fix it
-        return torch.conv2d(_planes(picture, categories, dtype), _filters(weight, scale, dtype), bias.to(dtype), padding=padding)
+        return torch.conv2d(
+            _planes(picture, categories, dtype), _filters(weight, scale, dtype), bias.to(dtype), padding=padding
+        )
     return _ReadPicture.apply(weight, bias, picture, categories, scale, padding, dtype)
 
 

@@ -1,9 +1,12 @@
-"""The MLP's forward and backward pass on a CPU without autograd, over memory allocated once. Knows the layers of `operant.nn.mlp`; knows no loss.
+"""The MLP's forward and backward pass on a CPU without autograd, over memory allocated once. Knows the layers of
+`operant.nn.mlp`; knows no loss.
 
-Autograd allocates every intermediate anew, and on a CPU the pages of fresh memory cost more than the arithmetic. Here the same derivatives are written out:
-those of activations and layer normalization by hand, those of the layers as products that are added to a given gradient.
+Autograd allocates every intermediate anew, and on a CPU the pages of fresh memory cost more than the arithmetic. Here
+the same derivatives are written out: those of activations and layer normalization by hand, those of the layers as
+products that are added to a given gradient.
 
-Shape letters: O observation, G towers, M and K widths of layers, H numbers of the head, A actions, n samples of a chunk.
+Shape letters: O observation, G towers, M and K widths of layers, H numbers of the head, A actions, n samples of a
+chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ log = logging.getLogger("operant.nn.manual")
 
 
 def applies(policy: Policy, kernels: str) -> bool:
-    """Whether a policy's gradient is to be computed here: on a CPU, where `algo.kernels` is "auto". Where something keeps it from that, the log says so."""
+    """Whether a policy's gradient is to be computed here: on a CPU, where `algo.kernels` is "auto". Where something
+    keeps it from that, the log says so.
+    """
     if kernels != "auto" or policy.device.type != "cpu":
         return False
     reason = unsupported_reason(policy)
@@ -44,7 +49,8 @@ def unsupported_reason(policy: Policy) -> str | None:
     return None
 
 
-# ACTIVATIONS: y = f(x) and g <- g f'(x), elementwise, into given memory. The derivative follows from y, or where `KEEPS_INPUT`, from x.
+# ACTIVATIONS: y = f(x) and g <- g f'(x), elementwise, into given memory. The derivative follows from y, or where
+# `KEEPS_INPUT`, from x.
 
 KEEPS_INPUT = frozenset(("gelu", "silu"))
 _FORWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -65,7 +71,9 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 class Weights(NamedTuple):
-    """The network as products want it, or its gradient. Actor and critic end in one product: the head's rows read the first tower, the value's the last."""
+    """The network as products want it, or its gradient. Actor and critic end in one product: the head's rows read the
+    first tower, the value's the last.
+    """
 
     first: Tensor  # (G M, O); its gradient (O, G M): that product is three times as fast
     first_bias: Tensor  # (G M, 1)
@@ -87,13 +95,27 @@ class Weights(NamedTuple):
             return vector[begin:offset].view(like.shape)
 
         first, first_bias = view(self.first.t()), view(self.first_bias)
-        layers, biases, gains, norm_biases = ([view(part) for part in parts] for parts in (self.layers, self.biases, self.norm_gains, self.norm_biases))
-        return Weights(first, first_bias, layers, biases, gains, norm_biases, view(self.last), view(self.last_bias), view(self.log_std))
+        layers, biases, gains, norm_biases = (
+            [view(part) for part in parts] for parts in (self.layers, self.biases, self.norm_gains, self.norm_biases)
+        )
+        return Weights(
+            first,
+            first_bias,
+            layers,
+            biases,
+            gains,
+            norm_biases,
+            view(self.last),
+            view(self.last_bias),
+            view(self.log_std),
+        )
 
     def numel(self) -> int:
         """Numbers of a gradient."""
         listed = (*self.layers, *self.biases, *self.norm_gains, *self.norm_biases)
-        return sum(part.numel() for part in (self.first, self.first_bias, *listed, self.last, self.last_bias, self.log_std))
+        return sum(
+            part.numel() for part in (self.first, self.first_bias, *listed, self.last, self.last_bias, self.log_std)
+        )
 
 
 class Parameters:
@@ -104,16 +126,25 @@ class Parameters:
         assert isinstance(net, mlp.MLP)
         self._towers = 1 if net.config.shared else 2
         value = {name: parameter.detach() for name, parameter in zip(flat.names, flat.parameters, strict=True)}
-        self._head, self._value, self._head_bias, self._value_bias = (value[name] for name in ("head_weight", "value_weight", "head_bias", "value_bias"))
+        self._head, self._value, self._head_bias, self._value_bias = (
+            value[name] for name in ("head_weight", "value_weight", "head_bias", "value_bias")
+        )
         H, K = self._head.shape
 
         def listed(field: str) -> list[Tensor]:
             return [part for name, part in value.items() if name.startswith(f"{field}.")]
 
         self.weights = Weights(
-            value["first_weight"], value["first_bias"], listed("weights"), listed("biases"), listed("norm_gains"), listed("norm_biases"),
-            torch.zeros(H + 1, self._towers * K), torch.zeros(H + 1, 1), value.get("log_std", torch.empty(0)),
-        )  # fmt: skip
+            value["first_weight"],
+            value["first_bias"],
+            listed("weights"),
+            listed("biases"),
+            listed("norm_gains"),
+            listed("norm_biases"),
+            torch.zeros(H + 1, self._towers * K),
+            torch.zeros(H + 1, 1),
+            value.get("log_std", torch.empty(0)),
+        )
         self._gradients = {
             name: flat.gradient[start : start + parameter.numel()].view(parameter.shape)
             for name, parameter, start in zip(flat.names, flat.parameters, flat.offsets, strict=True)
@@ -134,7 +165,12 @@ class Parameters:
         into = self._gradients
         into["first_weight"].copy_(gradient.first.t())
         into["first_bias"].copy_(gradient.first_bias)
-        fields = {"weights": gradient.layers, "biases": gradient.biases, "norm_gains": gradient.norm_gains, "norm_biases": gradient.norm_biases}
+        fields = {
+            "weights": gradient.layers,
+            "biases": gradient.biases,
+            "norm_gains": gradient.norm_gains,
+            "norm_biases": gradient.norm_biases,
+        }
         for name, parts in fields.items():
             for k, part in enumerate(parts):
                 into[f"{name}.{k}"].copy_(part)
@@ -150,7 +186,8 @@ class Parameters:
 
 
 class _LayerNorm:
-    """Layer normalization of one layer, in place: y = u gain + bias with u = (x - mean) inv_std over the units M, on chunks (G, M, n).
+    """Layer normalization of one layer, in place: y = u gain + bias with u = (x - mean) inv_std over the units M, on
+    chunks (G, M, n).
 
     With g the gradient by y and h = g gain that by u: dx = inv_std (h - mean(h) - u mean(h u)), means over the units.
     """
@@ -199,7 +236,8 @@ class Network:
         config = policy.net.config
         G = 1 if config.shared else 2
         self._normalizer, self._weights = policy.normalizer, weights
-        # Of each hidden layer its output before and after the activation, (G, M, n): one tensor where the derivative follows from the output.
+        # Of each hidden layer its output before and after the activation, (G, M, n): one tensor where the derivative
+        # follows from the output.
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
         self._observation = torch.empty(weights.first.shape[1], n)
         self._partial_one_hot, categories = policy.net.partial_one_hot, policy.net.categories
@@ -208,8 +246,12 @@ class Network:
             self._chosen = torch.empty(len(self._partial_one_hot.feature), n, dtype=torch.uint8)
             self._numeric = torch.empty(len(self._partial_one_hot.numeric_features), n)
         self._after = [torch.empty(G, width, n) for width in config.hidden]
-        self._before = [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
-        self._norms = [_LayerNorm(gain, bias, n) for gain, bias in zip(weights.norm_gains, weights.norm_biases, strict=True)]
+        self._before = (
+            [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
+        )
+        self._norms = [
+            _LayerNorm(gain, bias, n) for gain, bias in zip(weights.norm_gains, weights.norm_biases, strict=True)
+        ]
         self._first_before, self._last_after = self._before[0].view(-1, n), self._after[-1].view(-1, n)
         self._after_t, self._last_after_t = [after.transpose(1, 2) for after in self._after], self._last_after.t()
         self._layers_t, self._last_t = [layer.transpose(1, 2) for layer in weights.layers], weights.last.t()
@@ -219,8 +261,12 @@ class Network:
     def with_backward(self) -> Network:
         """Itself, with the memory that `backward` needs."""
         n, after = self._out.shape[1], self._after
-        # A layer's activations are read for the last time before the gradient of the layer below is written: where they are alike, that takes their place.
-        self._gradient = [above if above.shape == own.shape and self._before is after else torch.empty_like(own) for own, above in itertools.pairwise(after)]
+        # A layer's activations are read for the last time before the gradient of the layer below is written: where they
+        # are alike, that takes their place.
+        self._gradient = [
+            above if above.shape == own.shape and self._before is after else torch.empty_like(own)
+            for own, above in itertools.pairwise(after)
+        ]
         self._gradient.append(torch.empty_like(after[-1]))
         self._first_gradient, self._last_gradient = self._gradient[0].view(-1, n), self._gradient[-1].view(-1, n)
         self._first_gradient_t = self._first_gradient.t()
@@ -261,9 +307,16 @@ class Network:
         """The same where some features are categorical and others numeric."""
         torch.index_select(observation, 0, encoder.feature, out=self._chosen)
         into = torch.eq(self._chosen, encoder.category, out=self._observation)
-        seen = self._numeric.copy_(torch.index_select(observation, 0, encoder.numeric_features, out=self._chosen[: len(encoder.numeric_features)]))
+        seen = self._numeric.copy_(
+            torch.index_select(
+                observation, 0, encoder.numeric_features, out=self._chosen[: len(encoder.numeric_features)]
+            )
+        )
         if self._normalizer is not None:
-            mean, inv_std = self._normalizer.mean[encoder.numeric_features], self._normalizer.inv_std[encoder.numeric_features]
+            mean, inv_std = (
+                self._normalizer.mean[encoder.numeric_features],
+                self._normalizer.inv_std[encoder.numeric_features],
+            )
             seen.sub_(mean).mul_(inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
         return into.index_copy_(0, encoder.numeric_columns, seen)
 

@@ -1,4 +1,5 @@
-"""Action distributions on a CPU without autograd: log-probability, entropy and their gradients, over memory allocated once. Knows no network and no loss.
+"""Action distributions on a CPU without autograd: log-probability, entropy and their gradients, over memory allocated
+once. Knows no network and no loss.
 
 Shape letters: H parameters of the distribution, A actions, n samples.
 """
@@ -25,7 +26,9 @@ class ManualCategorical:
         rows = [slice(end - size, end) for end, size in zip(ends, distribution.sizes, strict=True)]
         self._log_p, self._p, self._taken, self._row = torch.empty(4, distribution.parameter_rows, n)  # (H, n) each
         self._negative_entropy = torch.empty(distribution.action_rows, n)
-        self._blocks = [(row, self._log_p[row], self._taken[row], self._row[row], distribution.row_values[row]) for row in rows]
+        self._blocks = [
+            (row, self._log_p[row], self._taken[row], self._row[row], distribution.row_values[row]) for row in rows
+        ]
 
     def forward(self, logits: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
         """Write log p(a) and H, (n) each, of actions (A, n)."""
@@ -40,8 +43,12 @@ class ManualCategorical:
             torch.sum(row, dim=0, out=self._negative_entropy[k])
         torch.sum(self._negative_entropy, dim=0, out=entropy).neg_()
 
-    def backward(self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor) -> None:
-        """Write the gradient by the logits (H, n), from those by -log p(a), (n), and by -H, the same for every sample."""
+    def backward(
+        self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
+    ) -> None:
+        """Write the gradient by the logits (H, n), from those by -log p(a), (n), and by -H, the same for
+        every sample.
+        """
         torch.sub(self._p, self._taken, out=gradient).mul_(surrogate_gradient)
         for k, (_, log_p, _, _, _) in enumerate(self._blocks):
             log_p.sub_(self._negative_entropy[k])
@@ -49,7 +56,8 @@ class ManualCategorical:
 
 
 class ManualGaussian:
-    """A diagonal normal: log p(a), the entropy, and the loss's gradient by mean mu and logarithm of the standard deviation s; z = (a - mu) exp(-s).
+    """A diagonal normal: log p(a), the entropy, and the loss's gradient by mean mu and logarithm of the standard
+    deviation s; z = (a - mu) exp(-s).
 
     d log p / d mu = z exp(-s);  d log p / d s = z^2 - 1;  d H / d s = 1
     """
@@ -70,8 +78,12 @@ class ManualGaussian:
         torch.sum(self._row, dim=0, out=log_probability)
         entropy.copy_((self._log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum())
 
-    def backward(self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor) -> None:
-        """Write the gradient by the mean (A, n) and add that by s, from those by -log p(a), (n), and by -H, the same for every sample."""
+    def backward(
+        self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
+    ) -> None:
+        """Write the gradient by the mean (A, n) and add that by s, from those by -log p(a), (n), and by -H, the same
+        for every sample.
+        """
         torch.mul(self._standard, self._minus_inverse_std, out=gradient).mul_(surrogate_gradient)
         self._square.sub_(1.0).mul_(surrogate_gradient)
         log_std_gradient.sub_(self._square.sum(dim=1, keepdim=True)).sub_(entropy_gradient * len(surrogate_gradient))
@@ -79,4 +91,8 @@ class ManualGaussian:
 
 def manual(distribution: Categorical | Gaussian, log_std: Tensor, n: int) -> ManualCategorical | ManualGaussian:
     """The distribution on chunks of n samples."""
-    return ManualCategorical(distribution, log_std, n) if isinstance(distribution, Categorical) else ManualGaussian(distribution, log_std, n)
+    return (
+        ManualCategorical(distribution, log_std, n)
+        if isinstance(distribution, Categorical)
+        else ManualGaussian(distribution, log_std, n)
+    )

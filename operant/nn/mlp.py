@@ -1,7 +1,9 @@
-"""Policy networks of fully connected layers, and their configuration. Knows observations and head sizes; knows no algorithm and no environment's rules.
+"""Policy networks of fully connected layers, and their configuration. Knows observations and head sizes; knows no
+algorithm and no environment's rules.
 
-Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the value (B).
-Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2 towers, or 1 where they share a trunk.
+Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the
+value (B). Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2
+towers, or 1 where they share a trunk.
 """
 
 from __future__ import annotations
@@ -36,51 +38,74 @@ class Config(Section):
 
     kind: str = Field(
         "mlp",
-        description='"mlp"; "cnn" for images and boards; "places" where an action names one of what is seen, all with the same weights; '
+        description='"mlp"; "cnn" for images and boards; "places" where an action names one of what is seen, all with '
+        "the same weights; "
         'or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
-        "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the values aside",
+        "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the "
+        "values aside",
     )
     cnn: Literal["nature", "impala", "board", "minatar"] = Field(
         "nature",
-        description="nature: three strided convolutions, for images of 36 x 36 and more; impala: stacks of residual blocks, for images of any size; "
-        "board: three 3 x 3 convolutions that keep the size of the board; minatar: one 3 x 3 convolution, which leaves a board's rim out",
+        description="nature: three strided convolutions, for images of 36 x 36 and more; impala: stacks of residual "
+        "blocks, for images of any size; "
+        "board: three 3 x 3 convolutions that keep the size of the board; minatar: one 3 x 3 convolution, which leaves "
+        "a board's rim out",
     )
     channels: tuple[Count, ...] | None = Field(
         None,
-        description="channels of each convolution (impala: each stack); not set: [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board, "
+        description="channels of each convolution (impala: each stack); not set: [32, 64, 64] for nature, [16, 32, 32] "
+        "for impala, [64, 64, 64] for board, "
         "[16] for minatar",
         min_length=1,
         max_length=8,
     )
     hidden: tuple[Count, ...] = Field(
         (64, 64),
-        description="width of each hidden layer; of a cnn: of its dense layers, by default [512] for nature, [128] for minatar, [256] for the others",
+        description="width of each hidden layer; of a cnn: of its dense layers, by default [512] for nature, [128] for "
+        "minatar, [256] for the others",
         min_length=1,
         max_length=8,
     )
     critic_hidden: tuple[Count, ...] | None = Field(
-        None, description="sac and td3 only: the same of the critics; not set: as the actor's", min_length=1, max_length=8
+        None,
+        description="sac and td3 only: the same of the critics; not set: as the actor's",
+        min_length=1,
+        max_length=8,
     )
-    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="activation function of the hidden layers; a cnn always uses relu")
+    activation: Literal["tanh", "relu", "gelu", "silu"] = Field(
+        "tanh", description="activation function of the hidden layers; a cnn always uses relu"
+    )
     layer_norm: bool = Field(
         False,
-        description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each dense layer, and of minatar over the "
+        description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each "
+        "dense layer, and of minatar over the "
         "channels of its convolution, too",
     )
-    shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn and places always have one trunk")
-    squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")
+    shared: bool = Field(
+        False,
+        description="actor and critic share one trunk instead of two towers; a cnn and places always have one trunk",
+    )
+    squash: bool = Field(
+        False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds"
+    )
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
     memory: Literal["none", "mingru", "gru", "lstm"] = Field(
-        "none", description="a recurrent cell between the hidden layers (or the cnn) and the outputs, so that the policy remembers within an episode"
+        "none",
+        description="a recurrent cell between the hidden layers (or the cnn) and the outputs, so that the policy "
+        "remembers within an episode",
     )
     memory_layers: Count = Field(1, ge=1, le=8, description="memory only: layers of the recurrent cell")
-    memory_size: Count | None = Field(None, ge=1, le=4096, description="memory only: units of each layer; not set: the width of the last hidden layer")
+    memory_size: Count | None = Field(
+        None, ge=1, le=4096, description="memory only: units of each layer; not set: the width of the last hidden layer"
+    )
     memory_init: Count | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="memory only: biases of the gates so that the units at first remember for between 2 and this many steps (chrono initialisation); "
-        "1, gru and lstm: a unit keeps nothing, but passes all on to the others, for tasks where the order of what was seen counts; not set: a few steps",
+        description="memory only: biases of the gates so that the units at first remember for between 2 and this many "
+        "steps (chrono initialisation); "
+        "1, gru and lstm: a unit keeps nothing, but passes all on to the others, for tasks where the order of what was "
+        "seen counts; not set: a few steps",
     )
 
     @property
@@ -105,7 +130,10 @@ class Config(Section):
     @classmethod
     def _built_in(cls, memory: str, info: ValidationInfo) -> str:
         if memory != "none" and info.data.get("kind") not in KINDS:
-            raise ValueError('it belongs to "mlp", "cnn" and "places": a network of your own remembers by itself, where it has an initial_state')
+            raise ValueError(
+                'it belongs to "mlp", "cnn" and "places": a network of your own remembers by itself, where it has an '
+                "initial_state"
+            )
         return memory
 
     @field_validator("memory_size")
@@ -113,14 +141,18 @@ class Config(Section):
     def _as_wide_as_its_input(cls, size: int | None, info: ValidationInfo) -> int | None:
         width = info.data.get("hidden", (size,))[-1]
         if info.data.get("memory") == "mingru" and size not in (None, width):
-            raise ValueError(f"mingru's output is mixed with its input: it should be the last of net.hidden, {width}, or not set")
+            raise ValueError(
+                f"mingru's output is mixed with its input: it should be the last of net.hidden, {width}, or not set"
+            )
         return size
 
     @field_validator("memory_init")
     @classmethod
     def _passed_on(cls, longest: int | None, info: ValidationInfo) -> int | None:
         if longest == 1 and info.data.get("memory") == "mingru":
-            raise ValueError("units of a mingru pass nothing on to each other: it should be 2 or more, or the memory gru or lstm")
+            raise ValueError(
+                "units of a mingru pass nothing on to each other: it should be 2 or more, or the memory gru or lstm"
+            )
         return longest
 
     @field_validator("hidden", "critic_hidden")
@@ -163,7 +195,9 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 def layer_norm(features: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-5) gain + bias over the units of a layer, (G, H, B), gain and bias (G, H, 1): Ba, Kiros & Hinton 2016."""
+    """(x - mean) / sqrt(variance + 1e-5) gain + bias over the units of a layer, (G, H, B), gain and bias (G, H, 1): Ba,
+    Kiros & Hinton 2016.
+    """
     variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)  # (G, 1, B)
     return torch.addcmul(bias, (features - mean) * (variance + LAYER_NORM_EPSILON).rsqrt(), gain)
 
@@ -174,7 +208,8 @@ ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "s
 def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
     """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014).
 
-    By one thread: a factorization by several has other last bits, and how many there are depends on the machine and on who else shares it.
+    By one thread: a factorization by several has other last bits, and how many there are depends on the machine and on
+    who else shares it.
     """
     with threads.alone():
         return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
@@ -183,18 +218,28 @@ def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator)
 class MLP(nn.Module):
     """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
 
-    Observations are floats, or bytes; with `categories` k each is a categorical feature with k categories, read one-hot: the first weight has k columns for it.
-    Several `categories` are one for each byte, 0 for a numeric feature, which has one column.
+    Observations are floats, or bytes; with `categories` k each is a categorical feature with k categories, read
+    one-hot: the first weight has k columns for it. Several `categories` are one for each byte, 0 for a numeric feature,
+    which has one column.
     """
 
     def __init__(
-        self, observation: int, head: int, config: Config, generator: torch.Generator, *, categories: int | tuple[int, ...] = 0, last: int | None = None
+        self,
+        observation: int,
+        head: int,
+        config: Config,
+        generator: torch.Generator,
+        *,
+        categories: int | tuple[int, ...] = 0,
+        last: int | None = None,
     ) -> None:
         """`last` is how many numbers the heads read, where these are not the last hidden layer's."""
         super().__init__()
         self.config, self.categories = config, categories
         self.partial_one_hot = None if isinstance(categories, int) else inputs.PartialOneHot(categories)
-        columns = observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
+        columns = (
+            observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
+        )
         self.towers = 1 if config.shared else 2
         self._activation = ACTIVATIONS[config.activation]
         G, widths, gain = self.towers, config.hidden, math.sqrt(2.0)
@@ -205,13 +250,15 @@ class MLP(nn.Module):
         # Hidden layers, the towers side by side: the first as one matrix, since both towers read the same observation.
         self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G H, K)
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
-        self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
+        # (G, H, H')
+        self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
         # Of each hidden layer; no parameters without layer normalization.
         normed = widths if config.layer_norm else ()
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
-        # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
+        # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy
+        # RL").
         self.head_weight = nn.Parameter(orthogonal(head, last or widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
         self.value_weight = nn.Parameter(orthogonal(1, last or widths[-1], 1.0, generator))
@@ -222,7 +269,11 @@ class MLP(nn.Module):
         if self.partial_one_hot is not None:
             return functools.partial(self.partial_one_hot, normalizer=normalizer)
         categories = self.categories if isinstance(self.categories, int) else 0
-        return functools.partial(inputs.one_hot, categories=categories) if categories else functools.partial(inputs.numeric, normalizer=normalizer)
+        return (
+            functools.partial(inputs.one_hot, categories=categories)
+            if categories
+            else functools.partial(inputs.numeric, normalizer=normalizer)
+        )
 
     def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """The first layer before its activation, (G H, B)."""
@@ -243,7 +294,9 @@ class MLP(nn.Module):
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B). Numeric features are normalised by `normalizer`, categorical ones are not."""
+        """(O, B) -> head parameters (H, B), value (B). Numeric features are normalised by `normalizer`, categorical
+        ones are not.
+        """
         return self.heads(self.features(observation, normalizer))
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
-"""Triton kernels of running normalizers: moments of features over shards of the lanes, in parts of fixed shape, and their merging into what was seen before.
+"""Triton kernels of running normalizers: moments of features over shards of the lanes, in parts of fixed shape, and
+their merging into what was seen before.
 
-A part is of one shard of lanes and is computed alike whichever GPU owns the shard; one program adds all parts of a feature. So the bits do not depend on how
-many GPUs share the lanes. Merging of moments: Chan, Golub & LeVeque 1983, equation 1.5. Knows no exchange and no algorithm.
+A part is of one shard of lanes and is computed alike whichever GPU owns the shard; one program adds all parts of a
+feature. So the bits do not depend on how many GPUs share the lanes. Merging of moments: Chan, Golub & LeVeque 1983,
+equation 1.5. Knows no exchange and no algorithm.
 
 Shape letters: D features, T steps, N lanes, S shards of them, P parts of a shard.
 """
@@ -21,9 +23,11 @@ PROGRAMS = 2048
 
 @triton.jit(do_not_specialize=["steps", "lanes", "feature_stride", "step_stride"])
 def part_moments(batch, moments, steps, lanes, feature_stride, step_stride, TILE: tl.constexpr):
-    """Number, mean and squared deviations of a feature in every P-th tile of a shard, (S, P, D, 3) float64, of a batch (D, T, N).
+    """Number, mean and squared deviations of a feature in every P-th tile of a shard, (S, P, D, 3) float64, of a batch
+    (D, T, N).
 
-    Program 0 counts the features, 1 the parts of a shard, 2 the shards. Not compiled for certain shapes, or the order of a sum would depend on them.
+    Program 0 counts the features, 1 the parts of a shard, 2 the shards. Not compiled for certain shapes, or the order
+    of a sum would depend on them.
     """
     feature, part, shard = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     shard_lanes = lanes // tl.num_programs(2)
@@ -53,7 +57,9 @@ def part_moments(batch, moments, steps, lanes, feature_stride, step_stride, TILE
 
 @triton.jit
 def take_in(moments, rows, count, running_mean, running_variance, mean, inv_std, epsilon, ROWS: tl.constexpr):
-    """Merge all parts of a feature, (rows, D, 3), into its running mean and variance (D), of `count` samples until now; and what readers use."""
+    """Merge all parts of a feature, (rows, D, 3), into its running mean and variance (D), of `count` samples until now;
+    and what readers use.
+    """
     feature, features = tl.program_id(0), tl.num_programs(0)
     row = tl.arange(0, ROWS)
     place = moments + (row.to(tl.int64) * features + feature) * 3
@@ -67,7 +73,9 @@ def take_in(moments, rows, count, running_mean, running_variance, mean, inv_std,
     seen, seen_mean = tl.load(count), tl.load(running_mean + feature)
     delta, total = batch_mean - seen_mean, seen + more
     new_mean = seen_mean + delta * (more / total)
-    new_variance = (tl.load(running_variance + feature) * seen + batch_squares + delta * delta * (seen * (more / total))) / total
+    new_variance = (
+        tl.load(running_variance + feature) * seen + batch_squares + delta * delta * (seen * (more / total))
+    ) / total
     tl.store(running_mean + feature, new_mean)
     tl.store(running_variance + feature, new_variance)
     tl.store(mean + feature, new_mean.to(tl.float32))
@@ -80,7 +88,9 @@ def parts_of(batch: torch.Tensor, shards: int, ranks: int) -> torch.Tensor:
     tiles = -(-steps * (lanes // shards) // TILE)
     parts = min(tiles, max(1, PROGRAMS // (features * shards * ranks)))  # the same on any number of ranks
     moments = torch.empty(shards * parts, features, 3, dtype=torch.float64, device=batch.device)
-    part_moments[(features, parts, shards)](batch, moments, steps, lanes, batch.stride(0), batch.stride(1), TILE=TILE, num_warps=8)
+    part_moments[(features, parts, shards)](
+        batch, moments, steps, lanes, batch.stride(0), batch.stride(1), TILE=TILE, num_warps=8
+    )
     return moments
 
 
@@ -88,6 +98,17 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def merge(moments: torch.Tensor, count: torch.Tensor, running: Pair, read: Pair, epsilon: float) -> None:
-    """Merge parts (R, D, 3) of all ranks into running mean and variance, and renew what readers use. `count` is left to be raised."""
+    """Merge parts (R, D, 3) of all ranks into running mean and variance, and renew what readers use. `count` is left to
+    be raised.
+    """
     rows, features, _ = moments.shape
-    take_in[(features,)](moments, rows, count, *running, *read, epsilon, ROWS=triton.next_power_of_2(rows), num_warps=4 if rows > 32 else 1)
+    take_in[(features,)](
+        moments,
+        rows,
+        count,
+        *running,
+        *read,
+        epsilon,
+        ROWS=triton.next_power_of_2(rows),
+        num_warps=4 if rows > 32 else 1,
+    )

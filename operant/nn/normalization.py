@@ -32,16 +32,21 @@ class Statistics(NamedTuple):
         """Those of both together."""
         delta, count = other.mean - self.mean, self.count + other.count
         # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
-        squares = self.variance * self.count + other.variance * other.count + delta.square() * (self.count * other.count / count)
+        squares = (
+            self.variance * self.count
+            + other.variance * other.count
+            + delta.square() * (self.count * other.count / count)
+        )
         return Statistics(self.mean + delta * (other.count / count), squares / count, count)
 
 
 def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, *, cut: bool = False) -> Statistics:
-    """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards of all ranks.
+    """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself,
+    and then of the shards of all ranks.
 
-    float64 is reduced as such, all else as float32.
-    A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
-    (a reduction a shard would cost several per cent of a short iteration), so there they may, unless it is `cut`; running normalizers do without:
+    float64 is reduced as such, all else as float32. A shard's numbers are reduced alone and in one layout, so the bits
+    do not depend on how many devices own the shards. On a GPU one reduction takes all lanes (a reduction a shard would
+    cost several per cent of a short iteration), so there they may, unless it is `cut`; running normalizers do without:
     `operant.nn.moments`.
     """
     if exchange.ranks == 1 and ((batch.is_cuda and not cut) or shards == 1):
@@ -51,7 +56,9 @@ def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, 
     means, variances = exchange.gather(own).permute(2, 1, 0).contiguous()  # (D, S) each
     # Of equal shards: the variance within them, and that of their means.
     between, mean = torch.var_mean(means, dim=1, correction=0, keepdim=True)
-    return Statistics(mean, variances.mean(dim=1, keepdim=True) + between, sum(part.count for part in parts) * exchange.ranks)
+    return Statistics(
+        mean, variances.mean(dim=1, keepdim=True) + between, sum(part.count for part in parts) * exchange.ranks
+    )
 
 
 class RunningNormalizer:
@@ -74,14 +81,17 @@ class RunningNormalizer:
         self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards and other ranks see `statistics`.
+        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards and other ranks see
+        `statistics`.
 
         On a GPU by Triton where it is there, with bits that do not depend on how many GPUs own the shards.
         """
         if batch.is_cuda and _has_triton():
             self.take_in(batch, shards, exchange)
             return
-        seen = Statistics(self.running_mean, self.running_variance, self.count).merged(statistics(batch, shards, exchange))
+        seen = Statistics(self.running_mean, self.running_variance, self.count).merged(
+            statistics(batch, shards, exchange)
+        )
         self.running_mean.copy_(seen.mean)
         self.running_variance.copy_(seen.variance)
         self.count.copy_(seen.count)
@@ -91,9 +101,15 @@ class RunningNormalizer:
         """`update` by Triton's kernels."""
         from operant.nn import moments
 
-        features = batch if batch.ndim == 3 and batch.stride(-1) == 1 else batch.reshape(len(batch), -1, batch.shape[-1]).contiguous()
+        features = (
+            batch
+            if batch.ndim == 3 and batch.stride(-1) == 1
+            else batch.reshape(len(batch), -1, batch.shape[-1]).contiguous()
+        )
         parts = exchange.gather(moments.parts_of(features, shards, exchange.ranks))
-        moments.merge(parts, self.count, (self.running_mean, self.running_variance), (self.mean, self.inv_std), self.EPSILON)
+        moments.merge(
+            parts, self.count, (self.running_mean, self.running_variance), (self.mean, self.inv_std), self.EPSILON
+        )
         self.count += features[0].numel() * exchange.ranks
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
@@ -102,11 +118,19 @@ class RunningNormalizer:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must hold. The names are those on disk: "shift" and "scale" are `mean` and `inv_std`."""
-        return {"mean": self.running_mean, "variance": self.running_variance, "weight": self.count, "shift": self.mean, "scale": self.inv_std}
+        return {
+            "mean": self.running_mean,
+            "variance": self.running_variance,
+            "weight": self.count,
+            "shift": self.mean,
+            "scale": self.inv_std,
+        }
 
 
 class FixedScale(RunningNormalizer):
-    """In place of running statistics, where bytes are not normalised: y = x / high, whatever is seen. `high` are the bytes' upper bounds, (D)."""
+    """In place of running statistics, where bytes are not normalised: y = x / high, whatever is seen. `high` are the
+    bytes' upper bounds, (D).
+    """
 
     def __init__(self, high: Sequence[float], device: torch.device) -> None:
         super().__init__(len(high), device)

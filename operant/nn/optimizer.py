@@ -1,7 +1,8 @@
-"""Adam on one flat vector, by torch's fused kernel, and Muon for the matrices in it. Knows a vector, its gradient and a learning rate; no network, no loss.
+"""Adam on one flat vector, by torch's fused kernel, and Muon for the matrices in it. Knows a vector, its gradient and a
+learning rate; no network, no loss.
 
-The kernel is what `torch.optim.Adam(fused=True)` launches. The class around it is left out: making one imports torch's compiler, which costs 1.4 s of every
-start on two CPU cores and 5 s beside an H200.
+The kernel is what `torch.optim.Adam(fused=True)` launches. The class around it is left out: making one imports torch's
+compiler, which costs 1.4 s of every start on two CPU cores and 5 s beside an H200.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def scalar(value: float | Tensor, device: torch.device) -> Tensor:
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1), all of whose state lies on the device, so that a captured graph can step it.
+    """Adam (Kingma & Ba 2015, algorithm 1), all of whose state lies on the device, so that a captured graph can step
+    it.
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  x <- x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
     """
@@ -38,10 +40,21 @@ class Adam:
         """One step down the gradient; none at all, of t included, where `skip` (a scalar on the device) is 1."""
         self._steps += 1
         torch._fused_adam_(  # type: ignore[call-overload]
-            [self._values], [self._gradient], [self._first], [self._second], [], [self._steps],
-            lr=self.learning_rate, beta1=self.BETAS[0], beta2=self.BETAS[1], weight_decay=0.0, eps=self._epsilon,
-            amsgrad=False, maximize=False, found_inf=skip,
-        )  # fmt: skip
+            [self._values],
+            [self._gradient],
+            [self._first],
+            [self._second],
+            [],
+            [self._steps],
+            lr=self.learning_rate,
+            beta1=self.BETAS[0],
+            beta2=self.BETAS[1],
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skip,
+        )
         if skip is not None:
             self._steps -= skip
 
@@ -53,20 +66,31 @@ class Adam:
 class Muon(Adam):
     """Muon (Jordan et al. 2024) for matrices, Adam for all else.
 
-    m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor makes a step as large as one of Adam usually is
-    (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a learning rate.
+    m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor makes a
+    step as large as one of Adam usually is (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a
+    learning rate.
     """
 
     MOMENTUM = 0.95
     PER_ADAM_STEP = 0.2
 
-    def __init__(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, epsilon: float, matrices: Sequence[tuple[int, tuple[int, int, int]]]) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        learning_rate: Tensor,
+        epsilon: float,
+        matrices: Sequence[tuple[int, tuple[int, int, int]]],
+    ) -> None:
         """`matrices`: where G matrices of m x n lie in the vector, one after the other, as (place, (G, m, n))."""
         super().__init__(values, gradient, learning_rate, epsilon)
         self._momentum = torch.zeros_like(values)
         self.matrices = matrices
         windows = [(slice(place, place + G * m * n), (G, m, n)) for place, (G, m, n) in matrices]
-        self._matrices = [tuple(vector[window].view(shape) for vector in (values, gradient, self._momentum)) for window, shape in windows]
+        self._matrices = [
+            tuple(vector[window].view(shape) for vector in (values, gradient, self._momentum))
+            for window, shape in windows
+        ]
 
     @torch.no_grad()
     def step_matrices(self, skip: Tensor | None = None) -> None:
@@ -91,7 +115,9 @@ class Muon(Adam):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """U V^T of matrices U S V^T (G, m, n), nearly: five Newton-Schulz iterations, after which singular values lie between about 0.7 and 1.2."""
+    """U V^T of matrices U S V^T (G, m, n), nearly: five Newton-Schulz iterations, after which singular values lie
+    between about 0.7 and 1.2.
+    """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
     x = (x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)).to(torch.bfloat16 if x.is_cuda else torch.float32)
@@ -102,7 +128,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def clip_gradient(gradient: Tensor, most: float, exchange: Exchange = SOLO) -> Tensor:
-    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio 2013). Its norm before.
+    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio
+    2013). Its norm before.
 
     Of several ranks, each of which has its own part of a batch, it is first the mean of theirs.
     """

@@ -51,12 +51,18 @@ class Places(nn.Module):
             seen = (k, *(2 * M if config.remembers else M for _ in range(last)))  # what a block reads
             return nn.ParameterList([nn.Parameter(mlp.orthogonal(M, columns, gain, generator)) for columns in seen])
 
-        self.own, self.all = weights(1.0), weights(_GAIN)  # (M, k) or (M, 2 M): of a place's own features, and of the sum over places
+        self.own, self.all = (
+            weights(1.0),
+            weights(_GAIN),
+        )  # (M, k) or (M, 2 M): of a place's own features, and of the sum over places
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(M, 1)) for _ in range(last + 1)])
         each = config.model_copy(update={"memory_layers": 1, "memory_size": M})
         memories = [recurrent.Memory(each, 1, M, generator) for _ in range(last)] if config.remembers else []
         self.memory, self._rows = nn.ModuleList(memories), [memory.rows for memory in memories]
-        self.head_weight, self.value_weight = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)), nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
+        self.head_weight, self.value_weight = (
+            nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)),
+            nn.Parameter(mlp.orthogonal(1, M, 1.0, generator)),
+        )
         self.value_bias = nn.Parameter(torch.zeros(1))
 
     def initial_state(self, lanes: int) -> recurrent.State:
@@ -67,21 +73,35 @@ class Places(nn.Module):
         """Codes (N, B) -> head parameters (N, B), values (B), of a network without memories."""
         return self._through(observation[None], (), None)[:2]
 
-    def unroll(self, observation: Tensor, state: recurrent.State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, recurrent.State]:
+    def unroll(
+        self, observation: Tensor, state: recurrent.State, reset: Tensor, normalizer: Any = None
+    ) -> tuple[Tensor, Tensor, recurrent.State]:
         """As `recurrent.Sequential`, of a network with memories."""
         codes = observation.unflatten(1, reset.shape).transpose(0, 1)  # (T, N, B)
         return self._through(codes, state, (reset == 0).float()[:, None].expand(codes.shape).flatten(1))
 
-    def _through(self, codes: Tensor, state: recurrent.State, keep: Tensor | None) -> tuple[Tensor, Tensor, recurrent.State]:
+    def _through(
+        self, codes: Tensor, state: recurrent.State, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor, recurrent.State]:
         """Codes (T, N, B), the states before, 0 where episodes begin (T, N B) -> head parameters (N, T B), values (T B), and the states after."""
         (T, N, B), after = codes.shape, []
-        features = (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)  # (k, T, N, B), lanes of a place side by side
+        features = (
+            (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)
+        )  # (k, T, N, B), lanes of a place side by side
         for block, (own, every, bias) in enumerate(zip(self.own, self.all, self.biases, strict=True)):
             total = features.sum(dim=2).flatten(1) * _PART  # (K, T B)
-            features = self._activation((own @ features.flatten(1)).view(-1, T, N, B) + torch.addmm(bias, every, total).view(-1, T, 1, B))
+            features = self._activation(
+                (own @ features.flatten(1)).view(-1, T, N, B) + torch.addmm(bias, every, total).view(-1, T, 1, B)
+            )
             if keep is not None and block < len(self.memory):
-                found, last = self.memory[block](features.flatten(1)[None], state[block].contiguous().view(self._rows[block], N * B), keep)
+                found, last = self.memory[block](
+                    features.flatten(1)[None], state[block].contiguous().view(self._rows[block], N * B), keep
+                )
                 features = torch.cat([features, found.view(-1, T, N, B)])  # (2 M, T, N, B)
                 after.append(last.view(state[block].shape))
         head, mean = (self.head_weight @ features.flatten(1)).view(T, N, B), features.mean(dim=2).flatten(1)
-        return head.transpose(0, 1).reshape(N, T * B), (self.value_weight @ mean + self.value_bias).flatten(), tuple(after)
+        return (
+            head.transpose(0, 1).reshape(N, T * B),
+            (self.value_weight @ mean + self.value_bias).flatten(),
+            tuple(after),
+        )

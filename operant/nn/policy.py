@@ -1,4 +1,6 @@
-"""A policy: observation normalizer, network and action distribution, as one thing that acts. Knows no algorithm; training and evaluation both stand on it."""
+"""A policy: observation normalizer, network and action distribution, as one thing that acts. Knows no algorithm;
+training and evaluation both stand on it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ class Actor(Protocol):
     def initial_state(self, lanes: int) -> State:
         """What it remembers at an episode's start."""
 
-    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
-        """Actions (A, N) for observations (O, N), and the state after them: drawn with `noise` (U, N), or greedy; only what `legal` (H, N) allows."""
+    def act(
+        self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Actions (A, N) for observations (O, N), and the state after them: drawn with `noise` (U, N), or greedy; only
+        what `legal` (H, N) allows.
+        """
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it, by name: copy into these to load."""
@@ -53,22 +59,34 @@ class Actor(Protocol):
 
 
 class Policy:
-    """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
+    """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device,
+    from `seed` alone.
 
-    `normalize` asks for observations of mean 0 and standard deviation 1. Categorical features are read one-hot instead (by a user's own network as they are),
-    and a convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Numeric bytes that are not normalised are divided
-    by their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
+    `normalize` asks for observations of mean 0 and standard deviation 1. Categorical features are read one-hot instead
+    (by a user's own network as they are), and a convolutional network reads byte / 255: where there is nothing else to
+    read, there is no normalizer. Numeric bytes that are not normalised are divided by their upper bound. `precision` is
+    that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
 
     An `Actor`, whose state is that of its network: nothing but where that is `recurrent`.
     """
 
     def __init__(
-        self, env: Env, config: NetConfig, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32", distribution: Any = None
+        self,
+        env: Env,
+        config: NetConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        normalize: bool,
+        precision: str = "fp32",
+        distribution: Any = None,
     ) -> None:
         """`distribution` is another one than the environment's actions ask for."""
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
-        self.distribution = distribution or distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
+        self.distribution = distribution or distribution_for(
+            env, squash=config.squash, initial_log_std=config.initial_log_std
+        )
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
         self.recurrent = config.remembers or isinstance(self.net, recurrent.SampleMajor)
@@ -76,7 +94,9 @@ class Policy:
         encoder = self.net.encoder if isinstance(self.net, recurrent.Recurrent) else self.net
         unscaled = all(env.observation.category_counts()) or isinstance(encoder, cnn.Convolutional)
         if normalize and unscaled:
-            reason = "they are categorical" if env.observation.categories else "a convolutional network reads byte / 255"
+            reason = (
+                "they are categorical" if env.observation.categories else "a convolutional network reads byte / 255"
+            )
             log.info("observations are not normalised: %s", reason)
         self.normalizer = _normalizer(env, self.net, device, normalize=normalize) if not unscaled else None
         counts = env.observation.category_counts()
@@ -90,7 +110,9 @@ class Policy:
         return self.distribution.noise_rows
 
     def forgetting(self, steps: int) -> Policy:
-        """The same policy, whose memory is empty again after every so many steps of an episode. One more tensor of its state, (1, N), counts them."""
+        """The same policy, whose memory is empty again after every so many steps of an episode. One more tensor of its
+        state, (1, N), counts them.
+        """
         policy = copy.copy(self)
         policy._forget_every, policy._begin = steps, self.initial_state(1)
         return policy
@@ -105,7 +127,9 @@ class Policy:
         return cast("recurrent.Sequential", self.net)
 
     def features(self, observation: Tensor) -> Tensor:
-        """What a user's own network reads, (O, B) as float32: numeric features normalised where asked for, categories as they are."""
+        """What a user's own network reads, (O, B) as float32: numeric features normalised where asked for, categories
+        as they are.
+        """
         observation = observation.float()
         if self.normalizer is None:
             return observation
@@ -113,13 +137,18 @@ class Policy:
         return normalized if self._categorical is None else torch.where(self._categorical, observation, normalized)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
+        """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls
+        0, which are then never taken.
+        """
         own = isinstance(self.net, mlp.SampleMajor)
         parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.normalizer)
         return (parameters if legal is None else masked(parameters, legal)), value
 
-    def unroll(self, observation: Tensor, state: State, reset: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor, State]:
-        """The same of T steps of B lanes by a recurrent network: raw observations (O, T B), the state before them, and where episodes begin (T, B), 1 or 0.
+    def unroll(
+        self, observation: Tensor, state: State, reset: Tensor, legal: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """The same of T steps of B lanes by a recurrent network: raw observations (O, T B), the state before them, and
+        where episodes begin (T, B), 1 or 0.
 
         Head parameters (H, T B), values (T B), and the state after. Gradients end at the state that was given.
         """
@@ -129,8 +158,12 @@ class Policy:
         return (parameters if legal is None else masked(parameters, legal)), value, after
 
     @torch.no_grad()
-    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
-        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state after; only what `legal` (H, N) allows."""
+    def act(
+        self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state after; only what
+        `legal` (H, N) allows.
+        """
         steps: State = ()
         if self._forget_every is not None:
             *memory, count = state
@@ -138,7 +171,9 @@ class Policy:
             state = tuple(torch.where(forget, begin, part) for begin, part in zip(self._begin, memory, strict=True))
             steps = (torch.where(forget, 0.0, count) + 1.0,)
         if self.recurrent:
-            parameters, _, state = self.unroll(observation, state, torch.zeros(1, observation.shape[1], device=self.device), legal)
+            parameters, _, state = self.unroll(
+                observation, state, torch.zeros(1, observation.shape[1], device=self.device), legal
+            )
         else:
             parameters, _ = self.forward(observation, legal)
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
@@ -146,7 +181,11 @@ class Policy:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""
-        statistics = {f"observation/{name}": value for name, value in self.normalizer.tensors().items()} if self.normalizer is not None else {}
+        statistics = (
+            {f"observation/{name}": value for name, value in self.normalizer.tensors().items()}
+            if self.normalizer is not None
+            else {}
+        )
         return {"parameters": self.flat.values.data, **statistics}
 
     def not_finite(self) -> list[str]:
@@ -162,18 +201,35 @@ def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bo
     return FixedScale(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
 
 
-def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:
+def _network(
+    env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str
+) -> nn.Module:
     categories = env.observation.categories
     if isinstance(categories, tuple) and len(categories) != env.observation.size:
-        problem = f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for each, 0 for a numeric one"
+        problem = (
+            f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for "
+            "each, 0 for a numeric one"
+        )
         raise ConfigError("the environment", [problem])
     if config.critic_hidden is not None:
-        raise ConfigError("the network", ["net.critic_hidden: only sac and td3 have critics that stand apart from their actor (remove it, or use net.hidden)"])
+        raise ConfigError(
+            "the network",
+            [
+                "net.critic_hidden: only sac and td3 have critics that stand apart from their actor (remove it, or use "
+                "net.hidden)"
+            ],
+        )
     last = (config.memory_size or config.hidden[-1]) if config.remembers else None
     net: nn.Module
     if config.kind == "mlp":
-        net = mlp.MLP(env.observation.size, head_rows, config, generator, categories=env.observation.categories, last=last)
-        return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator)) if last else net
+        net = mlp.MLP(
+            env.observation.size, head_rows, config, generator, categories=env.observation.categories, last=last
+        )
+        return (
+            recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator))
+            if last
+            else net
+        )
     if config.kind == "cnn":
         reason = cnn.unsupported_reason(env.observation, config)
         if reason is not None:
@@ -182,7 +238,11 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
             cnn.settle(precision)
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         net = cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype, last=last)
-        return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator)) if last else net
+        return (
+            recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator))
+            if last
+            else net
+        )
     if config.kind == "places":
         reason = places.unsupported_reason(env, config, head_rows)
         if reason is not None:

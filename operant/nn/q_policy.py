@@ -1,6 +1,7 @@
 """Q values as a policy: a network whose head says what each action is worth, and the greedy choice. Knows no algorithm.
 
-For one choice among A actions (`Discrete`). A Q network has one trunk and one linear head, whose rows are, with K atoms an action (1: Q itself),
+For one choice among A actions (`Discrete`). A Q network has one trunk and one linear head, whose rows are, with K atoms
+an action (1: Q itself),
 
     action 0's K numbers, ..., action A - 1's K numbers [, the state value's K numbers where it is duelling].
 
@@ -20,7 +21,9 @@ from operant.nn.policy import NetConfig, Policy, State
 
 
 class QHead(nn.Module):
-    """How the rows of the head become values: the action distribution's place in a policy. Greedy, or epsilon-greedy with 2 uniform numbers."""
+    """How the rows of the head become values: the action distribution's place in a policy. Greedy, or epsilon-greedy
+    with 2 uniform numbers.
+    """
 
     action_rows = 1
     noise_rows = 2
@@ -33,10 +36,13 @@ class QHead(nn.Module):
         self.sizes = (actions,)
         self.parameter_rows = (actions + duelling) * atoms
         self.register_buffer("epsilon", torch.tensor(epsilon), persistent=False)  # what sampled actions explore with
-        self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)  # (1, K, 1), the atoms' values
+        # (1, K, 1), the atoms' values
+        self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Of each action its K numbers, (H, B) -> (A, K, B): V + A - mean A (Wang et al. 2016, equation 9) where it is duelling."""
+        """Of each action its K numbers, (H, B) -> (A, K, B): V + A - mean A (Wang et al. 2016, equation 9) where it is
+        duelling.
+        """
         blocks = parameters.unflatten(0, (-1, self.atoms))
         if not self.duelling:
             return blocks
@@ -44,7 +50,9 @@ class QHead(nn.Module):
         return value + advantage - advantage.mean(dim=0, keepdim=True)
 
     def values(self, parameters: Tensor) -> Tensor:
-        """Q of each action, (H, B) -> (A, B): the number itself, or the mean of the atoms by their probabilities (Bellemare, Dabney & Munos 2017)."""
+        """Q of each action, (H, B) -> (A, B): the number itself, or the mean of the atoms by their probabilities
+        (Bellemare, Dabney & Munos 2017).
+        """
         logits = self.logits(parameters)
         return logits[:, 0] if self.atoms == 1 else (logits.softmax(dim=1) * self.support).sum(dim=1)
 
@@ -58,21 +66,42 @@ class QPolicy(Policy):
     distribution: QHead
 
     def __init__(
-        self, env: Env, config: NetConfig, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32",
-        atoms: int = 1, duelling: bool = False, support: tuple[float, float] = (0.0, 0.0), epsilon: float = 0.05,
-    ) -> None:  # fmt: skip
+        self,
+        env: Env,
+        config: NetConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        normalize: bool,
+        precision: str = "fp32",
+        atoms: int = 1,
+        duelling: bool = False,
+        support: tuple[float, float] = (0.0, 0.0),
+        epsilon: float = 0.05,
+    ) -> None:
         if not isinstance(env.action, Discrete):
             kind = type(env.action).__name__
             instead = '"ppo", "sac" or "td3"' if isinstance(env.action, Box) else '"ppo"'
             raise ConfigError(
                 "the algorithm",
-                [f"algo.name: DQN and PQN need Discrete actions; those of {env.name or 'this environment'} are {kind} (use {instead})"],
+                [
+                    f"algo.name: DQN and PQN need Discrete actions; those of {env.name or 'this environment'} are "
+                    f"{kind} (use {instead})"
+                ],
             )
         head = QHead(env.action.n, atoms=atoms, duelling=duelling, low=support[0], high=support[1], epsilon=epsilon)
         one_trunk = config.model_copy(update={"shared": True})
-        super().__init__(env, one_trunk, seed=seed, device=device, normalize=normalize, precision=precision, distribution=head)
+        super().__init__(
+            env, one_trunk, seed=seed, device=device, normalize=normalize, precision=precision, distribution=head
+        )
         if self.recurrent:
-            raise ConfigError("the network", ["DQN and PQN learn from single steps, and this network has a memory: use \"ppo\", or a network without one"])
+            raise ConfigError(
+                "the network",
+                [
+                    'DQN and PQN learn from single steps, and this network has a memory: use "ppo", or a network '
+                    "without one"
+                ],
+            )
 
     @property
     def epsilon(self) -> Tensor:
@@ -89,10 +118,18 @@ class QPolicy(Policy):
         return found if legal is None else masked(found, legal)
 
     @torch.no_grad()
-    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
-        """Actions (1, N), epsilon-greedy by `noise` (2, N) or greedy where that is None, and the state as it is; only what `legal` (A, N) allows."""
+    def act(
+        self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Actions (1, N), epsilon-greedy by `noise` (2, N) or greedy where that is None, and the state as it is; only
+        what `legal` (A, N) allows.
+        """
         values = self.values(observation, legal)
-        action = values.argmax(dim=0, keepdim=True).int() if noise is None else epsilon_greedy(values, noise, self.epsilon, legal)
+        action = (
+            values.argmax(dim=0, keepdim=True).int()
+            if noise is None
+            else epsilon_greedy(values, noise, self.epsilon, legal)
+        )
         return action, state
 
     def tensors(self) -> dict[str, Tensor]:

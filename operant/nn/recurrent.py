@@ -42,20 +42,33 @@ class Memory(nn.Module):
 
     def __init__(self, config: mlp.Config, towers: int, columns: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.kind, self.towers, self.layers, self.units = config.memory, towers, config.memory_layers, config.memory_size or columns
+        self.kind, self.towers, self.layers, self.units = (
+            config.memory,
+            towers,
+            config.memory_layers,
+            config.memory_size or columns,
+        )
         M, count = self.units, GATES[config.memory]
         self.steps: Any = None  # of an LSTM: what goes through them, see `cells.lstm`
         self.rows = (2 if self.kind == "lstm" else 1) * self.layers * towers * M  # R
 
         def stacked(columns: int) -> nn.Parameter:
-            gates = [torch.cat([mlp.orthogonal(M, columns, 1.0, generator) for _ in range(count)]) for _ in range(towers)]
+            gates = [
+                torch.cat([mlp.orthogonal(M, columns, 1.0, generator) for _ in range(count)]) for _ in range(towers)
+            ]
             return nn.Parameter(torch.stack(gates))
 
-        self.input_weights = nn.ParameterList([stacked(columns if k == 0 else M) for k in range(self.layers)])  # (G, K, M)
-        self.input_biases = nn.ParameterList([nn.Parameter(torch.zeros(towers, count * M, 1)) for _ in range(self.layers)])
+        self.input_weights = nn.ParameterList(
+            [stacked(columns if k == 0 else M) for k in range(self.layers)]
+        )  # (G, K, M)
+        self.input_biases = nn.ParameterList(
+            [nn.Parameter(torch.zeros(towers, count * M, 1)) for _ in range(self.layers)]
+        )
         loops = 0 if self.kind == "mingru" else self.layers
         self.state_weights = nn.ParameterList([stacked(M) for _ in range(loops)])  # (G, K, M)
-        self.state_biases = nn.ParameterList([nn.Parameter(torch.zeros(towers, M, 1)) for _ in range(loops if self.kind == "gru" else 0)])
+        self.state_biases = nn.ParameterList(
+            [nn.Parameter(torch.zeros(towers, M, 1)) for _ in range(loops if self.kind == "gru" else 0)]
+        )
         self._initialise_gates(config.memory_init, generator)
 
     @torch.no_grad()
@@ -129,7 +142,9 @@ class Sequential(Protocol):
     def initial_state(self, lanes: int) -> State:
         """The state at an episode's beginning, tensors (R, N)."""
 
-    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, State]:
+    def unroll(
+        self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
+    ) -> tuple[Tensor, Tensor, State]:
         """(O, T B), the state before, and where episodes begin (T, B), 1 or 0 -> head parameters (H, T B), values (T B), the state after."""
 
 
@@ -145,7 +160,9 @@ class Recurrent(nn.Module):
         """The state at an episode's beginning: zeros, (R, N)."""
         return (self.memory.input_biases[0].new_zeros(self.memory.rows, lanes),)
 
-    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor, State]:
+    def unroll(
+        self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None
+    ) -> tuple[Tensor, Tensor, State]:
         """As `Sequential`."""
         (before,) = state
         features = self.encoder.features(observation, normalizer)
@@ -171,7 +188,9 @@ class SampleMajor(nn.Module):
         """The state at an episode's beginning."""
         return tuple(part.detach().reshape(lanes, -1).t().contiguous() for part in self.module.initial_state(lanes))  # type: ignore[operator]
 
-    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, State]:
+    def unroll(
+        self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
+    ) -> tuple[Tensor, Tensor, State]:
         """As `Sequential`; the normalizer was applied before."""
         T, B = reset.shape
         before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))

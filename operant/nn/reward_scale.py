@@ -9,9 +9,11 @@ from operant.compute.exchange import SOLO, Exchange
 
 
 class RewardScale:
-    """A factor on rewards, so that returns have a standard deviation of 1 at most and stay within the support, which then never has to be tuned.
+    """A factor on rewards, so that returns have a standard deviation of 1 at most and stay within the support, which
+    then never has to be tuned.
 
-    1 / max(std(G), max |G| / reach), G the discounted returns as they accrue: Lee et al. 2025, "Hyperspherical normalization for scalable deep RL".
+    1 / max(std(G), max |G| / reach), G the discounted returns as they accrue: Lee et al. 2025, "Hyperspherical
+    normalization for scalable deep RL".
     """
 
     def __init__(self, reach: float, device: torch.device, *, active: bool) -> None:
@@ -26,7 +28,9 @@ class RewardScale:
     def update(self, accrued: Tensor, exchange: Exchange = SOLO) -> None:
         """Take in the accrued returns of an iteration, (T, N), those of all ranks."""
         seen = accrued.double()
-        found = torch.stack([torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum(), seen.abs().amax()])
+        found = torch.stack(
+            [torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum(), seen.abs().amax()]
+        )
         found = exchange.gather(found[None])
         self._sums.add_(found[:, :3].sum(0))
         torch.maximum(self._largest, found[:, 3].amax().float(), out=self._largest)

@@ -1,4 +1,5 @@
-"""Distributions of continuous actions that tanh carries into [-1, 1]: a normal whose standard deviation depends on the state, and a mean with noise.
+"""Distributions of continuous actions that tanh carries into [-1, 1]: a normal whose standard deviation depends on the
+state, and a mean with noise.
 
 Everything is feature-major, (rows, B). Noise is uniform in [0, 1). Knows no network and no environment.
 """
@@ -24,7 +25,9 @@ def normal(noise: Tensor) -> Tensor:
 
 
 class SquashedGaussian:
-    """The tanh of a diagonal normal. Parameters are its means, and what log std is made of, (2 A, B): Haarnoja et al. 2018, appendix C."""
+    """The tanh of a diagonal normal. Parameters are its means, and what log std is made of, (2 A, B): Haarnoja et al.
+    2018, appendix C.
+    """
 
     def __init__(self, rows: int) -> None:
         self.action_rows, self.parameter_rows, self.noise_rows = rows, 2 * rows, 2 * rows
@@ -41,8 +44,8 @@ class SquashedGaussian:
     def sample_with_log_probability(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (A, B) from uniform noise (2 A, B), and log pi of them, (B), both with gradients by the parameters.
 
-        u = mean + std e; log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u), the last as 2 (log 2 - u - softplus(-2 u)): it never rounds to
-        log 0.
+        u = mean + std e; log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u), the last as 2 (log 2 -
+        u - softplus(-2 u)): it never rounds to log 0.
         """
         mean, raw = parameters.split(self.action_rows)
         e, log_std = normal(noise), self._log_std(raw)
@@ -57,7 +60,9 @@ class SquashedGaussian:
 
 
 class SquashedMean:
-    """The tanh of a mean, and in acting a normal error of standard deviation `std` on top of it, clipped to [-1, 1]. Parameters are the means, (A, B)."""
+    """The tanh of a mean, and in acting a normal error of standard deviation `std` on top of it, clipped to [-1, 1].
+    Parameters are the means, (A, B).
+    """
 
     def __init__(self, rows: int, std: float) -> None:
         self.action_rows, self.parameter_rows, self.noise_rows, self.std = rows, rows, 2 * rows, std

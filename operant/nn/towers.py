@@ -1,7 +1,9 @@
-"""Networks side by side, without an actor's and a critic's heads: what off-policy actors and critics are made of. Knows no algorithm.
+"""Networks side by side, without an actor's and a critic's heads: what off-policy actors and critics are made of. Knows
+no algorithm.
 
-Dense layers, dense layers over convolutions that all towers share, or a user's own network, once for each tower. All read features and, if they are critics of
-continuous actions, those beside them. Everything is feature-major. G towers of the same shape are batched products, W (G, M, K) h (G, K, B).
+Dense layers, dense layers over convolutions that all towers share, or a user's own network, once for each tower. All
+read features and, if they are critics of continuous actions, those beside them. Everything is feature-major. G towers
+of the same shape are batched products, W (G, M, K) h (G, K, B).
 """
 
 from __future__ import annotations
@@ -20,37 +22,83 @@ from operant.errors import ConfigError
 from operant.nn import cnn, inputs, mlp, recurrent, user_network
 from operant.nn.normalization import FixedScale, RunningNormalizer
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "silu": nn.functional.silu,
+}
 
 
 def network(
-    env: Env, config: mlp.Config, actions: int, outputs: int, generator: torch.Generator, device: torch.device,
-    *, towers: int = 1, last_gain: float = 1.0, precision: str = "fp32",
-) -> nn.Module:  # fmt: skip
-    """G networks that read `Features` of an environment, and beside them `actions` numbers of an action: see `Towers.forward`.
+    env: Env,
+    config: mlp.Config,
+    actions: int,
+    outputs: int,
+    generator: torch.Generator,
+    device: torch.device,
+    *,
+    towers: int = 1,
+    last_gain: float = 1.0,
+    precision: str = "fp32",
+) -> nn.Module:
+    """G networks that read `Features` of an environment, and beside them `actions` numbers of an action: see
+    `Towers.forward`.
 
-    On a GPU all but the last layer computes in bf16 where `precision` says so. Raises ConfigError for what cannot read these observations.
+    On a GPU all but the last layer computes in bf16 where `precision` says so. Raises ConfigError for what cannot read
+    these observations.
     """
     seen, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
-        found = f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 for a numeric one"
+        found = (
+            f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 "
+            "for a numeric one"
+        )
         raise ConfigError("the network", [found])
     if config.remembers:
-        raise ConfigError("the network", [f'net.memory: SAC and TD3 learn from single steps, without a memory (use algo.name = "ppo"; got {config.memory!r})'])
+        raise ConfigError(
+            "the network",
+            [
+                'net.memory: SAC and TD3 learn from single steps, without a memory (use algo.name = "ppo"; got '
+                f"{config.memory!r})"
+            ],
+        )
     if config.kind == "mlp":
-        return Towers(seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype).to(device)
+        return Towers(
+            seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype
+        ).to(device)
     if config.kind == "places":
-        raise ConfigError("the network", ['net.kind = "places": SAC and TD3 have no such network (use algo.name = "ppo", "dqn" or "pqn", or net.kind = "mlp")'])
+        raise ConfigError(
+            "the network",
+            [
+                'net.kind = "places": SAC and TD3 have no such network (use algo.name = "ppo", "dqn" or "pqn", or '
+                'net.kind = "mlp")'
+            ],
+        )
     if config.kind != "cnn":
         if config.critic_hidden is not None:
-            raise ConfigError("the network", [f"net.critic_hidden: a network of your own has the widths that its file says (got {list(config.critic_hidden)})"])
+            raise ConfigError(
+                "the network",
+                [
+                    "net.critic_hidden: a network of your own has the widths that its file says (got "
+                    f"{list(config.critic_hidden)})"
+                ],
+            )
         return OwnTowers(config.kind, seen.size + actions, outputs, generator.initial_seed(), towers=towers).to(device)
     if (reason := cnn.unsupported_reason(seen, config)) is not None:
         raise ConfigError("the network", [reason])
     if device.type == "cuda":
         cnn.settle(precision)
-    convolutions, relu = cnn.Convolutions(seen, config, generator, dtype=dtype), config.model_copy(update={"activation": "relu"})
-    return Convolved(convolutions, Towers(convolutions.columns + actions, outputs, relu, generator, towers=towers, last_gain=last_gain, dtype=dtype)).to(device)
+    convolutions, relu = (
+        cnn.Convolutions(seen, config, generator, dtype=dtype),
+        config.model_copy(update={"activation": "relu"}),
+    )
+    return Convolved(
+        convolutions,
+        Towers(
+            convolutions.columns + actions, outputs, relu, generator, towers=towers, last_gain=last_gain, dtype=dtype
+        ),
+    ).to(device)
 
 
 def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers: int = 1) -> int:
@@ -59,7 +107,10 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
         widths = (env.observation.columns + actions, *config.hidden, outputs)
         return towers * sum(a * b for a, b in itertools.pairwise(widths))
     device = torch.device("cpu")
-    net, features = network(env, config, actions, outputs, torch.Generator(), device, towers=towers), Features(env, config, device, normalize=False)
+    net, features = (
+        network(env, config, actions, outputs, torch.Generator(), device, towers=towers),
+        Features(env, config, device, normalize=False),
+    )
     seen = torch.zeros(env.observation.size, 2, dtype=getattr(torch, env.observation.dtype))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(features(seen), torch.zeros(actions, 2) if actions else None)
@@ -67,12 +118,21 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
 
 
 class Towers(nn.Module):
-    """G fully connected networks of the same shape, each with its own numbers: (K, B) or (G, K, B) -> (G, H, B). Orthogonal weights, zero biases."""
+    """G fully connected networks of the same shape, each with its own numbers: (K, B) or (G, K, B) -> (G, H, B).
+    Orthogonal weights, zero biases.
+    """
 
     def __init__(
-        self, columns: int, outputs: int, config: mlp.Config, generator: torch.Generator,
-        *, towers: int = 1, last_gain: float = 1.0, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        columns: int,
+        outputs: int,
+        config: mlp.Config,
+        generator: torch.Generator,
+        *,
+        towers: int = 1,
+        last_gain: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """`dtype` is what all but the last layer and normalizations computes in; None: the parameters' type."""
         super().__init__()
         self.config, self.towers, self._dtype = config, towers, dtype
@@ -84,7 +144,8 @@ class Towers(nn.Module):
             return nn.Parameter(torch.stack([mlp.orthogonal(rows, columns, gain, generator) for _ in range(G)]))
 
         layers = zip(itertools.pairwise(widths), gains, strict=True)
-        self.weights = nn.ParameterList([stacked(after, before, gain) for (before, after), gain in layers])  # (G, M, K), the last (G, H, K)
+        # (G, M, K), the last (G, H, K)
+        self.weights = nn.ParameterList([stacked(after, before, gain) for (before, after), gain in layers])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
         normed = config.hidden if config.layer_norm else ()
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
@@ -96,9 +157,13 @@ class Towers(nn.Module):
         `constant`: no gradient by the parameters will be asked for.
         """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
-        layers = [(w.detach(), b.detach()) if constant else (w, b) for w, b in zip(self.weights, self.biases, strict=True)]
+        layers = [
+            (w.detach(), b.detach()) if constant else (w, b) for w, b in zip(self.weights, self.biases, strict=True)
+        ]
         if self._dtype is not None and self.config.activation == "relu" and not self.config.layer_norm:
-            return torch.stack([self._tower(hidden, [(w[g], b[g]) for w, b in layers], self._dtype) for g in range(self.towers)])
+            return torch.stack(
+                [self._tower(hidden, [(w[g], b[g]) for w, b in layers], self._dtype) for g in range(self.towers)]
+            )
         hidden = hidden.expand(self.towers, -1, -1)
         last = len(self.config.hidden)
         for k, (weight, bias) in enumerate(layers):
@@ -110,10 +175,11 @@ class Towers(nn.Module):
                 hidden = self._activation(hidden)
         return hidden
 
-
     @staticmethod
     def _tower(features: Tensor, layers: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
-        """One tower, (K, B) -> (H, B), sample-major within: there a product ends with bias and relu, which would be two more passes over its result."""
+        """One tower, (K, B) -> (H, B), sample-major within: there a product ends with bias and relu, which would be two
+        more passes over its result.
+        """
         rows = features.to(dtype).t()  # (B, K)
         for weight, bias in layers[:-1]:
             rows = _LinearRelu.apply(rows, weight.to(dtype), bias[:, 0].to(dtype))
@@ -160,7 +226,13 @@ class OwnTowers(nn.Module):
         super().__init__()
         self.nets = nn.ModuleList([user_network.load(kind, columns, outputs, seed + k) for k in range(towers)])
         if any(isinstance(net, recurrent.SampleMajor) for net in self.nets):
-            raise ConfigError("the network", ['SAC and TD3 learn from single steps, and this network has a memory: use "ppo", or a network without one'])
+            raise ConfigError(
+                "the network",
+                [
+                    'SAC and TD3 learn from single steps, and this network has a memory: use "ppo", or a network '
+                    "without one"
+                ],
+            )
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
         """Features (K, B), and an action (A, B) -> (G, H, B)."""
@@ -169,7 +241,8 @@ class OwnTowers(nn.Module):
 
 
 class Features:
-    """What networks read of raw observations (O, B): numbers (K, B), categorical features one-hot, numeric ones normalised where there is a normalizer.
+    """What networks read of raw observations (O, B): numbers (K, B), categorical features one-hot, numeric ones
+    normalised where there is a normalizer.
 
     Convolutions read bytes as they are, a user's own network all numbers as floats, with categories as they are.
     """
@@ -184,7 +257,8 @@ class Features:
             fixed = FixedScale(seen.bounds()[1], device) if seen.dtype == "uint8" and not own else None
             self.normalizer = RunningNormalizer(seen.size, device) if normalize else fixed
         self._partial = inputs.PartialOneHot(counts).to(device) if isinstance(self._categories, tuple) else None
-        self._kept = torch.tensor(counts, device=device)[:, None] > 0 if own and any(counts) else None  # (O, 1), what is not normalised
+        # (O, 1), what is not normalised
+        self._kept = torch.tensor(counts, device=device)[:, None] > 0 if own and any(counts) else None
 
     def __call__(self, observation: Tensor) -> Tensor:
         """(O, B) -> (K, B) float32; bytes (O, B) for convolutions."""
@@ -204,4 +278,8 @@ class Features:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""
-        return {f"observation/{name}": value for name, value in self.normalizer.tensors().items()} if self.normalizer is not None else {}
+        return (
+            {f"observation/{name}": value for name, value in self.normalizer.tensors().items()}
+            if self.normalizer is not None
+            else {}
+        )

@@ -1,4 +1,6 @@
-"""A user's own network: loads it from its file, and says what makes it unfit, found by calling it. Knows no policy and no algorithm."""
+"""A user's own network: loads it from its file, and says what makes it unfit, found by calling it. Knows no policy and
+no algorithm.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMa
     """
     file_name, colon, class_name = kind.rpartition(":")  # a file's name may hold colons of its own
     if not colon:
-        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn", "places" (ppo, dqn and pqn) or "FILE.py:Class" (got {kind!r})'])
+        raise ConfigError(
+            "the network",
+            [f'net.kind should be "mlp", "cnn", "places" (ppo, dqn and pqn) or "FILE.py:Class" (got {kind!r})'],
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = _module(Path(file_name), class_name, observation, head_rows)
@@ -42,7 +47,9 @@ def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn
         built = getattr(module, class_name)(observation, head_rows)
         found = _problem_of(built, observation, head_rows)
     except Exception as error:
-        raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
+        raise problem(
+            f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}"
+        ) from error
     if found is not None:
         raise problem(f"{class_name} {found}")
     return built
@@ -67,20 +74,35 @@ def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
         return found
     # What is not in the parameters is neither checkpointed nor the same at the next call.
     if not torch.equal(random_state, torch.get_rng_state()):
-        return "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
+        return (
+            "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
+        )
     if any(not torch.equal(buffers[name], buffer) for name, buffer in built.named_buffers()):
-        return "changes its buffers when it is called (as BatchNorm does): evaluations would change training (LayerNorm does not)"
+        return (
+            "changes its buffers when it is called (as BatchNorm does): evaluations would change training "
+            "(LayerNorm does not)"
+        )
     return None
 
 
 def _problem_of_a_step(built: nn.Module, observation: int, head_rows: int) -> str | None:
     """The same of a network without a memory."""
     outputs = built(torch.zeros(2, observation))
-    if not (isinstance(outputs, tuple | list) and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs)):
-        return f"should return two tensors, head parameters (B, {head_rows}) and values (B); it returned {type(outputs).__name__}"
+    if not (
+        isinstance(outputs, tuple | list)
+        and len(outputs) == 2
+        and all(isinstance(output, Tensor) for output in outputs)
+    ):
+        return (
+            f"should return two tensors, head parameters (B, {head_rows}) and values (B); it returned "
+            f"{type(outputs).__name__}"
+        )
     head, value = outputs
     if tuple(head.shape) != (2, head_rows) or tuple(value.shape) not in ((2,), (2, 1)):
-        return f"maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)"
+        return (
+            f"maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, "
+            f"{head_rows}) and (2)"
+        )
     return None if head.requires_grad else _NO_GRADIENT
 
 
@@ -88,18 +110,29 @@ _NO_GRADIENT = "returns head parameters that carry no gradient: none of its para
 
 
 def _problem_of_a_sequence(built: Any, observation: int, head_rows: int) -> str | None:
-    """The same of one with a memory: it is called on a sequence, and on the same sequence in two parts, which must give the same."""
+    """The same of one with a memory: it is called on a sequence, and on the same sequence in two parts, which must give
+    the same.
+    """
     T, B = 4, 2
     first = built.initial_state(B)
-    if not (isinstance(first, tuple) and all(isinstance(part, Tensor) and part.dtype == torch.float32 and len(part) == B for part in first)):
+    if not (
+        isinstance(first, tuple)
+        and all(isinstance(part, Tensor) and part.dtype == torch.float32 and len(part) == B for part in first)
+    ):
         return "should have an initial_state(B) that returns a tuple of float32 tensors (B, ...)"
     seen, reset = torch.linspace(-1.0, 1.0, T * B * observation).view(T, B, observation), torch.zeros(T, B)
     outputs = built(seen, first, reset)
     if not (isinstance(outputs, tuple | list) and len(outputs) == 3 and isinstance(outputs[2], tuple | list)):
-        return f"should return head parameters (T, B, {head_rows}), values (T, B) and a tuple, the state after; it returned {type(outputs).__name__}"
+        return (
+            f"should return head parameters (T, B, {head_rows}), values (T, B) and a tuple, the state after; it "
+            f"returned {type(outputs).__name__}"
+        )
     head, value, after = outputs
     if tuple(head.shape) != (T, B, head_rows) or tuple(value.shape) not in ((T, B), (T, B, 1)):
-        return f"maps {tuple(seen.shape)} to {tuple(head.shape)} and {tuple(value.shape)}; expected {(T, B, head_rows)} and {(T, B)}"
+        return (
+            f"maps {tuple(seen.shape)} to {tuple(head.shape)} and {tuple(value.shape)}; expected "
+            f"{(T, B, head_rows)} and {(T, B)}"
+        )
     if [part.shape for part in after] != [part.shape for part in first]:
         return "returns a state of other shapes than initial_state's"
     if not head.requires_grad:
@@ -109,8 +142,13 @@ def _problem_of_a_sequence(built: Any, observation: int, head_rows: int) -> str 
     whole, second = built(seen, first, _marked(reset, 2))[0], built(seen[2:], middle[2], reset[2:])[0]
     fresh = built(seen[2:], built.initial_state(B), reset[2:])[0]
     if not torch.allclose(torch.cat([middle[0], second]), head, atol=1e-4):
-        return "gives other outputs for a sequence than for its two halves, one after the other: its state must hold all that it remembers"
-    if not torch.allclose(whole[2:, 1], fresh[:, 1], atol=1e-4) or not torch.allclose(whole[:, 0], head[:, 0], atol=1e-4):
+        return (
+            "gives other outputs for a sequence than for its two halves, one after the other: its state must hold "
+            "all that it remembers"
+        )
+    if not torch.allclose(whole[2:, 1], fresh[:, 1], atol=1e-4) or not torch.allclose(
+        whole[:, 0], head[:, 0], atol=1e-4
+    ):
         return "should begin from its initial state where reset (T, B) is 1, in that lane alone: it does not"
     return None
 

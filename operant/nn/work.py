@@ -1,4 +1,6 @@
-"""What acting and learning must compute and move at least, counted from the shapes of a policy and its environment. Knows no algorithm and no clock."""
+"""What acting and learning must compute and move at least, counted from the shapes of a policy and its environment.
+Knows no algorithm and no clock.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Work(NamedTuple):
 
 
 def network_flops(policy: Policy) -> tuple[int, int]:
-    """Operations of the products of one sample, forward and backward; a multiplication and an addition are two. Activations are not counted."""
+    """Operations of the products of one sample, forward and backward; a multiplication and an addition are two.
+    Activations are not counted.
+    """
     net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
     if not isinstance(net, mlp.MLP):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -40,9 +44,14 @@ def network_flops(policy: Policy) -> tuple[int, int]:
 
 def step_bytes(env: Env) -> int:
     """Bytes that one step of one lane must touch by the contract, each array once a direction."""
-    state = 2 * 4 * env.fields + (2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size() if env.int_state else 0)
+    state = 2 * 4 * env.fields + (
+        2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size()
+        if env.int_state
+        else 0
+    )
     carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
-    return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1  # reward, two flags
+    # reward, two flags
+    return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1
 
 
 def observation_bytes(env: Env) -> int:
@@ -51,14 +60,17 @@ def observation_bytes(env: Env) -> int:
 
 
 def on_policy_work(policy: Policy, samples: int, lanes: int, passes: float) -> Work:
-    """What one iteration must do: act on `samples`, look once more at `lanes` for their values, and learn from all samples `passes` times.
+    """What one iteration must do: act on `samples`, look once more at `lanes` for their values, and learn from all
+    samples `passes` times.
 
     Bytes are those of the rollout's arrays alone: weights and activations would stay on the chip if all went well.
     """
     env, distribution = policy.env, policy.distribution
     forward, backward = network_flops(policy)
-    raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
-    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.noise_rows + raw + 4 + 4  # log-probability, value
+    # what was drawn, and what the environment is given
+    raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)
+    # log-probability, value
+    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.noise_rows + raw + 4 + 4
     estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
     learning = observation_bytes(env) + env.mask_size + 4 * distribution.action_rows + 4 * 4
     flops = forward * (samples + lanes) + passes * samples * (forward + backward)

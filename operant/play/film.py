@@ -1,6 +1,8 @@
-"""Films: pictures, one after the other, as a GIF, an MP4 or a PNG. Knows nothing of what is on the pictures, of runs or of policies.
+"""Films: pictures, one after the other, as a GIF, an MP4 or a PNG. Knows nothing of what is on the pictures, of runs or
+of policies.
 
-Pillow writes GIFs and PNGs, imageio-ffmpeg MP4s. A file is written beside the one that is asked for, and takes its name only once it is complete.
+Pillow writes GIFs and PNGs, imageio-ffmpeg MP4s. A file is written beside the one that is asked for, and takes its name
+only once it is complete.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ GAP = 2
 _BETWEEN = 64  # their grey
 _SHEET_GAP = 4  # pixels between the pictures of a sheet
 _NO_PILLOW = "a GIF or a PNG needs Pillow, which is not installed: pip install 'operant[gif]'"
-_NO_FFMPEG = "an MP4 needs imageio-ffmpeg, which brings ffmpeg and is not installed: pip install 'operant[mp4]', or ask for a .gif"
+_NO_FFMPEG = (
+    "an MP4 needs imageio-ffmpeg, which brings ffmpeg and is not installed: pip install 'operant[mp4]', or "
+    "ask for a .gif"
+)
 _FFMPEG_FAILED = "ffmpeg could not write the MP4: see its own message above"
 
 
@@ -46,8 +51,12 @@ class Pace(NamedTuple):
     every: int  # steps from one frame to the next
 
 
-def pace(step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0) -> Pace:
-    """A film's pace: as asked for, else real time for steps of `step_s` seconds (None: not known), with at most `most_fps`."""
+def pace(
+    step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0
+) -> Pace:
+    """A film's pace: as asked for, else real time for steps of `step_s` seconds (None: not known), with at most
+    `most_fps`.
+    """
     if every is None:
         every = max(1, math.ceil(1.0 / (step_s * most_fps) - 1e-6)) if step_s is not None else 1
     if fps is None:
@@ -58,7 +67,8 @@ def pace(step_s: float | None, fps: float | None, every: int | None, usual_fps: 
 def check(out: Path, *, force: bool) -> str:
     """The format of a film, by its name, checked before anything is computed.
 
-    Raises UsageError for another ending and for a file that exists, NotFoundError for a folder that does not, MachineError where a library is missing.
+    Raises UsageError for another ending and for a file that exists, NotFoundError for a folder that does not,
+    MachineError where a library is missing.
     """
     ending = out.suffix.lower()
     if ending not in FORMATS:
@@ -88,7 +98,9 @@ def check(out: Path, *, force: bool) -> str:
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A path beside `out` to write to, which takes its name where all went well and is gone otherwise. Raises MachineError."""
+    """A path beside `out` to write to, which takes its name where all went well and is gone otherwise. Raises
+    MachineError.
+    """
     part: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{out.stem[:40]}-", suffix=out.suffix, dir=out.parent)
@@ -143,11 +155,16 @@ class Gif(Film):
         """Take a copy of the next picture. Raises UsageError where there are too many."""
         count = len(self._waiting)
         if (count + 1) * picture.size // 3 > MOST_BYTES:
-            raise UsageError(f"a GIF of more than {count:,} such frames does not fit: shorter, a smaller --size, a larger --every, or an .mp4")
+            raise UsageError(
+                f"a GIF of more than {count:,} such frames does not fit: shorter, a smaller --size, a larger --every, "
+                "or an .mp4"
+            )
         super().add(picture)
 
     def finish(self) -> int:
-        """Write it. Durations are in hundredths of a second, which is what a GIF counts in, so that a long film stays in step."""
+        """Write it. Durations are in hundredths of a second, which is what a GIF counts in, so that a long film stays
+        in step.
+        """
         from PIL import Image
 
         count = len(self._waiting)
@@ -155,7 +172,16 @@ class Gif(Film):
         durations_ms = [10 * (end - start) for start, end in itertools.pairwise(ends)]
         frames = (Image.fromarray(self.picture(k)) for k in range(count))
         with open(self._path, "wb") as file:
-            next(frames).save(file, "GIF", save_all=True, append_images=frames, duration=durations_ms, loop=0, optimize=True, disposal=1)
+            next(frames).save(
+                file,
+                "GIF",
+                save_all=True,
+                append_images=frames,
+                duration=durations_ms,
+                loop=0,
+                optimize=True,
+                disposal=1,
+            )
         return count
 
 
@@ -200,7 +226,14 @@ class Mp4(Film):
             height, width, _ = picture.shape
             output = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-crf", "18", "-movflags", "+faststart"]
             self._writer = write_frames(
-                self._path, (width, height), fps=self._fps, quality=None, codec="libx264", macro_block_size=1, ffmpeg_log_level="error", output_params=output
+                self._path,
+                (width, height),
+                fps=self._fps,
+                quality=None,
+                codec="libx264",
+                macro_block_size=1,
+                ffmpeg_log_level="error",
+                output_params=output,
             )
             self._writer.send(None)
         try:
@@ -249,7 +282,17 @@ class Length(NamedTuple):
     episodes: int  # of the first lane; 0: as many as there is time for
 
 
-def shoot(stage: Any, step: Callable[[], None], film: Film, *, side: int, every: int, length: Length, hold: int, report: Callable[[int], None]) -> Shot:
+def shoot(
+    stage: Any,
+    step: Callable[[], None],
+    film: Film,
+    *,
+    side: int,
+    every: int,
+    length: Length,
+    hold: int,
+    report: Callable[[int], None],
+) -> Shot:
     """Film a show that `step` moves on: a picture every `every` steps, each lane `side` pixels wide.
 
     How a lone lane's episode ends is always seen, and stays for `hold` frames more. `report` is told of each frame.
@@ -279,7 +322,9 @@ def shoot(stage: Any, step: Callable[[], None], film: Film, *, side: int, every:
 
 
 def tiled(pictures: NDArray[np.uint8], across: int, gap: int, ground: int = 0) -> Picture:
-    """Pictures (N, H, W, 3) as one, row by row, `across` in a row and `gap` pixels apart; what is between them has the value `ground` in each colour."""
+    """Pictures (N, H, W, 3) as one, row by row, `across` in a row and `gap` pixels apart; what is between them has the
+    value `ground` in each colour.
+    """
     count, height, width, _ = pictures.shape
     down = -(-count // across)
     whole = np.full((down * (height + gap) - gap, across * (width + gap) - gap, 3), ground, np.uint8)

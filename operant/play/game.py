@@ -1,6 +1,8 @@
-"""A person plays an environment, one lane of it: the game as `operant play` shows it. Knows no policy, no run and no screen.
+"""A person plays an environment, one lane of it: the game as `operant play` shows it. Knows no policy, no run and no
+screen.
 
-Against the clock the game moves on at its rate, with the keys that were pressed last; in turns it waits for a key at each step: see `takes_turns`.
+Against the clock the game moves on at its rate, with the keys that were pressed last; in turns it waits for a key at
+each step: see `takes_turns`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Game:
 
     def __init__(self, stage: Stage, buttons: Buttons, *, turns: bool, rate: float, title: str) -> None:
         self._stage, self._buttons, self._turns, self._rate, self._title = stage, buttons, turns, rate, title
-        self._held = Held(buttons, first_s=max(0.25, _SMALLEST_HOLD_STEPS / rate), again_s=max(0.12, _SMALLEST_HOLD_STEPS / rate))
+        self._held = Held(
+            buttons, first_s=max(0.25, _SMALLEST_HOLD_STEPS / rate), again_s=max(0.12, _SMALLEST_HOLD_STEPS / rate)
+        )
         self._board = Board.of(stage.env)
         self._typed: str | None = "" if self._types() else None  # digits of an action that has no key
         self._last: Action | None = None  # the action taken last
@@ -144,7 +148,9 @@ class Game:
         self._last, self._message, self._waiting = None, "", not self._turns
 
     def _step(self, action: Action | None) -> None:
-        """Take an action if it is legal. None, before the first key where no action means rest, is the first that is legal."""
+        """Take an action if it is legal. None, before the first key where no action means rest, is the first that is
+        legal.
+        """
         stage = self._stage
         legal = self._legal(action) if action is not None else False
         if not legal:
@@ -196,7 +202,10 @@ class Game:
             box = self._help()
         elif stage.ended[0]:
             how = "the end" if stage.terminated[0] else "time is up"
-            box = (f"{how}: return {text.number(float(stage.returns[0]))} in {int(stage.ages[0]):,} steps", "r again   q leave")
+            box = (
+                f"{how}: return {text.number(float(stage.returns[0]))} in {int(stage.ages[0]):,} steps",
+                "r again   q leave",
+            )
         elif self._paused:
             box = ("paused: any key goes on",)
         elif self._waiting:
@@ -211,7 +220,10 @@ class Game:
         """The line at the bottom, where there is nothing else to say."""
         if self._board is not None and self._turns:
             passes = ", x passes" if len(self._board.help()) > 2 else ""
-            return f"{self._title}   {self._buttons.named(self._board.point)}   arrows move, space plays{passes}, ? keys, q leaves"
+            return (
+                f"{self._title}   {self._buttons.named(self._board.point)}   arrows move, space plays{passes}, ? "
+                "keys, q leaves"
+            )
         if self._typed is not None and self._turns:
             return f"{self._title}   action {self._typed}_   a number and enter, ? keys, q leaves"
         return f"{self._title}   ? keys, p pause, r restart, q leaves"

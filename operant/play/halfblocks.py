@@ -1,6 +1,8 @@
-"""A picture of pixels as cells of a terminal: two pixels a cell, in colours or, without them, by brightness. Standard library only.
+"""A picture of pixels as cells of a terminal: two pixels a cell, in colours or, without them, by brightness. Standard
+library only.
 
-Pure functions: they know no terminal and nothing of what is on the picture. (The monitor draws its own pictures: see monitor/charts/picture.py.)
+Pure functions: they know no terminal and nothing of what is on the picture. (The monitor draws its own pictures: see
+monitor/charts/picture.py.)
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ Cell = tuple[str, bytes | None, bytes | None]
 """A character, its colour and the colour behind it, each as three bytes; None is the terminal's own."""
 Rows = list[list[Cell]]
 
-_PLAIN = {"ascii": (" ", "'", ".", ":+*#"), "unicode": (" ", "▀", "▄", "░▒▓█")}  # nothing, the upper pixel, the lower, both by brightness
+_PLAIN = {
+    "ascii": (" ", "'", ".", ":+*#"),
+    "unicode": (" ", "▀", "▄", "░▒▓█"),
+}  # nothing, the upper pixel, the lower, both by brightness
 
 
 class Style(NamedTuple):
@@ -46,9 +51,13 @@ def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
 
 
 def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
-    """A picture, (height, width, 3) bytes, as rows of cells; an odd height is filled up with background. Raises ValueError for a wrong number of bytes."""
+    """A picture, (height, width, 3) bytes, as rows of cells; an odd height is filled up with background. Raises
+    ValueError for a wrong number of bytes.
+    """
     if len(pixels) != 3 * width * height or not pixels:
-        raise ValueError(f"a picture of {width} x {height} has {3 * width * height} bytes, at least 3, not {len(pixels)}")
+        raise ValueError(
+            f"a picture of {width} x {height} has {3 * width * height} bytes, at least 3, not {len(pixels)}"
+        )
     background = background_of(pixels, width, height)
     row = 3 * width
     pixels += background * (width if height % 2 else 0)
@@ -57,6 +66,8 @@ def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
     for first in range(0, len(pixels), 2 * row):
         pair = pixels[first : first + 2 * row]
         if pair not in known:
-            known[pair] = [_cell(pair[k : k + 3], pair[row + k : row + k + 3], style, background) for k in range(0, row, 3)]
+            known[pair] = [
+                _cell(pair[k : k + 3], pair[row + k : row + k + 3], style, background) for k in range(0, row, 3)
+            ]
         rows.append(known[pair])
     return rows

@@ -1,4 +1,5 @@
-"""A few lanes of an outside environment that a policy or a person plays one step at a time, with pictures: a `Stage` of host lanes. Knows no film and no run.
+"""A few lanes of an outside environment that a policy or a person plays one step at a time, with pictures: a `Stage` of
+host lanes. Knows no film and no run.
 
 A lane that has ended shows its end until the next step; its observation is that of its next episode already.
 """
@@ -17,11 +18,17 @@ from operant.training import evaluate
 
 
 class HostStage(Stage):
-    """`lanes` lanes of an outside environment, at the beginning of their first episodes: those of evaluation `number`, under the same seed."""
+    """`lanes` lanes of an outside environment, at the beginning of their first episodes: those of evaluation `number`,
+    under the same seed.
+    """
 
-    def __init__(self, env: Any, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
+    def __init__(
+        self, env: Any, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0
+    ) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
-        self._world = world = worlds.HostWorld(env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws)  # type: ignore[assignment]
+        self._world = world = worlds.HostWorld(  # type: ignore[assignment]
+            env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws
+        )
         self._drawn, self._slot = worlds.HostPainter(world), world.slot()
         self.step_s = env.step_s
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)

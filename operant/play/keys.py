@@ -1,7 +1,9 @@
-"""What the keys of a person mean to an environment: which key is which action, and for how long. Knows no terminal and no lane.
+"""What the keys of a person mean to an environment: which key is which action, and for how long. Knows no terminal and
+no lane.
 
-A key stands for a word ("left", "jump"), and an action for a set of words: so two keys that are held together can be an action of their own. A terminal tells
-when a key goes down, and repeats it, but not when it comes up: a word counts for a while after its key, then it is forgotten.
+A key stands for a word ("left", "jump"), and an action for a set of words: so two keys that are held together can be an
+action of their own. A terminal tells when a key goes down, and repeats it, but not when it comes up: a word counts for
+a while after its key, then it is forgotten.
 """
 
 from __future__ import annotations
@@ -22,16 +24,28 @@ Action = tuple[float, ...]
 RESERVED: Final = ("q", "esc", "p", "r", "?")
 """Keys of the screen, in every game."""
 
-ARROWS: Final[Mapping[str, str]] = {"left": "left", "a": "left", "right": "right", "d": "right", "up": "up", "w": "up", "down": "down", "s": "down"}
+ARROWS: Final[Mapping[str, str]] = {
+    "left": "left",
+    "a": "left",
+    "right": "right",
+    "d": "right",
+    "up": "up",
+    "w": "up",
+    "down": "down",
+    "s": "down",
+}
 _NAMED_KEYS = {*ARROWS, "space", "enter", "tab", "backspace"}
 _REST = frozenset(("", "stay", "wait", "none", "noop", "nothing", "coast", "rest"))  # names of doing nothing
-_FREE = ("space", "enter", "x", "z", "c", "v", "b", "n", "e", "f", "g", "t")  # keys for words that are no directions, in turn
+# keys for words that are no directions, in turn
+_FREE = "space", "enter", "x", "z", "c", "v", "b", "n", "e", "f", "g", "t"
 _MOST_KEYED = 10  # actions that have a digit each
 _MOST_NAMED = 20  # in a sentence
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """What an environment's actions are called, one for each: its own names, or numbers. Empty where actions are not one of so many."""
+    """What an environment's actions are called, one for each: its own names, or numbers. Empty where actions are not
+    one of so many.
+    """
     if not isinstance(env.action, Discrete):
         return ()
     return env.actions if len(env.actions) == env.action.n else tuple(map(str, range(env.action.n)))
@@ -54,11 +68,15 @@ class Buttons:
         if isinstance(env.action, Discrete):
             self._name_actions(action_names(env))
         elif isinstance(env.action, Box):
-            for k, (low, high) in zip(range(env.action.size), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False):
+            for k, (low, high) in zip(
+                range(env.action.size), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False
+            ):
                 self._give(low, f"-{k}")
                 self._give(high, f"+{k}")
         else:
-            for k, (low, high) in zip(range(len(env.action.n)), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False):
+            for k, (low, high) in zip(
+                range(len(env.action.n)), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False
+            ):
                 self._give(low, f"{k}:0")
                 self._give(high, f"{k}:{env.action.n[k] - 1}")
 
@@ -69,7 +87,11 @@ class Buttons:
 
     def _name_actions(self, names: Sequence[str]) -> None:
         self._sets = [frozenset(words) - _REST for words in (name.lower().split("+") for name in names)]
-        words = list(dict.fromkeys(word for name in names for word in name.lower().split("+") if word not in _REST and not word.isdecimal()))
+        words = list(
+            dict.fromkeys(
+                word for name in names for word in name.lower().split("+") if word not in _REST and not word.isdecimal()
+            )
+        )
         if len(words) > len(_FREE):  # points of a board: too many to know by heart
             return
         free = iter(_FREE)
@@ -93,7 +115,8 @@ class Buttons:
     def bind(self, text: str) -> None:
         """Change keys as `--keys` says: `KEY=ACTION,...`. Raises UsageError.
 
-        An action is its number or its name; of a Box `-0` or `+0` pushes number 0 to its lower or upper bound; of a MultiDiscrete `0:2` takes 2 for choice 0.
+        An action is its number or its name; of a Box `-0` or `+0` pushes number 0 to its lower or upper bound; of a
+        MultiDiscrete `0:2` takes 2 for choice 0.
         """
         for pair in filter(None, (part.strip() for part in text.split(","))):
             key, equals, meaning = pair.partition("=")
@@ -116,7 +139,11 @@ class Buttons:
                 return f"#{int(meaning)}"
             if meaning in names:
                 return f"#{names.index(meaning)}"
-            known = f", or {', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}" if self.env.actions else ""
+            known = (
+                f", or {', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}"
+                if self.env.actions
+                else ""
+            )
             raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; they are 0 to {action.n - 1}{known}")
         if isinstance(action, Box):
             found = re.fullmatch(r"([-+])(\d{1,6})", meaning)
@@ -149,7 +176,10 @@ class Buttons:
                         return (self._sets.index(frozenset(some)),)
             return None
         if isinstance(space, Box):
-            lows, highs = ([bound if math.isfinite(bound) else sign for bound in bounds] for bounds, sign in zip(space.bounds(), (-1.0, 1.0), strict=True))
+            lows, highs = (
+                [bound if math.isfinite(bound) else sign for bound in bounds]
+                for bounds, sign in zip(space.bounds(), (-1.0, 1.0), strict=True)
+            )
             pushed = [min(max(0.0, low), high) for low, high in zip(lows, highs, strict=True)]
             for word in words:
                 pushed[int(word[1:])] = (lows if word[0] == "-" else highs)[int(word[1:])]
@@ -213,7 +243,9 @@ class Held:
 
 
 class Board:
-    """A cursor on a board, for an environment whose actions are its points, along the rows from the top left, and perhaps a pass after them."""
+    """A cursor on a board, for an environment whose actions are its points, along the rows from the top left, and
+    perhaps a pass after them.
+    """
 
     def __init__(self, side: int, count: int) -> None:
         self.side, self._count = side, count
@@ -224,7 +256,11 @@ class Board:
         """The board that an environment's actions look like; None where they do not."""
         count = env.action.n if isinstance(env.action, Discrete) else 0
         side = math.isqrt(count)
-        return cls(side, count) if count > _MOST_KEYED and count - side * side in (0, 1) and not Buttons(env).keys else None
+        return (
+            cls(side, count)
+            if count > _MOST_KEYED and count - side * side in (0, 1) and not Buttons(env).keys
+            else None
+        )
 
     def press(self, key: str) -> bool:
         """Move the cursor; whether the key does."""

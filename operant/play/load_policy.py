@@ -64,7 +64,15 @@ class Loaded(NamedTuple):
     device: Any  # torch.device
 
 
-def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report: Callable[[str], None], trusted: bool = False) -> Loaded:
+def load(
+    what: str,
+    reach: runs.Reach,
+    *,
+    which: str | None,
+    device: str,
+    report: Callable[[str], None],
+    trusted: bool = False,
+) -> Loaded:
     """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
@@ -76,8 +84,12 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
     run = _run_around(given, what) if given is not None else runs.resolve(what, *reach)
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
-            raise BadFileError(f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be read: put it back")
-        raise NotFoundError(f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}")
+            raise BadFileError(
+                f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be read: put it back"
+            )
+        raise NotFoundError(
+            f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}"
+        )
 
     from operant.compute.runtime import find_device, quiet_threads, set_threads
 
@@ -118,9 +130,13 @@ def play(
     def result(wanted: bool, greedy: bool) -> Any:
         if not wanted:
             return None
-        return Evaluator(loaded.policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy).run(NUMBER)
+        return Evaluator(
+            loaded.policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy
+        ).run(NUMBER)
 
-    played = Played(loaded.id, loaded.checkpoint, loaded.step, config.environment.name, str(loaded.device), seed, None, None)
+    played = Played(
+        loaded.id, loaded.checkpoint, loaded.step, config.environment.name, str(loaded.device), seed, None, None
+    )
     return played._replace(greedy=result(greedy, True), sampled=result(sampled, False))
 
 
@@ -129,7 +145,11 @@ def _checkpoint_path(what: str) -> Path | None:
     try:
         path = Path(what).expanduser()
         folder = path.parent if path.is_file() else path
-        if folder.is_dir() and (path.is_file() or (folder / "manifest.json").is_file()) and not (folder / "run.json").is_file():
+        if (
+            folder.is_dir()
+            and (path.is_file() or (folder / "manifest.json").is_file())
+            and not (folder / "run.json").is_file()
+        ):
             return folder.resolve()
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
@@ -140,7 +160,9 @@ def _run_around(checkpoint: Path, what: str) -> runs.Run:
     """The run a checkpoint lies in: RUN/checkpoints/step-*; `what` is how it was named."""
     run = runs.load(checkpoint.parent.parent)
     if run is None:
-        raise NotFoundError(f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)")
+        raise NotFoundError(
+            f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)"
+        )
     return run
 
 
@@ -167,6 +189,9 @@ def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
             there = checkpoint.tensors.get(f"policy/{name}")
             if there is None or there.shape != here.shape:
                 found = tuple(there.shape) if there is not None else "nothing"
-                raise ConfigError(str(checkpoint.path), [f"policy/{name}: the checkpoint has {found}, the run's configuration wants {tuple(here.shape)}"])
+                raise ConfigError(
+                    str(checkpoint.path),
+                    [f"policy/{name}: the checkpoint has {found}, the run's configuration wants {tuple(here.shape)}"],
+                )
             here.copy_(there)
     return policy

@@ -1,6 +1,8 @@
-"""The screen of a game, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no policy and no run.
+"""The screen of a game, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no
+policy and no run.
 
-What is shown and what keys do is a `Playable`'s matter: a person's game (operant/play/game.py) or a policy at play (operant/play/viewer.py).
+What is shown and what keys do is a `Playable`'s matter: a person's game (operant/play/game.py) or a policy at play
+(operant/play/viewer.py).
 """
 
 from __future__ import annotations
@@ -32,13 +34,24 @@ from operant.text import safe
 
 SMALLEST = (24, 8)
 """Columns and lines that a picture and its text need."""
-_NAMES = {"escape": "esc", "up": "up", "down": "down", "left": "left", "right": "right", "enter": "enter", "tab": "tab", "backspace": "backspace"}
+_NAMES = {
+    "escape": "esc",
+    "up": "up",
+    "down": "down",
+    "left": "left",
+    "right": "right",
+    "enter": "enter",
+    "tab": "tab",
+    "backspace": "backspace",
+}
 
 
 def require(what: str) -> None:
     """Raise UsageError where `what` (such as "--render term") could not be shown."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get("TERM", "") in ("", "dumb"):
+    if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get(
+        "TERM", ""
+    ) in ("", "dumb"):
         raise UsageError(f"{what} needs a terminal, as input and output")
     columns, lines = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
     if columns and lines and (columns < SMALLEST[0] or lines < SMALLEST[1]):
@@ -86,7 +99,9 @@ class Picture(Widget):
     def render_line(self, y: int) -> Strip:
         """One line, padded to the widget's width."""
         row = self._rows[y] if y < len(self._rows) else []
-        segments = [Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)]
+        segments = [
+            Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)
+        ]
         return Strip(segments).adjust_cell_length(self.size.width)
 
 
@@ -134,7 +149,13 @@ class GameScreen(App[None], inherit_bindings=False):
             self.action_suspend_process()
         elif self._first_s is not None and event.time >= self._first_s:
             character = event.character or ""
-            key = "space" if character == " " else character if "!" <= character <= "~" and len(character) == 1 else _NAMES.get(event.key)
+            key = (
+                "space"
+                if character == " "
+                else character
+                if "!" <= character <= "~" and len(character) == 1
+                else _NAMES.get(event.key)
+            )
             if key is not None:
                 self._game.press(key, time.monotonic())
                 self._draw()

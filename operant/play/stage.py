@@ -1,7 +1,8 @@
-"""A few lanes that a policy or a person plays one step at a time, with pictures: for films, the viewer and games. Knows nothing of films, terminals or runs.
+"""A few lanes that a policy or a person plays one step at a time, with pictures: for films, the viewer and games. Knows
+nothing of films, terminals or runs.
 
-A lane that has ended keeps its last state until the next step, so that the end can be seen. Its next episode begins with exactly the random numbers that a
-world's own reset would have drawn: the episodes are those of `evaluate`.
+A lane that has ended keeps its last state until the next step, so that the end can be seen. Its next episode begins
+with exactly the random numbers that a world's own reset would have drawn: the episodes are those of `evaluate`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """The same rules, where an episode's end leaves the state as it is. Cached, so that it compiles once per process."""
+    """The same rules, where an episode's end leaves the state as it is. Cached, so that it compiles once per
+    process.
+    """
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:
@@ -40,16 +43,21 @@ def _without_reset(env: Env) -> Env:
 
 
 class Stage:
-    """`lanes` lanes of an environment, at the beginning of their first episodes: those of evaluation `number`, under the same seed.
+    """`lanes` lanes of an environment, at the beginning of their first episodes: those of evaluation `number`, under
+    the same seed.
 
-    After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` are those of the current episodes, and of ended ones until
-    the next step.
+    After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` are those of the
+    current episodes, and of ended ones until the next step.
     """
 
-    def __init__(self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
+    def __init__(
+        self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0
+    ) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
         self._resets = DeviceWorld(env, lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
-        self._world = DeviceWorld(_without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self._world = DeviceWorld(
+            _without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM
+        )
         self.step_s = step_seconds(env, self._world.params)
         self._slot, self._reset_slot = self._world.slot(), self._resets.slot()
         self._bound, self._reset_bound = self._world.bind(self._slot), self._resets.bind(self._reset_slot)
@@ -120,7 +128,9 @@ class Stage:
         self.ages += 1
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
-        """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape (see `canvas`). Until the next call."""
+        """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape (see `canvas`). Until the next
+        call.
+        """
         assert self._painter is not None, "this environment draws no picture"
         self._painter(self._painter.bind(canvas))
         return canvas.cpu().numpy()
@@ -138,7 +148,11 @@ class Stage:
         new.tick.copy_(old.tick).sub_(1)
         self._resets.reset(self._reset_bound)
         chosen = torch.from_numpy(which).to(self.device)
-        pairs = [(old.state, new.state), (old.int_state, new.int_state), (self._slot.observation, self._reset_slot.observation)]
+        pairs = [
+            (old.state, new.state),
+            (old.int_state, new.int_state),
+            (self._slot.observation, self._reset_slot.observation),
+        ]
         for there, here in (*pairs, (self._slot.legal, self._reset_slot.legal)):
             if there is not None:
                 there.copy_(torch.where(chosen, here, there))

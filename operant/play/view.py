@@ -1,4 +1,5 @@
-"""What a game shows: one lane as rows of cells, its picture in half blocks as large as fits, and text. Knows no terminal, no policy and no key.
+"""What a game shows: one lane as rows of cells, its picture in half blocks as large as fits, and text. Knows no
+terminal, no policy and no key.
 
 An environment that draws no picture is shown by its observation, in numbers.
 """

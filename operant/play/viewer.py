@@ -77,6 +77,11 @@ class Viewer:
         """The episode under way, and the mean of those before."""
         stage, returns = self._stage, self._returns
         number = len(returns) + (0 if stage.ended[0] else 1)
-        score = f"episode {number} of {self._episodes}   step {int(stage.ages[0]):,}   return {text.number(float(stage.returns[0]))}   action {self._action}"
+        score = (
+            f"episode {number} of {self._episodes}   step {int(stage.ages[0]):,}   return "
+            f"{text.number(float(stage.returns[0]))}   action {self._action}"
+        )
         mean = f"   mean of {len(returns)}: {text.number(sum(returns) / len(returns))}" if returns else ""
-        return Shown(score + mean, f"{self._title}   {'paused: space goes on' if self._paused else 'space pauses'}, q leaves")
+        return Shown(
+            score + mean, f"{self._title}   {'paused: space goes on' if self._paused else 'space pauses'}, q leaves"
+        )

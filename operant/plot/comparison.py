@@ -1,4 +1,6 @@
-"""What groups of runs achieved: curves, scores, statistics and differences, as plain data. Knows no figure and no terminal."""
+"""What groups of runs achieved: curves, scores, statistics and differences, as plain data. Knows no figure and no
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,30 @@ def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float
     found: dict[str, list[tuple[str, Any]]] = {}
     several = len({group.entries[0].environment for group in groups}) > 1
     for group in groups:
-        lines = [(entry.values(metric)[0 if axis == "steps" else 1], entry.values(metric)[2]) for entry in group.entries]
+        lines = [
+            (entry.values(metric)[0 if axis == "steps" else 1], entry.values(metric)[2]) for entry in group.entries
+        ]
         for entry, (x, _) in zip(group.entries, lines, strict=True):
             if len(x) < 2:
                 has = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
                 if not has:
-                    raise UsageError(f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, where two are the least")
-                of = f"one value of {safe(metric, 80)!r}, and a curve needs two" if len(x) else f"no curve of {safe(metric, 80)!r}"
+                    raise UsageError(
+                        f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, where two are "
+                        "the least"
+                    )
+                of = (
+                    f"one value of {safe(metric, 80)!r}, and a curve needs two"
+                    if len(x)
+                    else f"no curve of {safe(metric, 80)!r}"
+                )
                 raise UsageError(f"{safe(entry.run.id)} has {of}; it has {safe(has, 400)}")
         places, own = curves.grid([x for x, _ in lines])
         marked = own if smooth <= 0.0 and metric.startswith("eval/") else None
         found.setdefault(group.entries[0].environment, []).append(
-            (group.method if several else named(group), curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines], marked))
+            (
+                group.method if several else named(group),
+                curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines], marked),
+            )
         )
     return found
 
@@ -56,29 +70,45 @@ def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def normalised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of several environments made comparable: in each 0 is the lowest of all that are compared, and 1 the highest."""
+    """Scores of several environments made comparable: in each 0 is the lowest of all that are compared, and 1 the
+    highest.
+    """
     names = {name for group in found for name in group}
     ranges = {name: np.concatenate([group[name] for group in found if name in group]) for name in names}
-    return [{name: (row - ranges[name].min()) / max(float(np.ptp(ranges[name])), 1e-12) for name, row in group.items()} for group in found]
+    return [
+        {name: (row - ranges[name].min()) / max(float(np.ptp(ranges[name])), 1e-12) for name, row in group.items()}
+        for group in found
+    ]
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
-    """The comparison, for `--json`: groups by themselves, and where there are several environments, methods over all of them."""
+    """The comparison, for `--json`: groups by themselves, and where there are several environments, methods over all of
+    them.
+    """
     found = scores(groups)
     rows: list[dict[str, Any]] = []
     for group, mine in zip(groups, found, strict=True):
         columns = [entry.columns for entry in group.entries]
         runs = {"runs": [entry.run.id for entry in group.entries], "scores": [entry.score for entry in group.entries]}
-        took = {"steps": max(column.step[-1] for column in columns), "seconds": sum(column.seconds[-1] for column in columns) / len(columns)}
+        took = {
+            "steps": max(column.step[-1] for column in columns),
+            "seconds": sum(column.seconds[-1] for column in columns) / len(columns),
+        }
         rows.append({"group": group.label, "env": group.entries[0].environment, **runs, **_statistics(mine), **took})
-    document = {"schema": 1, "groups": rows, "improvement": _improvements(groups, found), "differences": differences(groups)}
+    document = {
+        "schema": 1,
+        "groups": rows,
+        "improvement": _improvements(groups, found),
+        "differences": differences(groups),
+    }
     if len({row["env"] for row in rows}) == 1:
         return document
     joined = methods(groups)
     scaled = normalised(scores(joined))
     overall = [
-        {"method": method.label, "envs": list(mine), "runs": len(method.entries), **_statistics(mine)} for method, mine in zip(joined, scaled, strict=True)
-    ]  # fmt: skip
+        {"method": method.label, "envs": list(mine), "runs": len(method.entries), **_statistics(mine)}
+        for method, mine in zip(joined, scaled, strict=True)
+    ]
     return {**document, "overall": overall, "overall_improvement": _improvements(joined, scaled)}
 
 
@@ -101,10 +131,17 @@ def summary(groups: Sequence[Group]) -> Summary:
     found = scores(shown)
     unit, found = ("normalised score", normalised(found)) if several else ("score", found)
     labels = [group.label if several else named(group) for group in shown]
-    note = "95 % stratified bootstrap intervals, 2,000 resamples" + ("; 0 and 1: lowest and highest score of each environment" if several else "")
-    rows, every = [list(mine.values()) for mine in found], np.concatenate([row for group in found for row in group.values()])
+    note = "95 % stratified bootstrap intervals, 2,000 resamples" + (
+        "; 0 and 1: lowest and highest score of each environment" if several else ""
+    )
+    rows, every = (
+        [list(mine.values()) for mine in found],
+        np.concatenate([row for group in found for row in group.values()]),
+    )
     thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
-    profiles = [(label, statistics.performance_profile(mine, thresholds)) for label, mine in zip(labels, rows, strict=True)]
+    profiles = [
+        (label, statistics.performance_profile(mine, thresholds)) for label, mine in zip(labels, rows, strict=True)
+    ]
     estimates = {
         f"interquartile mean of the {unit}": list(zip(labels, map(statistics.interquartile_mean, rows), strict=True)),
         f"mean of the {unit}": list(zip(labels, map(statistics.mean, rows), strict=True)),

@@ -1,4 +1,5 @@
-"""Learning curves on a common grid: smoothed, and over the seeds of a group their mean with a band. Pure; knows no run and no figure.
+"""Learning curves on a common grid: smoothed, and over the seeds of a group their mean with a band. Pure; knows no run
+and no figure.
 
 Shape letters: R runs of a group, G places of the grid.
 """
@@ -20,7 +21,9 @@ FEW: Final = 40  # places that are marked
 
 
 class Band(NamedTuple):
-    """The curve of a group: its mean, and the 95 % bootstrap interval of that, (G) each; without an interval for a single run. `marked`: where values are."""
+    """The curve of a group: its mean, and the 95 % bootstrap interval of that, (G) each; without an interval for a
+    single run. `marked`: where values are.
+    """
 
     x: Floats
     mean: Floats
@@ -30,7 +33,9 @@ class Band(NamedTuple):
 
 
 def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
-    """The places of a group's curve, (G): from where its last run begins to where its first one ends; where values are, if those are few."""
+    """The places of a group's curve, (G): from where its last run begins to where its first one ends; where values are,
+    if those are few.
+    """
     first, last = max(x.min() for x in xs), min(x.max() for x in xs)
     places, own = np.linspace(first, max(first, last), PLACES), np.unique(np.concatenate(xs))
     own = own[(own >= first) & (own <= last)]
@@ -61,5 +66,7 @@ def band(places: Floats, curves: Sequence[Floats], marked: Floats | None = None)
         return Band(places, rows[0], None, None, marked)
     from scipy import stats
 
-    found = stats.bootstrap((rows,), np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0))
+    found = stats.bootstrap(
+        (rows,), np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+    )
     return Band(places, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high, marked)

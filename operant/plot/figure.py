@@ -1,4 +1,5 @@
-"""Figures of groups of runs by matplotlib, as a paper wants them: colour-blind safe, vector formats with text as text, what was smoothed and drawn said below.
+"""Figures of groups of runs by matplotlib, as a paper wants them: colour-blind safe, vector formats with text as text,
+what was smoothed and drawn said below.
 
 Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ in the pattern of their lines.
 """
@@ -20,23 +21,47 @@ from operant.plot.curves import Axis, Band, Floats
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 4)))
 STYLE: Final[Any] = {
-    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "font.family": "sans-serif",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "lines.linewidth": 1.5,
-    "legend.frameon": False, "svg.fonttype": "none", "pdf.fonttype": 42, "savefig.dpi": 200, "figure.dpi": 200, "svg.hashsalt": "operant",
-}  # fmt: skip
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+    "figure.dpi": 200,
+    "svg.hashsalt": "operant",
+}
 WIDTH, HEIGHT = 3.6, 2.6  # of a panel, inches
 _LEGEND_CHARACTERS: Final = 64  # that have room over a panel
 
 
-def learning_curves(panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str) -> Figure:
-    """A panel for each environment, with a line and its band for each group, and points where values are few; a target that all runs there have is marked."""
+def learning_curves(
+    panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str
+) -> Figure:
+    """A panel for each environment, with a line and its band for each group, and points where values are few; a target
+    that all runs there have is marked.
+    """
     with mpl.rc_context(STYLE):
         figure, places = _panels(len(panels))
         names = list(dict.fromkeys(label for lines in panels.values() for label, _ in lines))
         for place, (environment, lines) in zip(places, panels.items(), strict=False):
             for label, band in lines:
                 style = _style(names.index(label))
-                line = {"marker": "o", "markersize": 2.5, "markevery": list(np.searchsorted(band.x, band.marked))} if band.marked is not None else {}
+                line = (
+                    {"marker": "o", "markersize": 2.5, "markevery": list(np.searchsorted(band.x, band.marked))}
+                    if band.marked is not None
+                    else {}
+                )
                 place.plot(band.x, band.mean, label=label, **style, **line)
                 if band.low is not None and band.high is not None:
                     place.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
@@ -45,13 +70,21 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric:
             place.set_title(environment)
             place.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
             place.set_ylabel(metric)
-            place.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" "))
+            place.xaxis.set_major_formatter(
+                EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" ")
+            )
             place.xaxis.set_major_locator(MaxNLocator(5))
         _finish(figure, places, note)
     return figure
 
 
-def profiles(lines: Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]], thresholds: Floats, *, score: str, note: str) -> Figure:
+def profiles(
+    lines: Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]],
+    thresholds: Floats,
+    *,
+    score: str,
+    note: str,
+) -> Figure:
     """Performance profiles: the share of runs that score more than each threshold."""
     with mpl.rc_context(STYLE):
         figure, places = _panels(1)
@@ -77,9 +110,19 @@ def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) ->
             for k, (_, estimate) in enumerate(estimates):
                 colour = COLOURS[k % len(COLOURS)]
                 if estimate.low is not None:
-                    place.barh(k, estimate.high - estimate.low, left=estimate.low, height=0.5, color=colour, alpha=0.35, linewidth=0)
+                    place.barh(
+                        k,
+                        estimate.high - estimate.low,
+                        left=estimate.low,
+                        height=0.5,
+                        color=colour,
+                        alpha=0.35,
+                        linewidth=0,
+                    )
                 place.plot([estimate.value] * 2, [k - 0.25, k + 0.25], color=colour, linewidth=2)
-            place.set_yticks(*((range(len(estimates)), [label for label, _ in estimates]) if place is places[0] else ([],)))
+            place.set_yticks(
+                *((range(len(estimates)), [label for label, _ in estimates]) if place is places[0] else ([],))
+            )
             place.set_ylim(len(estimates) - 0.4, -0.6)
             place.grid(visible=False, axis="y")
             place.set_title(title)
@@ -113,9 +156,15 @@ def _finish(figure: Figure, places: Sequence[Any], note: str, *, legend: bool = 
     """Legend and note: what the lines are, and how they came about."""
     handles: dict[str, Any] = {}
     for place in places:
-        handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True) if label not in handles}
+        handles |= {
+            label: handle
+            for handle, label in zip(*place.get_legend_handles_labels(), strict=True)
+            if label not in handles
+        }
     columns = len({place.get_subplotspec().colspan.start for place in places})
     if legend and len(handles) > 1:
         beside = _LEGEND_CHARACTERS * columns // (max(map(len, handles)) + 6)
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=max(1, min(4, len(handles), beside)))
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside upper center", ncols=max(1, min(4, len(handles), beside))
+        )
     figure.supxlabel(textwrap.fill(note, 72 * columns), fontsize=6.5, color="#555555")

@@ -31,7 +31,9 @@ class Entry(NamedTuple):
         return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, seconds and values of the records in which a metric has a value; of evaluations each at its own step."""
+        """Steps, seconds and values of the records in which a metric has a value; of evaluations each at its
+        own step.
+        """
         columns = self.columns
         if metric == EVALUATION and (found := runs.evaluated(self.run.path)):
             steps, seconds = np.asarray(columns.step, np.float64), np.asarray(columns.seconds)
@@ -39,11 +41,17 @@ class Entry(NamedTuple):
             return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in found])
         values = np.asarray(columns.metrics.get(metric, ()), np.float64)
         has = np.isfinite(values)
-        return np.asarray(columns.step, np.float64)[: len(has)][has], np.asarray(columns.seconds)[: len(has)][has], values[has]
+        return (
+            np.asarray(columns.step, np.float64)[: len(has)][has],
+            np.asarray(columns.seconds)[: len(has)][has],
+            values[has],
+        )
 
     @property
     def score(self) -> float:
-        """The mean return of the last evaluation; of a run without one, of the last tenth of its records. NaN where there is neither."""
+        """The mean return of the last evaluation; of a run without one, of the last tenth of its records. NaN where
+        there is neither.
+        """
         found = self.values(EVALUATION)[2]
         if len(found):
             return float(found[-1])
@@ -52,7 +60,9 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone, and what to call them; or the runs of one method on several environments (see `methods`)."""
+    """Runs that differ in their seed alone, and what to call them; or the runs of one method on several environments
+    (see `methods`).
+    """
 
     label: str
     entries: tuple[Entry, ...]
@@ -78,11 +88,15 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
         key = json.dumps(rules, sort_keys=True, default=str) if rules else entry.run.id
         found.setdefault(key, []).append(entry)
     named = _labels([members[0] for members in found.values()])
-    return [Group(label, tuple(members), method) for (label, method), members in zip(named, found.values(), strict=True)]
+    return [
+        Group(label, tuple(members), method) for (label, method), members in zip(named, found.values(), strict=True)
+    ]
 
 
 def methods(found: Sequence[Group]) -> list[Group]:
-    """The groups joined over environments: those of one algorithm, and of one set of the values that tell groups apart."""
+    """The groups joined over environments: those of one algorithm, and of one set of the values that tell
+    groups apart.
+    """
     joined: dict[str, list[Entry]] = {}
     for group in found:
         joined.setdefault(group.method, []).extend(group.entries)
@@ -98,19 +112,34 @@ def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
-    """What tells groups apart, in few words, with the environment and without: algorithm, and where that is not enough the keys that differ."""
-    algorithms = [str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts]
+    """What tells groups apart, in few words, with the environment and without: algorithm, and where that is not enough
+    the keys that differ.
+    """
+    algorithms = [
+        str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts
+    ]
     kinds = [(algorithm, entry.environment) for algorithm, entry in zip(algorithms, firsts, strict=True)]
     several = len({environment for _, environment in kinds}) > 1
     found: list[tuple[str, str]] = []
     for (algorithm, environment), entry in zip(kinds, firsts, strict=True):
         alike = [other.config for other, kind in zip(firsts, kinds, strict=True) if kind == (algorithm, environment)]
-        keys = [key for key in sorted(entry.config) if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)]
+        keys = [
+            key
+            for key in sorted(entry.config)
+            if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)
+        ]
         words = [f"{key.rpartition('.')[2]}={_short(entry.config[key])}" for key in keys[:3]]
-        found.append((safe(" ".join([algorithm, *([environment] if several else []), *words]), 60), safe(" ".join([algorithm, *words]), 60)))
+        found.append(
+            (
+                safe(" ".join([algorithm, *([environment] if several else []), *words]), 60),
+                safe(" ".join([algorithm, *words]), 60),
+            )
+        )
     labels = [label for label, _ in found]
     return [
-        (label, method) if labels.count(label) == 1 else (f"{label} ({safe(entry.run.id)})", f"{method} ({safe(entry.run.id)})")
+        (label, method)
+        if labels.count(label) == 1
+        else (f"{label} ({safe(entry.run.id)})", f"{method} ({safe(entry.run.id)})")
         for (label, method), entry in zip(found, firsts, strict=True)
     ]
 

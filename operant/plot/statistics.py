@@ -1,7 +1,9 @@
-"""Statistics of few runs, after Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice". Pure; knows no run.
+"""Statistics of few runs, after Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
+precipice". Pure; knows no run.
 
-Scores of a group are one array for each task (an environment), of one number for each run. Intervals are 95 % percentile intervals of a stratified bootstrap:
-runs are drawn with replacement within each task, by scipy.stats.bootstrap, which draws each of several samples by itself.
+Scores of a group are one array for each task (an environment), of one number for each run. Intervals are 95 %
+percentile intervals of a stratified bootstrap: runs are drawn with replacement within each task, by
+scipy.stats.bootstrap, which draws each of several samples by itself.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
-    """The mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are left out."""
-    return _estimated(list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis))
+    """The mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are
+    left out.
+    """
+    return _estimated(
+        list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis)
+    )
 
 
 def mean(tasks: Sequence[Floats]) -> Estimate:
@@ -36,7 +42,9 @@ def mean(tasks: Sequence[Floats]) -> Estimate:
 
 
 def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
-    """How probably a run of the first group scores higher than one of the second on the same task, a draw counting half; the mean over tasks."""
+    """How probably a run of the first group scores higher than one of the second on the same task, a draw counting
+    half; the mean over tasks.
+    """
     count = len(tasks)
 
     def statistic(*rows: Floats, axis: int) -> Floats:
@@ -50,10 +58,14 @@ def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]
 
 
 def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
-    """The share of runs that score more than each of T thresholds, averaged over tasks, and the ends of its interval; (T) each."""
+    """The share of runs that score more than each of T thresholds, averaged over tasks, and the ends of its interval;
+    (T) each.
+    """
 
     def statistic(*rows: Floats, axis: int) -> Floats:
-        shares = [(np.expand_dims(row, 0) > thresholds.reshape(-1, *[1] * row.ndim)).mean(axis=-1) for row in rows]  # (T, ...)
+        shares = [
+            (np.expand_dims(row, 0) > thresholds.reshape(-1, *[1] * row.ndim)).mean(axis=-1) for row in rows
+        ]  # (T, ...)
         return np.mean(shares, axis=0)
 
     value = statistic(*tasks, axis=-1)
@@ -69,7 +81,10 @@ def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estim
     value = float(statistic(*samples, axis=-1))
     if min(map(len, samples)) < 2:
         return Estimate(value, None, None)
-    if all(np.ptp(sample) == 0.0 for sample in samples):  # scipy would warn that there is no variance, which here is an answer
+    # scipy would warn that there is no variance, which here is an answer
+    if all(np.ptp(sample) == 0.0 for sample in samples):
         return Estimate(value, value, value)
-    found = stats.bootstrap(samples, statistic, n_resamples=RESAMPLES, vectorized=True, method="percentile", rng=np.random.default_rng(0))
+    found = stats.bootstrap(
+        samples, statistic, n_resamples=RESAMPLES, vectorized=True, method="percentile", rng=np.random.default_rng(0)
+    )
     return Estimate(value, float(found.confidence_interval.low), float(found.confidence_interval.high))

@@ -1,7 +1,8 @@
-"""Run folders: making one, listing them, finding the one a person means, their lock and their states. Standard library only.
+"""Run folders: making one, listing them, finding the one a person means, their lock and their states. Standard library
+only.
 
-Other packages import these names from here; control, launch and checkpoints are modules of their own. Knows nothing of training or
-of screens. Called, the package is the library's list of runs: `operant.runs("cartpole-*")`.
+Other packages import these names from here; control, launch and checkpoints are modules of their own. Knows nothing of
+training or of screens. Called, the package is the library's list of runs: `operant.runs("cartpole-*")`.
 """
 
 import importlib
@@ -75,7 +76,20 @@ from operant.runs.metrics import (
     Threshold,
     Writer,
 )
-from operant.runs.states import ENDED, LIVE, Judgement, Observation, State, describe, exit_code, judge, observe, state, target_reached, target_remark
+from operant.runs.states import (
+    ENDED,
+    LIVE,
+    Judgement,
+    Observation,
+    State,
+    describe,
+    exit_code,
+    judge,
+    observe,
+    state,
+    target_reached,
+    target_remark,
+)
 from operant.runs.stream import Columns, Stream, columns
 
 __all__ = [
@@ -163,7 +177,7 @@ __all__ = [
     "worker",
     "write_json",
     "write_specs",
-]  # fmt: skip
+]
 
 
 class _Package(ModuleType):

@@ -1,16 +1,17 @@
-"""Folders of files that are wholly there or not there at all, whatever kills the process, fills the disk or flips a bit.
+"""Folders of files that are wholly there or not there at all, whatever kills the process, fills the disk or flips a
+bit.
 
-Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that it can be killed cheaply in tests.
+Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that it can be killed
+cheaply in tests.
 
 What lies in a root folder (every call works relative to an open descriptor of it, and never follows a symbolic link):
 
     NAME/                   committed: manifest.json fits its own checksum, and every file in it its size and sha256
-    .tmp-NAME-PID/          being written
-    .replaced-NAME-PID/     the former NAME, while a new one takes its place: still good, `sweep` puts it back if the new one never came
-    .trash-NAME-PID/        being deleted
+    .tmp-NAME-PID/          being written .replaced-NAME-PID/     the former NAME, while a new one takes its place:
+    still good, `sweep` puts it back if the new one never came .trash-NAME-PID/        being deleted
 
-A root has one writer at a time (the run's lock sees to that) and any number of readers.
-Source of the order of calls: write, fsync, rename, fsync the parent; a failed fsync is never tried again on the same file.
+A root has one writer at a time (the run's lock sees to that) and any number of readers. Source of the order of calls:
+write, fsync, rename, fsync the parent; a failed fsync is never tried again on the same file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ HIDDEN_NAME = re.compile(r"\.(tmp|replaced|trash)-([a-z][a-z0-9-]{0,63})-([0-9]{
 
 
 class Hidden(NamedTuple):
-    """A leftover or work in progress: kind is tmp, replaced or trash; `target` the name it was or was to be; `pid` who made it."""
+    """A leftover or work in progress: kind is tmp, replaced or trash; `target` the name it was or was to be; `pid` who
+    made it.
+    """
 
     name: str
     kind: str
@@ -47,7 +50,9 @@ class Hidden(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, by path or by its name in `root`. OSError where there is none or it is a symbolic link."""
+    """A descriptor of a folder, by path or by its name in `root`. OSError where there is none or it is a
+    symbolic link.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     try:
         yield descriptor
@@ -66,7 +71,9 @@ def make_root(path: Path) -> None:
 
 
 def free_bytes(where: int | Path) -> int | None:
-    """Free room of a folder's filesystem; None where it does not know: some FUSE filesystems report no blocks, so a write itself has to tell."""
+    """Free room of a folder's filesystem; None where it does not know: some FUSE filesystems report no blocks, so a
+    write itself has to tell.
+    """
     found = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
@@ -83,7 +90,8 @@ def check_room(root: int, need_bytes: int) -> None:
 
 
 def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and fsync a new file in an open folder, in one or in pieces; its {bytes, sha256}, computed from what was handed to the system.
+    """Write and fsync a new file in an open folder, in one or in pieces; its {bytes, sha256}, computed from what was
+    handed to the system.
 
     OSError if it exists, or if any call down to close() fails (NFS and quotas report late).
     """
@@ -108,12 +116,18 @@ def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview
 
 
 def commit(
-    root: int, name: str, files: Mapping[str, bytes | Iterable[bytes | memoryview]], fields: Mapping[str, Any], *, read_back: bool = True
+    root: int,
+    name: str,
+    files: Mapping[str, bytes | Iterable[bytes | memoryview]],
+    fields: Mapping[str, Any],
+    *,
+    read_back: bool = True,
 ) -> None:
     """Put a folder `name` with these files and a manifest of `fields` into the root: all of it, or nothing.
 
-    A folder of the same name gives way only when the new one is committed and, if so wished, has been read back. OSError or BadFileError (what
-    was written does not read back) where it failed; the former folder is then still there, under its name or as `.replaced-`.
+    A folder of the same name gives way only when the new one is committed and, if so wished, has been read back.
+    OSError or BadFileError (what was written does not read back) where it failed; the former folder is then still
+    there, under its name or as `.replaced-`.
     """
     temporary, former, in_place = f".tmp-{name}-{os.getpid()}", None, False
     try:
@@ -158,14 +172,18 @@ def _move_aside(root: int, name: str) -> str | None:
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
-    """The one text that a manifest of these fields can have: sorted JSON, in which `checksum` is the sha256 of the text without it."""
+    """The one text that a manifest of these fields can have: sorted JSON, in which `checksum` is the sha256 of the text
+    without it.
+    """
     body = json.dumps(dict(fields), sort_keys=True, indent=1, allow_nan=False)
     checksum = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**fields, "checksum": checksum}, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def decode_manifest(raw: bytes) -> dict[str, Any]:
-    """The fields of a manifest. BadFileError unless every byte of it is as `encode_manifest` writes it and its file names are harmless."""
+    """The fields of a manifest. BadFileError unless every byte of it is as `encode_manifest` writes it and its file
+    names are harmless.
+    """
     try:
         fields = json.loads(raw)
         if not isinstance(fields, dict):
@@ -182,7 +200,11 @@ def decode_manifest(raw: bytes) -> dict[str, Any]:
     for name, record in files.items():
         if not FILE_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
             raise BadFileError(f"{MANIFEST} names a file {ascii(name)[:80]}, which is not allowed")
-        if not isinstance(record, dict) or not _is_count(record.get("bytes")) or not SHA256.fullmatch(str(record.get("sha256"))):
+        if (
+            not isinstance(record, dict)
+            or not _is_count(record.get("bytes"))
+            or not SHA256.fullmatch(str(record.get("sha256")))
+        ):
             raise BadFileError(f"{MANIFEST} has no size and sha256 for {name}")
     return fields
 
@@ -192,20 +214,26 @@ def _is_count(value: object) -> bool:
 
 
 def read_manifest(root: int, name: str) -> dict[str, Any]:
-    """The manifest of a committed folder, its files not looked at. BadFileError with the reason where it cannot be had."""
+    """The manifest of a committed folder, its files not looked at. BadFileError with the reason where it
+    cannot be had.
+    """
     with _told(name), opened(name, root=root) as folder:
         return _manifest(folder)
 
 
 def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and the files' bytes of a committed folder (a path where `root` is None), checked. BadFileError with the reason."""
+    """The manifest and the files' bytes of a committed folder (a path where `root` is None), checked. BadFileError with
+    the reason.
+    """
     with _told(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
         return fields, {file: b"".join(_checked(folder, file, record)) for file, record in fields["files"].items()}
 
 
 def verify(root: int, name: str) -> dict[str, Any]:
-    """The manifest of a committed folder, after reading every file and comparing sizes and hashes. BadFileError with the reason."""
+    """The manifest of a committed folder, after reading every file and comparing sizes and hashes. BadFileError with
+    the reason.
+    """
     with _told(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
         for file, record in fields["files"].items():
@@ -218,7 +246,9 @@ def signature(root: int, name: str) -> tuple[Any, ...] | None:
     """Inode, size and change times of a folder's entries: equal means untouched since; None where it cannot be read."""
     try:
         with opened(name, root=root) as folder:
-            found = [(entry, os.stat(entry, dir_fd=folder, follow_symlinks=False)) for entry in sorted(os.listdir(folder))]
+            found = [
+                (entry, os.stat(entry, dir_fd=folder, follow_symlinks=False)) for entry in sorted(os.listdir(folder))
+            ]
     except OSError:
         return None
     return tuple((entry, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for entry, at in found)
@@ -247,7 +277,9 @@ def _manifest(folder: int) -> dict[str, Any]:
 
 
 def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[bytes]:
-    """A file's bytes, in pieces; BadFileError, at the latest after the last one, where size or hash differ from the manifest's."""
+    """A file's bytes, in pieces; BadFileError, at the latest after the last one, where size or hash differ from the
+    manifest's.
+    """
     descriptor, size_bytes = _open_regular(folder, name)
     try:
         if size_bytes != record["bytes"]:
@@ -289,7 +321,9 @@ def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def discard(root: int, name: str) -> None:
-    """Delete an entry of the root in two phases: out of sight by a rename, then its files. OSError where that failed on the way."""
+    """Delete an entry of the root in two phases: out of sight by a rename, then its files. OSError where that failed on
+    the way.
+    """
     hidden = HIDDEN_NAME.fullmatch(name)
     trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
     os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
@@ -297,7 +331,9 @@ def discard(root: int, name: str) -> None:
 
 
 def _remove(root: int, name: str) -> None:
-    """Delete a folder's files, then the folder; of a symbolic link only the link. What we did not put there stays, and OSError is raised."""
+    """Delete a folder's files, then the folder; of a symbolic link only the link. What we did not put there stays, and
+    OSError is raised.
+    """
     found = os.stat(name, dir_fd=root, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
         os.unlink(name, dir_fd=root)
@@ -321,10 +357,11 @@ def list_hidden(root: int) -> list[Hidden]:
 
 
 def sweep(root: int) -> None:
-    """Clear up after writers that died, and after this process's own failures: delete temporary and trash, settle each `.replaced-`.
+    """Clear up after writers that died, and after this process's own failures: delete temporary and trash, settle each
+    `.replaced-`.
 
-    Only for the root's one writer, between its commits. Leftovers of another living process stay. OSError if the root cannot be listed;
-    what cannot be deleted stays until the next time.
+    Only for the root's one writer, between its commits. Leftovers of another living process stay. OSError if the root
+    cannot be listed; what cannot be deleted stays until the next time.
     """
     for hidden in list_hidden(root):
         if hidden.pid != os.getpid() and _is_alive(hidden.pid):
@@ -346,7 +383,8 @@ def _settle(root: int, former: Hidden) -> None:
             discard(root, former.target)
         os.rename(former.name, former.target, src_dir_fd=root, dst_dir_fd=root)
     else:
-        # The successor's rename may not have reached the disk yet: its writer may have died, or failed, before this call.
+        # The successor's rename may not have reached the disk yet: its writer may have died, or failed, before this
+        # call.
         os.fsync(root)
         discard(root, former.name)
 

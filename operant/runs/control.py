@@ -1,18 +1,23 @@
-"""Requests to a run's trainer, by files: how they are sent, read and answered. Standard library only. Knows nothing of what a trainer does about one.
+"""Requests to a run's trainer, by files: how they are sent, read and answered. Standard library only. Knows nothing of
+what a trainer does about one.
 
     RUN/ctl/                            0700, made by the first process that needs it
-      req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; it appears complete, by rename
-      watch-<sender>.json               a request that its sender renews every second or two: one file a sender, replaced and never answered
-      done/req-...json                  the request with {result, text}: accepted first, then done or failed; or refused. The newest hundred are kept
+      req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; it appears complete, by rename watch-<sender>.json
+      a request that its sender renews every second or two: one file a sender, replaced and never answered
+      done/req-...json                  the request with {result, text}: accepted first, then done or failed; or
+      refused. The newest hundred are kept
 
-    {"v": 1, "verb": "pause", "args": {}, "by": "alice@gpu03", "run_uuid": hex, "worker": start ticks of the trainer that is meant, or null,
+    {"v": 1, "verb": "pause", "args": {}, "by": "alice@gpu03", "run_uuid": hex, "worker": start ticks of the trainer
+    that is meant, or null,
      "boot_id", "expires_boottime_ns", "expires_realtime_ns"}
 
-Files work between pid and network namespaces, outlive either side, can be read afterwards, and there is nothing that listens. A request ends with its
-time by CLOCK_BOOTTIME, which no change of the wall clock moves; it is for one worker, so that what a dead one left undone never meets the next.
+Files work between pid and network namespaces, outlive either side, can be read afterwards, and there is nothing that
+listens. A request ends with its time by CLOCK_BOOTTIME, which no change of the wall clock moves; it is for one worker,
+so that what a dead one left undone never meets the next.
 
-Only the owner of a run may ask: the folder and each file must be theirs. Whatever else lies in the folder (links, FIFOs, folders, large or unreadable
-files, deep JSON) is left where it is, with one line in the log, and is not looked at again.
+Only the owner of a run may ask: the folder and each file must be theirs. Whatever else lies in the folder (links,
+FIFOs, folders, large or unreadable files, deep JSON) is left where it is, with one line in the log, and is not looked
+at again.
 """
 
 from __future__ import annotations
@@ -49,7 +54,9 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
-    """A request could not be written into the run's folder: a full or read-only disk. The run is the caller's own, and lives."""
+    """A request could not be written into the run's folder: a full or read-only disk. The run is the caller's own, and
+    lives.
+    """
 
 
 class Ticket(NamedTuple):
@@ -82,41 +89,62 @@ class Request(NamedTuple):
     document: Mapping[str, Any]
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- sending
+# ----------------------------------------------------------------------------------------------------------------------
+# sending
 
 
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
-    """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels}, and is renewed by sending it again.
+    """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels},
+    and is renewed by sending it again.
 
-    Raises NotFoundError where nothing trains the run, MachineError where it cannot be asked from here (another machine, another user), UnwritableError
-    where its folder cannot be written.
+    Raises NotFoundError where nothing trains the run, MachineError where it cannot be asked from here (another machine,
+    another user), UnwritableError where its folder cannot be written.
     """
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is none of {', '.join(VERBS)}")
     document = runfolder.read_json(run.path / "run.json") or run.document
     _check_reach(run._replace(document=document), verb)
     content = {
-        "v": _VERSION, "verb": verb, "args": dict(arguments or {}), "by": own_name(), "run_uuid": document.get("uuid"),
-        "worker": document.get("pid_start_ticks"), "boot_id": runfolder.boot_id(),
-        "expires_boottime_ns": time.clock_gettime_ns(_BOOTTIME) + int(expires_s * 1e9), "expires_realtime_ns": time.time_ns() + int(expires_s * 1e9),
-    }  # fmt: skip
+        "v": _VERSION,
+        "verb": verb,
+        "args": dict(arguments or {}),
+        "by": own_name(),
+        "run_uuid": document.get("uuid"),
+        "worker": document.get("pid_start_ticks"),
+        "boot_id": runfolder.boot_id(),
+        "expires_boottime_ns": time.clock_gettime_ns(_BOOTTIME) + int(expires_s * 1e9),
+        "expires_realtime_ns": time.time_ns() + int(expires_s * 1e9),
+    }
     raw = json.dumps(content).encode()
     if len(raw) > _LIMIT_BYTES:
         raise ValueError(f"a request has at most {_LIMIT_BYTES} bytes, this one {len(raw)}")
-    name = f"watch-{_sender()}.json" if verb == "watch" else f"req-{time.clock_gettime_ns(_BOOTTIME):020d}-{os.urandom(16).hex()}.json"
+    name = (
+        f"watch-{_sender()}.json"
+        if verb == "watch"
+        else f"req-{time.clock_gettime_ns(_BOOTTIME):020d}-{os.urandom(16).hex()}.json"
+    )
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(run.path / "ctl", 0o700)
         with _opened(run.path / "ctl") as folder:
             _write(folder, name, raw)
     except OSError as error:
-        way_out = "" if verb == "stop" else f". Make room there or make it writable; only `operant stop {safe(run.short)}` works without, by a signal"
-        raise UnwritableError(f"{safe(run.id)} cannot be asked to {verb}: {safe(run.path / 'ctl', 400)} ({error.strerror}){way_out}") from None
+        way_out = (
+            ""
+            if verb == "stop"
+            else f". Make room there or make it writable; only `operant stop {safe(run.short)}` works without, by "
+            "a signal"
+        )
+        raise UnwritableError(
+            f"{safe(run.id)} cannot be asked to {verb}: {safe(run.path / 'ctl', 400)} ({error.strerror}){way_out}"
+        ) from None
     return Ticket(name, verb)
 
 
 def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -> Answer | None:
-    """What the trainer has answered, waiting up to `timeout_s` for it; None where it has said nothing. With `final`, `accepted` is not yet an answer."""
+    """What the trainer has answered, waiting up to `timeout_s` for it; None where it has said nothing. With `final`,
+    `accepted` is not yet an answer.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         document = runfolder.read_json(run.path / "ctl" / "done" / ticket.name, _ANSWER_BYTES)
@@ -132,9 +160,11 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
 
 
 def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
-    """Send a request and wait for what comes of it; where the run ends or `timeout_s` passes before that, the answer is `accepted`, or `none`.
+    """Send a request and wait for what comes of it; where the run ends or `timeout_s` passes before that, the answer is
+    `accepted`, or `none`.
 
-    `waiting` is called once, with the answer so far, when it takes longer than a second. An interrupt withdraws the request. Raises what `send` raises.
+    `waiting` is called once, with the answer so far, when it takes longer than a second. An interrupt withdraws the
+    request. Raises what `send` raises.
     """
     ticket = send(run, verb)
     deadline_s = time.monotonic() + timeout_s
@@ -192,7 +222,8 @@ def _sender() -> str:
     return f"{namespace & 0xFFFFFFFF:08x}{os.getpid():08x}{(runfolder.start_ticks() or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- the folder
+# ----------------------------------------------------------------------------------------------------------------------
+# the folder
 
 
 @contextlib.contextmanager
@@ -209,9 +240,13 @@ def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
 
 
 def _write(folder: int, name: str, raw: bytes) -> None:
-    """Put a file into a folder, complete from its first moment. Without fsync: a request is not worth waiting for a disk, and none outlives a boot."""
+    """Put a file into a folder, complete from its first moment. Without fsync: a request is not worth waiting for a
+    disk, and none outlives a boot.
+    """
     temporary = f".{os.urandom(16).hex()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+    )
     try:
         with open(descriptor, "wb") as file:
             file.write(raw)
@@ -222,11 +257,13 @@ def _write(folder: int, name: str, raw: bytes) -> None:
         raise
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------- receiving
+# ----------------------------------------------------------------------------------------------------------------------
+# receiving
 
 
 class Inbox:
-    """The requests to one run, for its trainer alone. `folder` is the run's; `report` takes a line for the log. Nothing in the folder makes it raise.
+    """The requests to one run, for its trainer alone. `folder` is the run's; `report` takes a line for the log. Nothing
+    in the folder makes it raise.
 
     Not for two threads at once.
     """
@@ -248,7 +285,8 @@ class Inbox:
     def poll(self) -> list[Request]:
         """What has been asked since the last time, oldest first. Costs one `stat` while there are no requests.
 
-        Each request but `watch` is to be settled. What is not a sound request of this run is refused or left alone here.
+        Each request but `watch` is to be settled. What is not a sound request of this run is refused or left alone
+        here.
         """
         try:
             found = os.stat(self._path, follow_symlinks=False)
@@ -271,7 +309,12 @@ class Inbox:
 
     def settle(self, request: Request, result: str, text: str = "") -> None:
         """Answer an request: `result` of RESULTS and a sentence. May be called again: the last answer stays."""
-        document = {**request.document, "result": result, "text": safe(text, 1000), "answered_realtime_ns": time.time_ns()}
+        document = {
+            **request.document,
+            "result": result,
+            "text": safe(text, 1000),
+            "answered_realtime_ns": time.time_ns(),
+        }
         try:
             with _opened(self._path) as ctl:
                 with contextlib.suppress(FileExistsError):
@@ -314,7 +357,9 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is not a request at all."""
+        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is not a
+        request at all.
+        """
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):
             raise ValueError("it is no request")
@@ -347,7 +392,9 @@ class Inbox:
 
 
 def _read(folder: int, name: str, found: os.stat_result) -> dict[str, Any]:
-    """The JSON object in a file of this user. ValueError with the reason, OSError where it cannot be read; never waits."""
+    """The JSON object in a file of this user. ValueError with the reason, OSError where it cannot be read;
+    never waits.
+    """
     _check_file(found)
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:

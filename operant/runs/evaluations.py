@@ -1,6 +1,8 @@
-"""A run's evaluations as lines of JSON, eval/evaluations.jsonl: one for each step that was evaluated. Standard library only; knows no number in them.
+"""A run's evaluations as lines of JSON, eval/evaluations.jsonl: one for each step that was evaluated. Standard library
+only; knows no number in them.
 
-A line is added by one write. What a session lost (it was killed after its last checkpoint) is evaluated again: its lines go when training is resumed.
+A line is added by one write. What a session lost (it was killed after its last checkpoint) is evaluated again: its
+lines go when training is resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _MOST_BYTES = 64 << 20
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of the run in `folder` so far, by step; of a confirmed one the confirmation. Half a line at the end is passed over."""
+    """The evaluations of the run in `folder` so far, by step; of a confirmed one the confirmation. Half a line at the
+    end is passed over.
+    """
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(_opened(folder / _PATH, os.O_RDONLY), "rb") as file:
         for line in file.read(_MOST_BYTES).split(b"\n"):
@@ -45,13 +49,16 @@ class Evaluations:
             descriptor = _opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
                 size = os.fstat(descriptor).st_size
-                whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"  # half a line that a full disk left stays a line of its own
+                # half a line that a full disk left stays a line of its own
+                whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"
                 os.write(descriptor, (b"" if whole else b"\n") + json.dumps(dict(evaluation)).encode() + b"\n")
             finally:
                 os.close(descriptor)
 
     def rewind(self, step: int) -> None:
-        """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and only where it changes."""
+        """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and
+        only where it changes.
+        """
         with self._told(), contextlib.suppress(FileNotFoundError):
             with open(_opened(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.readlines()

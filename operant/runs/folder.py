@@ -113,7 +113,11 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
         if not stat.S_ISREG(found.st_mode) or found.st_size > limit_bytes:
             return {}
         document = json.loads(os.read(descriptor, limit_bytes + 1))
-    except (OSError, ValueError, RecursionError):  # ValueError covers bad JSON and bad UTF-8; the depth is bounded by the recursion limit
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ):  # ValueError covers bad JSON and bad UTF-8; the depth is bounded by the recursion limit
         return {}
     finally:
         os.close(descriptor)
@@ -217,7 +221,10 @@ def worker(path: Path) -> int | None:
     if (pid, ticks) == (os.getpid(), start_ticks()):  # which may have trained here and go on with something else
         return pid if any(place.parent == path and key[2] == pid for key, place in _HELD.items()) else None
     try:
-        if integer_of(document, "folder_inode") not in (None, os.stat(path).st_ino):  # a copy of the folder: it names the worker of the original
+        if integer_of(document, "folder_inode") not in (
+            None,
+            os.stat(path).st_ino,
+        ):  # a copy of the folder: it names the worker of the original
             return None
         fields = _process(pid)
         lives = int(fields[19]) == ticks and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
@@ -251,20 +258,26 @@ class Lock:
             if _key(os.stat(self.path, follow_symlinks=False)) == self._key:
                 return False
         if not self.path.parent.is_dir():
-            raise MachineError(f"the run's folder was deleted or moved: {text.safe(self.path.parent)} is not there. Training ends, as nothing can be saved")
+            raise MachineError(
+                f"the run's folder was deleted or moved: {text.safe(self.path.parent)} is not there. Training ends, as nothing can be saved"
+            )
         # A deleted file cannot be linked again, so a new one takes its place. It appears already locked: there is no moment at which the run looks free.
         replaced = os.path.lexists(self.path)
         place = self.path if replaced else self.path.with_name(f".run.lock-{os.getpid()}.tmp")
         try:
             new = Lock(_locked(place), self.path)
         except BusyError:
-            raise BusyError(f"{text.safe(self.path)} was replaced, and another process holds the new one: two trainers cannot share a folder") from None
+            raise BusyError(
+                f"{text.safe(self.path)} was replaced, and another process holds the new one: two trainers cannot share a folder"
+            ) from None
         try:
             if not replaced:
                 os.rename(place, self.path)
         except OSError as error:
             new.release()
-            raise MachineError(f"{text.safe(self.path)} was deleted and cannot be put back ({error.strerror})") from None
+            raise MachineError(
+                f"{text.safe(self.path)} was deleted and cannot be put back ({error.strerror})"
+            ) from None
         self.release()
         self._descriptor, self._key = new._descriptor, new._key
         return True
@@ -302,14 +315,18 @@ def _locked(lock_path: Path) -> int:
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise MachineError(f"{text.safe(lock_path)} cannot be opened for writing ({error.strerror}): a trainer needs a folder of its own") from None
+        raise MachineError(
+            f"{text.safe(lock_path)} cannot be opened for writing ({error.strerror}): a trainer needs a folder of its own"
+        ) from None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise BusyError(busy(path)) from None
-        raise MachineError(f"{text.safe(lock_path)} cannot be locked ({error.strerror}): keep runs on a filesystem with locks") from None
+        raise MachineError(
+            f"{text.safe(lock_path)} cannot be locked ({error.strerror}): keep runs on a filesystem with locks"
+        ) from None
     return descriptor
 
 
@@ -346,7 +363,9 @@ def holder(path: Path) -> int | None:
         if _FLOCK is None:
             raise OSError(errno.ENOSYS, "the layout of struct flock is not known here")
         question = (fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = _turned(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(*_turned(question, back=True)))))
+        answer = _turned(
+            _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(*_turned(question, back=True))))
+        )
     finally:
         os.close(descriptor)
     return None if answer[0] == fcntl.F_UNLCK else max(0, answer[4])
@@ -371,7 +390,9 @@ def busy(path: Path) -> str:
         if (record := reader.latest()) is not None:
             facts.append(f"step {text.count(record.step)}")
     inside, short = f" ({', '.join(facts)})" if facts else "", text.safe(run.short)
-    return f"{text.safe(run.id)} is still training{inside}.  watch: operant monitor {short}   stop: operant stop {short}"
+    return (
+        f"{text.safe(run.id)} is still training{inside}.  watch: operant monitor {short}   stop: operant stop {short}"
+    )
 
 
 def signal_worker(run: Run, number: int) -> bool:
@@ -382,7 +403,13 @@ def signal_worker(run: Run, number: int) -> bool:
     """
     document = read_json(run.path / "run.json")
     pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
-    if not pid or ticks is None or not boot_id() or text_of(document, "boot_id") != boot_id() or not hasattr(os, "pidfd_open"):
+    if (
+        not pid
+        or ticks is None
+        or not boot_id()
+        or text_of(document, "boot_id") != boot_id()
+        or not hasattr(os, "pidfd_open")
+    ):
         return False
     try:
         descriptor = os.pidfd_open(pid)

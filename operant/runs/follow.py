@@ -1,7 +1,8 @@
-"""Reads one run again and again, cheaply, for whatever shows it while it trains. Standard library only. For one thread; knows no screen.
+"""Reads one run again and again, cheaply, for whatever shows it while it trains. Standard library only. For one thread;
+knows no screen.
 
-Everything is opened for reading and may vanish at any time: a metrics file that was replaced (a resume) is attached to anew, and one that was deleted goes on
-being read, as its trainer still writes it.
+Everything is opened for reading and may vanish at any time: a metrics file that was replaced (a resume) is attached to
+anew, and one that was deleted goes on being read, as its trainer still writes it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from operant.runs.metrics import Event, Header, MetricSpec, RawFrame, Reader, Re
 from operant.runs.states import Judgement, Observation, State
 from operant.text import safe
 
-# However large the rings a file claims: a first look reads so much of their newest end and no more. A trainer's own rings hold 1024 of each.
+# However large the rings a file claims: a first look reads so much of their newest end and no more. A trainer's own
+# rings hold 1024 of each.
 _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 1024
 
 
 def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = False) -> bool:
-    """Say what the metrics of a run mean, beside its metrics file; `again`, only where that is gone. Whether it was written. Raises MachineError."""
+    """Say what the metrics of a run mean, beside its metrics file; `again`, only where that is gone. Whether it was
+    written. Raises MachineError.
+    """
     if again and os.path.lexists(folder / spec.FILE):
         return False
     runfolder.write_json(folder / spec.FILE, spec.encode(specs))
@@ -50,7 +54,9 @@ class Follower:
         self.reader: Reader | None = None
         self.header: Header | None = None  # of the last metrics file there was
         self.notice = ""  # one sentence about the reading itself
-        self.document_time_s: float | None = None  # when run.json was replaced, by the wall clock, where this look found a new one
+        self.document_time_s: float | None = (
+            None  # when run.json was replaced, by the wall clock, where this look found a new one
+        )
         self.restarted = False  # this look found the metrics file of another worker
         self.next = 0  # number of the next record
         self._next_event, self._signature = 0, (0, 0)
@@ -75,7 +81,9 @@ class Follower:
             found = os.stat(self.run.path / "run.json", follow_symlinks=False)
             if (found.st_ino, found.st_mtime_ns) != self._signature:
                 self._signature, self.document_time_s = (found.st_ino, found.st_mtime_ns), found.st_mtime
-                self.run = self.run._replace(document=runfolder.read_json(self.run.path / "run.json") or self.run.document)
+                self.run = self.run._replace(
+                    document=runfolder.read_json(self.run.path / "run.json") or self.run.document
+                )
 
     def _attach(self) -> None:
         """Read the metrics file that lies in the folder now; keep the old one while there is none."""
@@ -92,7 +100,11 @@ class Follower:
             return
         self.close()
         old, self.reader, self.header = self.header, new, new.header
-        if old is None or (old.session, old.pid, old.start_boottime_ns) != (new.header.session, new.header.pid, new.header.start_boottime_ns):
+        if old is None or (old.session, old.pid, old.start_boottime_ns) != (
+            new.header.session,
+            new.header.pid,
+            new.header.start_boottime_ns,
+        ):
             self.next, self._next_event, self.restarted = 0, 0, True
 
     def new_records(self) -> list[Record]:
@@ -125,7 +137,9 @@ class Follower:
         return None
 
     def records_from(self, n: int) -> list[Record] | None:
-        """Records from number `n` on, as `new_records` has them, whether handed out or not; None where they cannot be read. The next ones follow them."""
+        """Records from number `n` on, as `new_records` has them, whether handed out or not; None where they cannot be
+        read. The next ones follow them.
+        """
         records: list[Record] = []
         try:
             records = [] if self.reader is None else self.reader.since(n, _limit(self.reader))

@@ -1,10 +1,11 @@
-"""Groups: one configuration trained with several seeds, as ordinary runs in one root. Standard library only; knows nothing of what is trained.
+"""Groups: one configuration trained with several seeds, as ordinary runs in one root. Standard library only; knows
+nothing of what is trained.
 
-    runs/cartpole-ppo-4f2a/      group.json: what is asked for, its seeds and the ids of its runs, who trains them    worker-*.log, group.log
-    runs/cartpole-ppo-4f2a.1/    the run of seed 1, made when its turn comes; ... .5/
+    runs/cartpole-ppo-4f2a/      group.json: what is asked for, its seeds and the ids of its runs, who trains them
+    worker-*.log, group.log runs/cartpole-ppo-4f2a.1/    the run of seed 1, made when its turn comes; ... .5/
 
-`python -m operant.runs.groups FOLDER` trains those that have not finished, one after another or some side by side, on workers that stay warm, and outlives
-the command that started it.
+`python -m operant.runs.groups FOLDER` trains those that have not finished, one after another or some side by side, on
+workers that stay warm, and outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,28 @@ from operant.runs import Run, launch, pool
 
 FILE: Final = "group.json"
 _LOOK_S = 0.25
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+_T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+)
 """Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom."""
 
 
@@ -46,7 +68,11 @@ class Group(NamedTuple):
         """The ids of its runs by seed, those included that have not been made yet."""
         found = self.document.get("members")
         named = found.items() if isinstance(found, dict) else ()
-        return {int(seed): id_ for seed, id_ in named if seed.isdecimal() and isinstance(id_, str) and runs.ID.fullmatch(id_)}
+        return {
+            int(seed): id_
+            for seed, id_ in named
+            if seed.isdecimal() and isinstance(id_, str) and runs.ID.fullmatch(id_)
+        }
 
     @property
     def runs(self) -> dict[int, Run]:
@@ -75,16 +101,27 @@ def band(values: Sequence[float]) -> Band | None:
         return None
     freedom = len(values) - 1
     quantile = _T95[freedom - 1] if 0 < freedom <= len(_T95) else 1.96 + 2.4 / max(1, freedom)
-    return Band(len(values), statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values)) if freedom else None)
+    return Band(
+        len(values),
+        statistics.fmean(values),
+        quantile * statistics.stdev(values) / math.sqrt(len(values)) if freedom else None,
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- finding, making
+# ----------------------------------------------------------------------------------------------------------------------
+# finding, making
 
 
-def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any], seeds: Sequence[int], **fields: Any) -> Group:
-    """Make a group's folder; its runs are made when their turn comes. Raises UsageError for a name that is taken, and MachineError."""
+def create(
+    root: Path, name: str | None, prefix: str, request: Mapping[str, Any], seeds: Sequence[int], **fields: Any
+) -> Group:
+    """Make a group's folder; its runs are made when their turn comes. Raises UsageError for a name that is taken, and
+    MachineError.
+    """
     if name is not None and (not runs.ID.fullmatch(name) or len(name) > 56):
-        raise UsageError(f"{name!r} cannot be the name of a group: 1 to 56 letters, digits, '.', '_' or '-', a letter or digit first")
+        raise UsageError(
+            f"{name!r} cannot be the name of a group: 1 to 56 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name or prefix).lstrip("._-")[:51] or "run"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -96,9 +133,19 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
             if name is not None:
                 raise UsageError(f"{runs.shown(path)} is there already: give the group another name")
     except OSError as error:
-        raise MachineError(f"no group can be made in {runs.shown(root)} ({error.strerror}): choose another place with --runs or $OPERANT_RUNS") from None
+        raise MachineError(
+            f"no group can be made in {runs.shown(root)} ({error.strerror}): choose another place with --runs or "
+            "$OPERANT_RUNS"
+        ) from None
     members = {str(seed): f"{path.name}.{seed}" for seed in seeds}
-    document = {"schema": 1, "id": path.name, "created_realtime_ns": time.time_ns(), "request": dict(request), "members": members, **fields}
+    document = {
+        "schema": 1,
+        "id": path.name,
+        "created_realtime_ns": time.time_ns(),
+        "request": dict(request),
+        "members": members,
+        **fields,
+    }
     runs.write_json(path / FILE, document)
     return Group(path.name, path, document)
 
@@ -120,7 +167,9 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
     if (path := typed(text)) is not None:
         return load(path)
     groups = list_groups(root, everywhere) if text else []
-    fits = [group for group in groups if group.id == text] or [group for group in groups if group.id.endswith(f"-{text}")]
+    fits = [group for group in groups if group.id == text] or [
+        group for group in groups if group.id.endswith(f"-{text}")
+    ]
     return fits[0] if len(fits) == 1 else None
 
 
@@ -166,17 +215,27 @@ def describe(group: Group) -> dict[str, Any]:
     return {**own, "seeds": len(rows), "finished": finished, "bands": bands, "runs": rows}
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------------------------------------
+# training
 
 
 def start(group: Group) -> None:
-    """Train those of a group's runs that have not finished, in a process of its own that holds no terminal. Raises BusyError and MachineError."""
+    """Train those of a group's runs that have not finished, in a process of its own that holds no terminal. Raises
+    BusyError and MachineError.
+    """
     if group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
     command = [*launch.module_command("operant.runs.groups"), str(group.path)]
     try:
         with open(group.path / "group.log", "ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=launch.environment(), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=launch.environment(),
+                start_new_session=True,
+            )
     except OSError as error:
         raise MachineError(f"the group cannot be trained ({error.strerror}): {runs.shown(group.path)}") from None
     while (loaded := load(group.path)) is not None and not loaded.live and process.poll() is None:
@@ -205,7 +264,10 @@ class Supervisor:
 
     def __init__(self, group: Group) -> None:
         self._group, self._stopping = group, False
-        self._workers = [pool.Worker(group.path / f"worker-{k}.log") for k in range(max(1, runs.integer_of(group.document, "side_by_side") or 1))]
+        self._workers = [
+            pool.Worker(group.path / f"worker-{k}.log")
+            for k in range(max(1, runs.integer_of(group.document, "side_by_side") or 1))
+        ]
         self._waiting = list(group.members)
 
     def run(self) -> None:
@@ -257,7 +319,11 @@ class Supervisor:
             return
         if run is not None and any(run.checkpoints_path.glob("step-*")):
             before = run.document.get("request")
-            asked = {**(before if isinstance(before, dict) else {}), "resume_overrides": [], "resume_directory": str(group.path.parent)}
+            asked = {
+                **(before if isinstance(before, dict) else {}),
+                "resume_overrides": [],
+                "resume_directory": str(group.path.parent),
+            }
             runs.update_document(run.path, request=asked)
             worker.begin(run, resume="last", trusted=trusted)
             return
@@ -265,9 +331,13 @@ class Supervisor:
             runs.remove(run)
         request = group.document["request"]
         own = [f"run.seed={seed}", "run.seeds=1", f"run.name={group.members[seed]}"]
-        run = runs.create(group.path.parent, group.members[seed], "", request | {"overrides": [*request["overrides"], *own]})
+        run = runs.create(
+            group.path.parent, group.members[seed], "", request | {"overrides": [*request["overrides"], *own]}
+        )
         if run.id != group.members[seed]:
-            self._group = group._replace(document=group.document | {"members": {**group.document["members"], str(seed): run.id}})
+            self._group = group._replace(
+                document=group.document | {"members": {**group.document["members"], str(seed): run.id}}
+            )
             self._write(members=self._group.document["members"])
         worker.begin(run, trusted=trusted)
 

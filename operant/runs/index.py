@@ -1,10 +1,12 @@
-"""All run folders: making one, listing them, finding the one a person means; with the lock and the states (operant/runs/folder.py, operant/runs/states.py) in
-reach. Standard library only. Knows nothing of training or of screens.
+"""All run folders: making one, listing them, finding the one a person means; with the lock and the states
+(operant/runs/folder.py, operant/runs/states.py) in reach. Standard library only. Knows nothing of training or of
+screens.
 
-Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also leaves a symbolic link
-`<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead nowhere are skipped and swept when the next run is made.
-The index also tells this user's own runs from those of others (`recorded`): where a home cannot be written, a run's own code is asked about. A root
-that is named limits the search to its runs: the index is asked only where none was named.
+Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also
+leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead
+nowhere are skipped and swept when the next run is made. The index also tells this user's own runs from those of others
+(`recorded`): where a home cannot be written, a run's own code is asked about. A root that is named limits the search to
+its runs: the index is asked only where none was named.
 """
 
 from __future__ import annotations
@@ -40,15 +42,53 @@ from operant.runs.folder import (
     taken,
     update_document,
     write_json,
-)  # fmt: skip
+)
 from operant.runs.states import Judgement, Observation, State, describe, exit_code, judge, observe, state
 from operant.text import age, count, duration, number, safe, user_name
 
 __all__ = [
-    "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
-    "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "misnamed", "number", "observe", "probe", "reach",
-    "read_json", "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
-]  # fmt: skip
+    "ID",
+    "Judgement",
+    "Lock",
+    "Observation",
+    "Reach",
+    "Run",
+    "State",
+    "acquire",
+    "age",
+    "boot_id",
+    "busy",
+    "count",
+    "create",
+    "describe",
+    "duration",
+    "exit_code",
+    "holder",
+    "host",
+    "identity",
+    "is_local",
+    "judge",
+    "list_ids",
+    "list_runs",
+    "load",
+    "misnamed",
+    "number",
+    "observe",
+    "probe",
+    "reach",
+    "read_json",
+    "recorded",
+    "remove",
+    "resolve",
+    "root",
+    "safe",
+    "shown",
+    "start_ticks",
+    "state",
+    "taken",
+    "update_document",
+    "write_json",
+]
 
 SWEEP_FILE = "sweep.toml"
 """What marks a folder beside runs as a sweep's."""
@@ -58,7 +98,9 @@ _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
 def root(override: str | None = None) -> Path:
-    """The folder that runs are made in, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need not exist."""
+    """The folder that runs are made in, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need
+    not exist.
+    """
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
@@ -70,7 +112,9 @@ class Reach(NamedTuple):
 
 
 def reach(override: str | None = None) -> Reach:
-    """Where to look: in the folder that was named, by `override` (--runs) or $OPERANT_RUNS, and there alone; or else in ./runs and in the index."""
+    """Where to look: in the folder that was named, by `override` (--runs) or $OPERANT_RUNS, and there alone; or else in
+    ./runs and in the index.
+    """
     return Reach(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
@@ -81,30 +125,41 @@ def shown(path: Path) -> str:
     return safe(path, 400)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- making
+# ----------------------------------------------------------------------------------------------------------------------
+# making
 
 
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]) -> Run:
     """Make a run folder (0700) with its run.json and enter it in the index.
 
-    Its id is `name`, with four hexadecimal digits behind it only if a run that exists has it, or else `prefix` (`<env>-<algo>`) with four of them.
-    Raises UsageError for a name that cannot be one, MachineError where the folder cannot be made.
+    Its id is `name`, with four hexadecimal digits behind it only if a run that exists has it, or else `prefix`
+    (`<env>-<algo>`) with four of them. Raises UsageError for a name that cannot be one, MachineError where the folder
+    cannot be made.
     """
     if name is not None and (not ID.fullmatch(name) or name in _RESERVED):
         raise UsageError(
-            f"'{safe(name, 80)}' cannot be the name of a run: 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first, and not 'latest' or 'live'"
+            f"'{safe(name, 80)}' cannot be the name of a run: 1 to 64 letters, digits, '.', '_' or '-', a letter or "
+            "digit first, and not 'latest' or 'live'"
         )
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name or prefix).lstrip("._-")[:55] or "run"
     try:
         root.mkdir(parents=True, exist_ok=True)
         path = _make_folder(root, name, stem)
     except OSError as error:
-        raise MachineError(f"no run folder can be made in {shown(root)} ({error.strerror}): choose another place with --runs or $OPERANT_RUNS") from None
+        raise MachineError(
+            f"no run folder can be made in {shown(root)} ({error.strerror}): choose another place with --runs or "
+            "$OPERANT_RUNS"
+        ) from None
     created_ns = time.time_ns()
     document = {
-        "schema": 1, "id": path.name, "uuid": os.urandom(16).hex(), "created_realtime_ns": created_ns, "version": __version__, "host": host(),
+        "schema": 1,
+        "id": path.name,
+        "uuid": os.urandom(16).hex(),
+        "created_realtime_ns": created_ns,
+        "version": __version__,
+        "host": host(),
         "request": dict(request),
-    }  # fmt: skip
+    }
     try:
         write_json(path / "run.json", document)
     except MachineError:
@@ -125,7 +180,8 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
             return root / name
     for attempt in range(256):
         ending = os.urandom(2 if attempt < 128 else 4).hex()
-        # An ending of its own lets a person type four characters; after many attempts (thousands of runs) any free name will do.
+        # An ending of its own lets a person type four characters; after many attempts (thousands of runs) any free name
+        # will do.
         if ending not in endings or attempt >= 64:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(root / f"{stem}-{ending}", 0o700)
@@ -134,7 +190,8 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
 
 
 def remove(run: Run) -> None:
-    """Delete a run folder and all in it: renamed first, so that no half of a run is ever listed. Symbolic links are not followed.
+    """Delete a run folder and all in it: renamed first, so that no half of a run is ever listed. Symbolic links are not
+    followed.
 
     Raises BusyError while a trainer holds it, MachineError where it cannot be renamed.
     """
@@ -148,7 +205,8 @@ def remove(run: Run) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-# -------------------------------------------------------------------------------------------------------------------------------------- index
+# ----------------------------------------------------------------------------------------------------------------------
+# index
 
 
 def _index_folder() -> Path | None:
@@ -189,7 +247,9 @@ def recorded(run: Run) -> bool:
 
 
 def _enter(path: Path, created_ns: int) -> None:
-    """Enter a run and sweep entries of runs that are gone. A root that is away as a whole (a disk not mounted) keeps its entries."""
+    """Enter a run and sweep entries of runs that are gone. A root that is away as a whole (a disk not mounted) keeps
+    its entries.
+    """
     folder = _index_folder()
     if folder is None:
         return
@@ -202,13 +262,16 @@ def _enter(path: Path, created_ns: int) -> None:
                 os.unlink(folder / name)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ finding
+# ----------------------------------------------------------------------------------------------------------------------
+# finding
 
 
 def load(path: Path, id_: str | None = None) -> Run | None:
     """The run in a folder, or None where there is no folder (a symbolic link does not count) or no run.json in it."""
     try:
-        if not (stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)):
+        if not (
+            stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)
+        ):
             return None
     except (OSError, ValueError):
         return None
@@ -216,7 +279,9 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
-    """The runs in `root`, and with `everywhere` those of the index, newest first. What is not a run is passed over; never raises."""
+    """The runs in `root`, and with `everywhere` those of the index, newest first. What is not a run is passed over;
+    never raises.
+    """
     found: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         _collect(found, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
@@ -226,12 +291,20 @@ def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
 
 
 def misnamed(root: Path) -> list[str]:
-    """The folders in `root` that would be runs by another name: no id is like theirs, so they are reached by their path alone. Never raises."""
-    return sorted(name for name in _names(root) if not ID.fullmatch(name) and not name.startswith(".") and load(root / name) is not None)
+    """The folders in `root` that would be runs by another name: no id is like theirs, so they are reached by their path
+    alone. Never raises.
+    """
+    return sorted(
+        name
+        for name in _names(root)
+        if not ID.fullmatch(name) and not name.startswith(".") and load(root / name) is not None
+    )
 
 
 def list_ids(root: Path, everywhere: bool = True) -> list[str]:
-    """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document is read. Never raises."""
+    """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document
+    is read. Never raises.
+    """
     ages: dict[str, int] = {}
     places = [(os.path.join(root, name), name) for name in _names(root)]
     if everywhere:
@@ -259,10 +332,11 @@ def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tup
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
-    """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
+    """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the
+    only one that trains).
 
-    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with the runs that fit, and MachineError
-    for one that may not be read.
+    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with
+    the runs that fit, and MachineError for one that may not be read.
     """
     if os.sep in text or text.startswith("~") or text in (".", ".."):
         return _at_path(text)
@@ -277,7 +351,11 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
             raise NotFoundError("no run is training now. The newest: operant monitor latest")
     else:
         # The first kind of match that fits anything decides, so that a full id is never ambiguous with a longer one.
-        kinds = ([r for r in runs if r.id == text], [r for r in runs if r.id.startswith(text)], [r for r in runs if r.id.endswith(text)])
+        kinds = (
+            [r for r in runs if r.id == text],
+            [r for r in runs if r.id.startswith(text)],
+            [r for r in runs if r.id.endswith(text)],
+        )
         fits = next((kind for kind in kinds if kind), []) if text else []
     here = [run for run in fits if run.id == text and run.path.parent == root]
     if len(fits) == 1 or here:
@@ -288,14 +366,19 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         return run
     if text:
         _check_readable(root)
-        places = [(root / name, name) for name in _names(root)] + [(Path(target), id_) for _, id_, target in _index() if everywhere]
+        places = [(root / name, name) for name in _names(root)] + [
+            (Path(target), id_) for _, id_, target in _index() if everywhere
+        ]
         for path, name in places:
             if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
                 _check_readable(path)
     if text in misnamed(root):
         given = safe(f"{shown(root)}/{text}", 400)
         allowed = "letters, digits, '.', '_' and '-'"
-        raise NotFoundError(f"'{safe(text, 80)}' cannot be a run's id (allowed: {allowed}): rename the folder, or give its path, {given}")
+        raise NotFoundError(
+            f"'{safe(text, 80)}' cannot be a run's id (allowed: {allowed}): rename the folder, or give its "
+            f"path, {given}"
+        )
     raise NotFoundError(_unknown(text, runs, root))
 
 
@@ -306,7 +389,10 @@ def _check_readable(folder: Path) -> None:
             os.stat(folder / "run.json", follow_symlinks=False)
     except PermissionError:
         with contextlib.suppress(OSError):
-            raise MachineError(f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)}, who has not let you read it (Permission denied)") from None
+            raise MachineError(
+                f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)}, who has not let you read it "
+                "(Permission denied)"
+            ) from None
         raise MachineError(f"{shown(folder)} may not be read by you (Permission denied)") from None
     except OSError:
         pass
@@ -318,13 +404,22 @@ def _at_path(text: str) -> Run:
         if (run := load(path)) is not None:
             return run
         _check_readable(path)
-    raise NotFoundError(f"there is no run in '{safe(text, 400)}': a run is a folder with a run.json in it. All runs: operant runs")
+    raise NotFoundError(
+        f"there is no run in '{safe(text, 400)}': a run is a folder with a run.json in it. All runs: operant runs"
+    )
 
 
 def _ambiguous(text: str, fits: list[Run]) -> str:
     for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
-        if ID.fullmatch(text) and all(run.id.startswith(f"{text}.") for run in fits) and (fits[0].path.parent / text / file).is_file():
-            return f"{text} is a {kind} of {len(fits)} runs: name one of them, such as {safe(fits[0].id)}. All of them: operant show {text}"
+        if (
+            ID.fullmatch(text)
+            and all(run.id.startswith(f"{text}.") for run in fits)
+            and (fits[0].path.parent / text / file).is_file()
+        ):
+            return (
+                f"{text} is a {kind} of {len(fits)} runs: name one of them, such as {safe(fits[0].id)}. All of "
+                f"them: operant show {text}"
+            )
     same_id = len({run.id for run in fits}) < len(fits)
     named = [f"{shown(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
@@ -337,7 +432,9 @@ def _when(run: Run) -> str:
     if probe(run.path):
         return "live"
     word = state(run).word
-    ended_ns = integer_of(read_json(run.exit_path), "ended_realtime_ns") or integer_of(run.document, "created_realtime_ns")
+    ended_ns = integer_of(read_json(run.exit_path), "ended_realtime_ns") or integer_of(
+        run.document, "created_realtime_ns"
+    )
     return word if ended_ns is None else f"{word} {age(max(0.0, time.time() - ended_ns / 1e9))} ago"
 
 
@@ -347,14 +444,25 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
     ids: dict[str, list[str]] = {}  # by their small letters
     for run in runs[:1000]:
         ids.setdefault(run.id.lower(), []).append(run.id)
-    near = [id_ for one in difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0) for id_ in dict.fromkeys(ids[one])][:3]
+    near = [
+        id_
+        for one in difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0)
+        for id_ in dict.fromkeys(ids[one])
+    ][:3]
     return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(map(safe, near))}"
 
 
 def discard_unstarted(run: Run, code: int) -> bool:
-    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made; whether it was deleted."""
+    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made;
+    whether it was deleted.
+    """
     look = observe(run)
-    if code not in (2, 3, 4) or look.held is not False or look.record is not None or (look.broken is not None and exit_code(look) == 0):
+    if (
+        code not in (2, 3, 4)
+        or look.held is not False
+        or look.record is not None
+        or (look.broken is not None and exit_code(look) == 0)
+    ):
         return False  # a run that ended well and cannot be read is damaged
     if not os.path.lexists(run.path) or any(run.checkpoints_path.glob("step-*")):
         return False

@@ -1,11 +1,13 @@
 """Starts a trainer that outlives the command that started it. Standard library only; knows nothing of what is trained.
 
-    operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...   (own session, no terminal, output to log.txt)
-         │                        └── worker: ARGV...                                 the waiter writes exit.json when it ends
-         └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end at any time without harm
+    operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...   (own session, no terminal,
+    output to log.txt)
+         │                        └── worker: ARGV...                                 the waiter writes exit.json when
+         it ends └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end
+         at any time without harm
 
-The waiter is started twice over, so that it is not a child of the viewer: it belongs to init, and the viewer's terminal can vanish. If the waiter is
-killed the worker goes on, and how it ended is then unknown.
+The waiter is started twice over, so that it is not a child of the viewer: it belongs to init, and the viewer's terminal
+can vanish. If the waiter is killed the worker goes on, and how it ended is then unknown.
 """
 
 from __future__ import annotations
@@ -28,17 +30,31 @@ from operant import runs, text
 from operant.errors import BadFileError, BusyError, MachineError, UsageError
 from operant.runs import SESSION_MARK, Reader, Run, log_end, signal_worker
 
-__all__ = ["Began", "announce", "claimed", "detach_problem", "main", "mark_session", "oom_kills", "open_log", "signal_worker", "start", "torchrun_line"]
+__all__ = [
+    "Began",
+    "announce",
+    "claimed",
+    "detach_problem",
+    "main",
+    "mark_session",
+    "oom_kills",
+    "open_log",
+    "signal_worker",
+    "start",
+    "torchrun_line",
+]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- starting
+# ----------------------------------------------------------------------------------------------------------------------
+# starting
 
 
 def start(run: Run, worker_argv: Sequence[str]) -> None:
-    """Start the worker of a run, detached from this process, its terminal and its session; returns when the worker holds the run's lock, or has ended.
+    """Start the worker of a run, detached from this process, its terminal and its session; returns when the worker
+    holds the run's lock, or has ended.
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
@@ -62,12 +78,21 @@ def announce(run: Run) -> None:
         raise BusyError(runs.busy(run.path))
     with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
         run.exit_path.unlink()
-    runs.update_document(run.path, durable=False, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
+    runs.update_document(
+        run.path,
+        durable=False,
+        pid=None,
+        pid_start_ticks=None,
+        boot_id=runs.boot_id(),
+        host=runs.host(),
+        phase="starting the trainer",
+    )
 
 
 @contextlib.contextmanager
 def claimed(run: Run) -> Iterator[Callable[[], None]]:
-    """While this is held no other command starts a trainer of the run: for the time between a look at the run and a worker that holds its lock.
+    """While this is held no other command starts a trainer of the run: for the time between a look at the run and a
+    worker that holds its lock.
 
     Gives the function that ends it before the block does. Raises BusyError where another command has it.
     """
@@ -77,7 +102,9 @@ def claimed(run: Run) -> Iterator[Callable[[], None]]:
         fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(held.pop())
-        raise BusyError(f"another command is about to resume {text.safe(run.id)}: operant show {text.safe(run.short)}") from None
+        raise BusyError(
+            f"another command is about to resume {text.safe(run.id)}: operant show {text.safe(run.short)}"
+        ) from None
     except OSError:  # a filesystem that does not lock folders: the worker's own lock still keeps all but one out
         pass
 
@@ -98,7 +125,9 @@ def _await_worker(run: Run, waiter: int) -> None:
         if runs.probe(run.path) or os.path.lexists(run.exit_path):
             return
         if gone:
-            raise MachineError(f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+            raise MachineError(
+                f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip()
+            )
         time.sleep(_WAITER_POLL_S)
 
 
@@ -109,7 +138,13 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
         log = open_log(run.path)
         try:
             first = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment(), start_new_session=True, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment(),
+                start_new_session=True,
+                check=False,
             )
         finally:
             os.close(log)
@@ -121,13 +156,20 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
 
 
 def module_command(module: str) -> list[str]:
-    """What runs a module as `python -m` does, but imports nothing that happens to lie in the working directory (`python -P`, which 3.10 does not know)."""
-    program = f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    """What runs a module as `python -m` does, but imports nothing that happens to lie in the working directory (`python
+    -P`, which 3.10 does not know).
+    """
+    program = (
+        f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, "
+        "run_name='__main__', alter_sys=True)"
+    )
     return [sys.executable, "-c", program]
 
 
 def environment() -> dict[str, str]:
-    """What the waiter, the worker and their children see: this package, no modules of the working directory, and output that is not held back."""
+    """What the waiter, the worker and their children see: this package, no modules of the working directory, and output
+    that is not held back.
+    """
     seen = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
     if os.path.basename(package_parent) not in ("site-packages", "dist-packages"):  # a checkout
@@ -161,18 +203,24 @@ def torchrun_line(folder: Path | str, ranks: int, trusted: bool = False) -> str:
 
 
 def detach_problem() -> str | None:
-    """Why a detached run would not outlive this login, as a sentence with the way out; None where nothing is known to be in its way.
+    """Why a detached run would not outlive this login, as a sentence with the way out; None where nothing is known to
+    be in its way.
 
     Raises UsageError under Slurm and Kubernetes, which kill what is left behind by a job.
     """
     for variable, manager in (("SLURM_JOB_ID", "Slurm"), ("KUBERNETES_SERVICE_HOST", "Kubernetes")):
         if os.environ.get(variable):
-            raise UsageError(f"--detach does not work under {manager} (${variable} is set): it ends all processes with the job. Leave --detach out")
+            raise UsageError(
+                f"--detach does not work under {manager} (${variable} is set): it ends all processes with the job. "
+                "Leave --detach out"
+            )
     return logout_problem()
 
 
 def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
-    """The sentence for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no lingering), or None."""
+    """The sentence for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no
+    lingering), or None.
+    """
     if not os.environ.get("XDG_SESSION_ID"):
         return None
     kills = False
@@ -188,10 +236,14 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
         return None
     if not kills or (linger / user).exists():
         return None
-    return f"This machine ends a user's processes at logout, and this run with them. To prevent that: loginctl enable-linger {user}"
+    return (
+        "This machine ends a user's processes at logout, and this run with them. To prevent that: loginctl "
+        f"enable-linger {user}"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------------- waiting
+# ----------------------------------------------------------------------------------------------------------------------
+# waiting
 
 
 def mark_session() -> None:
@@ -207,12 +259,20 @@ class Began:
 
     def write_ending(self, folder: Path, code: int, pid: int | None) -> dict[str, Any]:
         """Write exit.json, and return it: `code` as `subprocess` has it, below 0 for a signal. Raises MachineError."""
-        ending: dict[str, Any] = {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None, "oom_kill": None}
+        ending: dict[str, Any] = {
+            "exit": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "oom_kill": None,
+        }
         ending |= {"pid": pid} if pid is not None else {}
         killed = oom_kills()
         if self._killed is not None and killed is not None:
             ending["oom_kill"] = killed - self._killed
-        ending |= {"last_step": _last_step(folder), "wall_s": time.monotonic() - self._begin_s, "ended_realtime_ns": time.time_ns()}
+        ending |= {
+            "last_step": _last_step(folder),
+            "wall_s": time.monotonic() - self._begin_s,
+            "ended_realtime_ns": time.time_ns(),
+        }
         # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
         if code != _BUSY_CODE or not runs.taken(folder):
             runs.write_json(folder / "exit.json", ending)
@@ -254,9 +314,12 @@ class _Waiter:
 
 
 def oom_kills(
-    cgroup: Path = Path("/proc/self/cgroup"), mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+    cgroup: Path = Path("/proc/self/cgroup"),
+    mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")),
 ) -> int | None:
-    """How often the kernel has killed a process of this cgroup (version 2) for want of memory; None where it does not tell."""
+    """How often the kernel has killed a process of this cgroup (version 2) for want of memory; None where it does not
+    tell.
+    """
     with contextlib.suppress(OSError, ValueError):
         names = [line[3:].strip("/") for line in cgroup.read_text().splitlines() if line.startswith("0::")]
         for mount, name in ((mount, name) for name in names for mount in mounts):
@@ -280,7 +343,9 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The waiter's program: RUN_DIR -- ARGV... Prints the pid of the waiter proper and ends at once; that one goes on in a session without a leader."""
+    """The waiter's program: RUN_DIR -- ARGV... Prints the pid of the waiter proper and ends at once; that one goes on
+    in a session without a leader.
+    """
     if len(arguments) < 3 or arguments[1] != "--":
         _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")
         return UsageError.exit_code
@@ -288,7 +353,8 @@ def main(arguments: Sequence[str]) -> int:
     os.umask(0o077)
     with contextlib.suppress(OSError):  # already the leader of a session, if `start` began this process
         os.setsid()
-    # A fork of a program that has one thread and has imported next to nothing. Without a leader the session can never get a terminal again.
+    # A fork of a program that has one thread and has imported next to nothing. Without a leader the session can never
+    # get a terminal again.
     if waiter := os.fork():
         os.write(1, b"%d\n" % waiter)
         return 0

@@ -1,4 +1,6 @@
-"""Reads a run's log.txt: all of it, its end, or what is added while the run lives. Standard library only. Knows of the lines only how errors begin."""
+"""Reads a run's log.txt: all of it, its end, or what is added while the run lives. Standard library only. Knows of the
+lines only how errors begin.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 class Tail:
     """The newest lines of a log; `poll` reads what was added, in bounded steps and bounded memory.
 
-    Survives a log that is absent, truncated, replaced, or no regular file. It begins `first_bytes` before the end, and of more than `step_bytes` that were
-    added between two calls it reads only the end.
+    Survives a log that is absent, truncated, replaced, or no regular file. It begins `first_bytes` before the end, and
+    of more than `step_bytes` that were added between two calls it reads only the end.
     """
 
-    def __init__(self, path: Path, *, first_bytes: int = _END_BYTES, step_bytes: int = _STEP_BYTES, cells: int = _END_CELLS) -> None:
+    def __init__(
+        self, path: Path, *, first_bytes: int = _END_BYTES, step_bytes: int = _STEP_BYTES, cells: int = _END_CELLS
+    ) -> None:
         self._path, self._first_bytes, self._step_bytes, self._cells = path, first_bytes, step_bytes, cells
         self._place, self._inode, self._rest = 0, 0, b""
         self._size = -1
@@ -92,7 +96,9 @@ class Tail:
             os.close(descriptor)
 
     def last_words(self) -> tuple[str, ...]:
-        """What the last worker said of its end: from its last traceback or line that begins with `error: ` on, or else its last 20 lines."""
+        """What the last worker said of its end: from its last traceback or line that begins with `error: ` on, or else
+        its last 20 lines.
+        """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
         begins = _last(texts, (SESSION_MARK,))
         texts = texts[begins + 1 :] if begins is not None else texts
@@ -112,7 +118,8 @@ def clock_and_text(line: str) -> tuple[str | None, str]:
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
-    """The log's lines, printable, the last `tail` or all (0); with `follow` also those that come, until the run has ended.
+    """The log's lines, printable, the last `tail` or all (0); with `follow` also those that come, until the run has
+    ended.
 
     Raises NotFoundError where there is no log.
     """
@@ -142,7 +149,9 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
 
 
 def document(line: str) -> dict[str, Any]:
-    """A line as `operant logs --json` prints it: the trainer's local time of day, null where the line has none, and the text."""
+    """A line as `operant logs --json` prints it: the trainer's local time of day, null where the line has none, and the
+    text.
+    """
     clock, text = clock_and_text(line)
     return {"schema": 1, "clock": clock, "text": text}
 

@@ -1,4 +1,6 @@
-"""What people write down beside a run: a note and tags, in a file of its own, since run.json is its trainer's. Standard library only."""
+"""What people write down beside a run: a note and tags, in a file of its own, since run.json is its trainer's. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,21 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, text: str | None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> dict[str, Any]:
-    """Set the note (None: as it is; empty: none), add tags and remove some; what there is then. Raises UsageError and MachineError."""
+    """Set the note (None: as it is; empty: none), add tags and remove some; what there is then. Raises UsageError and
+    MachineError.
+    """
     add = list(add)
     if wrong := [tag for tag in add if not _TAG.fullmatch(tag)]:
-        raise UsageError(f"{ascii(wrong[0])[:60]} cannot be a tag: 1 to 40 letters, digits, '.', '_' or '-', a letter or digit first")
+        raise UsageError(
+            f"{ascii(wrong[0])[:60]} cannot be a tag: 1 to 40 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
     if text is not None and len(text) > _MOST_TEXT:
         raise UsageError(f"the note has {len(text):,} characters; it may have {_MOST_TEXT:,}")
     before = read(folder)
     tags = sorted({*before["tags"], *add} - set(remove))
     if len(tags) > _MOST_TAGS:
         raise UsageError(f"the run would have {len(tags)} tags; it may have {_MOST_TAGS}")
-    runfolder.write_json(folder / _FILE, {"schema": 1, "note": before["note"] if text is None else text.strip() or None, "tags": tags})
+    runfolder.write_json(
+        folder / _FILE, {"schema": 1, "note": before["note"] if text is None else text.strip() or None, "tags": tags}
+    )
     return read(folder)

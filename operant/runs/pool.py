@@ -1,8 +1,9 @@
-"""Supervises workers that train one run after another (operant/training/warm.py). Standard library only; knows nothing of what is trained.
+"""Supervises workers that train one run after another (operant/training/warm.py). Standard library only; knows nothing
+of what is trained.
 
-A worker has one run at a time. When that has ended, or the worker died of it, exit.json is written as the launcher does for a plain run: what happens to a
-worker later is no news of the run. A dead worker is replaced when it gets its next run. Workers hold no terminal, and end once their supervisor is gone and
-their run is done.
+A worker has one run at a time. When that has ended, or the worker died of it, exit.json is written as the launcher does
+for a plain run: what happens to a worker later is no news of the run. A dead worker is replaced when it gets its next
+run. Workers hold no terminal, and end once their supervisor is gone and their run is done.
 """
 
 from __future__ import annotations
@@ -55,13 +56,20 @@ class Worker:
         try:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
-                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=launch.environment(), start_new_session=True
+                    self._argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=launch.environment(),
+                    start_new_session=True,
                 )
         except OSError as error:
             raise MachineError(f"a worker cannot be started ({error.strerror}): {runs.shown(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
-        """Give it a run, whose folder has no other trainer. Raises BusyError, and MachineError where no worker can be started."""
+        """Give it a run, whose folder has no other trainer. Raises BusyError, and MachineError where no worker can be
+        started.
+        """
         if self.run is not None:
             raise BusyError(runs.busy(self.run.path))
         launch.announce(run)
@@ -86,7 +94,9 @@ class Worker:
         return self._process.stdout.fileno()
 
     def ended(self) -> Ended | None:
-        """The run that has ended, once, its exit.json written; None as long as it trains. Raises MachineError where that cannot be written."""
+        """The run that has ended, once, its exit.json written; None as long as it trains. Raises MachineError where
+        that cannot be written.
+        """
         if self.run is None:
             return None
         if not select.select([self], [], [], 0)[0]:
@@ -107,7 +117,9 @@ class Worker:
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 
     def stop(self) -> None:
-        """Ask its run to end with a checkpoint: at once, or where it has not begun yet, by a later call of `ended`. Never what comes after it."""
+        """Ask its run to end with a checkpoint: at once, or where it has not begun yet, by a later call of `ended`.
+        Never what comes after it.
+        """
         self._stopping = self.run is not None and not signal_worker(self.run, signal.SIGTERM)
 
     def close(self) -> None:

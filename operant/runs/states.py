@@ -1,21 +1,19 @@
 """What state a run is in: the one table of states. Standard library only.
 
-`observe` takes one look at a folder, `judge` (pure) turns looks into a state, `describe` is what `operant show` and `operant runs` print.
-Knows nothing of ids or listing, nor how a state is drawn.
+`observe` takes one look at a folder, `judge` (pure) turns looks into a state, `describe` is what `operant show` and
+`operant runs` print. Knows nothing of ids or listing, nor how a state is drawn.
 
-    starting      lock held, no metrics file of this worker yet, or step 0
-    running       lock held, heartbeat and iterations moving
-    paused, stopping    lock held, the state word says so
-    stalled       lock held, heartbeat moving, iterations still for max(3 s, 5 x the usual iteration), and not in a long phase
-    suspended     lock held, heartbeat still for more than 2 s
-    finished, stopped, failed, diverged, gpu_fault, oom     the state word
-    crashed       lock free, state word not terminal; of several ranks one was gone, or did not answer
-    remote        the lock cannot be probed: another machine
-    unreadable    the metrics file is damaged or of an incompatible version
+    starting      lock held, no metrics file of this worker yet, or step 0 running       lock held, heartbeat and
+    iterations moving paused, stopping    lock held, the state word says so stalled       lock held, heartbeat moving,
+    iterations still for max(3 s, 5 x the usual iteration), and not in a long phase suspended     lock held, heartbeat
+    still for more than 2 s finished, stopped, failed, diverged, gpu_fault, oom     the state word crashed       lock
+    free, state word not terminal; of several ranks one was gone, or did not answer remote        the lock cannot be
+    probed: another machine unreadable    the metrics file is damaged or of an incompatible version
 
-A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed). So it is where a resumed
-worker ended that early, whatever the file of the session before says; only where it refused to begin (2, 3, 6), an earlier last word stays. None ends with 0
-that early: where there is no file, then, it was not copied with the rest of the folder, or removed.
+A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7
+failed). So it is where a resumed worker ended that early, whatever the file of the session before says; only where it
+refused to begin (2, 3, 6), an earlier last word stays. None ends with 0 that early: where there is no file, then, it
+was not copied with the rest of the folder, or removed.
 """
 
 from __future__ import annotations
@@ -42,7 +40,8 @@ _LONG_PHASES = ("compile", "checkpoint", "eval")
 _SUSPENDED_S, _STALLED_S, _STALLED_ITERATIONS, _GAPS = 2.0, 3.0, 5, 9
 _LAUNCH_S = 10.0  # a folder this young without a lock is about to be started
 _LOOK_BACK = 32  # records in which a value that is not in every record (a return) is searched for
-_UNCHANGED_CODES = (0, UsageError.exit_code, NotFoundError.exit_code, BusyError.exit_code)  # of a worker that refused to begin
+# of a worker that refused to begin
+_UNCHANGED_CODES = 0, UsageError.exit_code, NotFoundError.exit_code, BusyError.exit_code
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -64,7 +63,9 @@ class State(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One look at a run folder. Ages are by CLOCK_BOOTTIME, which no change of the wall clock moves; None where they cannot be told."""
+    """One look at a run folder. Ages are by CLOCK_BOOTTIME, which no change of the wall clock moves; None where they
+    cannot be told.
+    """
 
     held: bool | None  # the lock; None: cannot be told
     broken: str | None = None  # why there is a metrics file that cannot be read
@@ -97,11 +98,13 @@ class Judgement(NamedTuple):
     usual_s: tuple[float, ...] = ()  # seconds an iteration took, the last few times it was seen to move
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ judging
+# ----------------------------------------------------------------------------------------------------------------------
+# judging
 
 
 def judge(observation: Observation, previous: Judgement | None, now_s: float) -> Judgement:
-    """The state that an observation made at `now_s` (any monotonic clock of the viewer) shows, given the judgement before it. Pure.
+    """The state that an observation made at `now_s` (any monotonic clock of the viewer) shows, given the judgement
+    before it. Pure.
 
     Without a previous one the ages in the observation stand in for movement that has not been seen yet.
     """
@@ -133,7 +136,9 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
     if status is not None and status.state in TERMINAL and not _overtaken(observation):
         return State(status.state, _stopper(observation, status) if status.state == "stopped" else None)
     if observation.held is None:
-        return State("remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}")
+        return State(
+            "remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}"
+        )
     if not observation.held:
         return _ended(observation)
     if status is None:
@@ -144,7 +149,13 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
         since = "" if observation.paused_s is None else f", {text.age(observation.paused_s)} ago"
         return State("paused", f"by {observation.paused_by}{since}" if observation.paused_by else None)
     if status.state == "stopping":
-        doing = "saving" if status.phase == "checkpoint" else f"an iteration of {text.age(main_still_s)} so far" if main_still_s > _STALLED_S else None
+        doing = (
+            "saving"
+            if status.phase == "checkpoint"
+            else f"an iteration of {text.age(main_still_s)} so far"
+            if main_still_s > _STALLED_S
+            else None
+        )
         return State("stopping", ", ".join(filter(None, (_stopper(observation, status), doing))) or None)
     if record is None or record.step == 0:
         return State("starting", observation.phase_text or status.phase)
@@ -155,10 +166,14 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
 
 
 def _overtaken(observation: Observation) -> bool:
-    """Whether a later worker has died or failed before it had a metrics file: the word there is not how the run ended. A refused resume changes nothing."""
+    """Whether a later worker has died or failed before it had a metrics file: the word there is not how the run ended.
+    A refused resume changes nothing.
+    """
     if not observation.earlier or observation.exit is None:
         return False
-    return bool(runfolder.integer_of(observation.exit, "signal")) or runfolder.integer_of(observation.exit, "exit") not in (None, *_UNCHANGED_CODES)
+    return bool(runfolder.integer_of(observation.exit, "signal")) or runfolder.integer_of(
+        observation.exit, "exit"
+    ) not in (None, *_UNCHANGED_CODES)
 
 
 def _stopper(observation: Observation, status: Status) -> str | None:
@@ -176,7 +191,11 @@ def _ended(observation: Observation) -> State:
     if observation.lost is not None:
         return State("crashed", observation.lost)
     if ending is None:
-        return State("starting", observation.phase_text) if observation.young and observation.status is None else State("crashed", "unknown")
+        return (
+            State("starting", observation.phase_text)
+            if observation.young and observation.status is None
+            else State("crashed", "unknown")
+        )
     code, number = runfolder.integer_of(ending, "exit"), runfolder.integer_of(ending, "signal")
     if number and number == signal.SIGKILL and runfolder.integer_of(ending, "oom_kill"):
         return State("crashed", "killed by the machine's out-of-memory killer")
@@ -192,13 +211,20 @@ def _ended(observation: Observation) -> State:
 
 
 def exit_code(observation: Observation) -> int | None:
-    """What the run ended with, as the table of exit codes has it (130 stopped, 137 killed); None while it goes on or where it cannot be told."""
+    """What the run ended with, as the table of exit codes has it (130 stopped, 137 killed); None while it goes on or
+    where it cannot be told.
+    """
     if observation.held:
         return None
     ending, status = observation.exit or {}, observation.status
-    said = status is not None and status.state in TERMINAL and not observation.earlier  # a signal that comes after its last word changes nothing
+    # a signal that comes after its last word changes nothing
+    said = status is not None and status.state in TERMINAL and not observation.earlier
     if not said and (number := runfolder.integer_of(ending, "signal")):
-        return 130 if (observation.record is None or observation.earlier) and number in (signal.SIGTERM, signal.SIGINT) else 137
+        return (
+            130
+            if (observation.record is None or observation.earlier) and number in (signal.SIGTERM, signal.SIGINT)
+            else 137
+        )
     if (code := runfolder.integer_of(ending, "exit")) is not None:
         return code & 0xFF
     if status is not None and status.state in TERMINAL:
@@ -221,11 +247,14 @@ def _ago(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{text.age(seconds)} ago"
 
 
-# -------------------------------------------------------------------------------------------------------------------------------------- looking
+# ----------------------------------------------------------------------------------------------------------------------
+# looking
 
 
 def observe(run: Run, reader: Reader | None = None) -> Observation:
-    """One look at a run, through `reader` if one is open on its metrics file. Raises nothing that a file could cause."""
+    """One look at a run, through `reader` if one is open on its metrics file. Raises nothing that a file
+    could cause.
+    """
     document = run.document
     local = runfolder.is_local(document)
     held = runfolder.probe(run.path)
@@ -235,10 +264,16 @@ def observe(run: Run, reader: Reader | None = None) -> Observation:
     started_s = (runfolder.integer_of(document, "created_realtime_ns") or 0) / 1e9
     young = document.get("pid") is None and abs(time.time() - started_s) < _LAUNCH_S
     look = Observation(
-        held, exit=ending, phase_text=runfolder.text_of(document, "phase"), host=runfolder.text_of(document, "host") or "", young=young,
-        prepared=document.get("prepared") is True and document.get("pid") is None, lost=runfolder.text_of(document, "lost"),
-        paused_by=runfolder.text_of(document, "paused_by"), stopped_by=runfolder.text_of(document, "stopped_by"),
-    )  # fmt: skip
+        held,
+        exit=ending,
+        phase_text=runfolder.text_of(document, "phase"),
+        host=runfolder.text_of(document, "host") or "",
+        young=young,
+        prepared=document.get("prepared") is True and document.get("pid") is None,
+        lost=runfolder.text_of(document, "lost"),
+        paused_by=runfolder.text_of(document, "paused_by"),
+        stopped_by=runfolder.text_of(document, "stopped_by"),
+    )
     try:
         if reader is not None:
             return _read(look, document, reader)
@@ -260,8 +295,9 @@ def _exists(path: Path) -> bool:
 
 def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
     header, status = reader.header, reader.status()
-    # While a resumed worker imports, the file of the session before it still lies there, with its last word. The pid tells them apart
-    # (`launch.start` clears it, so there is no moment at which the old one could be taken for the new).
+    # While a resumed worker imports, the file of the session before it still lies there, with its last word. The pid
+    # tells them apart (`launch.start` clears it, so there is no moment at which the old one could be taken for the
+    # new).
     pid, ticks = runfolder.integer_of(document, "pid"), runfolder.integer_of(document, "pid_start_ticks")
     another = (header.pid, header.pid_start_ticks) != (pid, ticks or 0)
     if look.held and another:
@@ -281,22 +317,31 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
             gaps = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
             usual_s = _median(gaps) if gaps else None
     return look._replace(
-        status=status, record=record, columns=tuple(metric.name for metric in reader.metrics),
-        heartbeat_age_s=heartbeat_age_s, record_age_s=record_age_s, usual_s=usual_s,
-        earlier=another and (look.exit is not None if pid is None else ticks is not None), paused_s=paused_s,
-    )  # fmt: skip
+        status=status,
+        record=record,
+        columns=tuple(metric.name for metric in reader.metrics),
+        heartbeat_age_s=heartbeat_age_s,
+        record_age_s=record_age_s,
+        usual_s=usual_s,
+        earlier=another and (look.exit is not None if pid is None else ticks is not None),
+        paused_s=paused_s,
+    )
 
 
 def state(run: Run) -> State:
-    """The state of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its own clock."""
+    """The state of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its
+    own clock.
+    """
     return judge(observe(run), None, time.monotonic()).state
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------- describing
+# ----------------------------------------------------------------------------------------------------------------------
+# describing
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What `--json` prints of a run; keys are an interface. Times in seconds, `created` in ISO 8601 UTC, None for what is unknown or NaN.
+    """What `--json` prints of a run; keys are an interface. Times in seconds, `created` in ISO 8601 UTC, None for what
+    is unknown or NaN.
 
     `return`, `length` and the evaluations are the newest there are, the other numbers those of the newest record.
     """
@@ -316,7 +361,9 @@ def describe(run: Run) -> dict[str, Any]:
     step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")
     created_ns = runfolder.integer_of(document, "created_realtime_ns")
     sps = recent.get("sps")
-    left_s = (steps - step) / sps if word in LIVE and not paused and steps and step is not None and sps and sps > 0 else None
+    left_s = (
+        (steps - step) / sps if word in LIVE and not paused and steps and step is not None and sps and sps > 0 else None
+    )
     return {
         "schema": 1,
         "id": text.safe(run.id),
@@ -349,7 +396,9 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def target_reached(document: Mapping[str, Any], score: float | None) -> bool | None:
-    """Whether a run has reached its target, as its trainer says, or for a run of before it said so, as its last evaluation does; None without a target."""
+    """Whether a run has reached its target, as its trainer says, or for a run of before it said so, as its last
+    evaluation does; None without a target.
+    """
     target, told = runfolder.number_of(document, "target"), document.get("target_reached")
     if target is None:
         return None
@@ -359,15 +408,25 @@ def target_reached(document: Mapping[str, Any], score: float | None) -> bool | N
 def target_remark(document: Mapping[str, Any], score: float) -> str:
     """What follows the last evaluation's mean: ` (target 475 reached)`; nothing without a target."""
     target, reached = runfolder.number_of(document, "target"), target_reached(document, score)
-    return "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if reached else 'not reached'})"
+    return (
+        ""
+        if target is None
+        else f" (target {text.number(target).removesuffix('.0')} {'reached' if reached else 'not reached'})"
+    )
 
 
 def newest(reader: Reader, record: Record | None) -> dict[str, float]:
-    """The numbers of `record` by name, NaN and infinities left out; returns and evaluations from earlier records where it has none."""
+    """The numbers of `record` by name, NaN and infinities left out; returns and evaluations from earlier records where
+    it has none.
+    """
     if record is None:
         return {}
     values = values_of(reader, record)
-    wanted = {metric.name for metric in reader.metrics if metric.name in ("return", "length") or metric.name.startswith("eval/")} - values.keys()
+    wanted = {
+        metric.name
+        for metric in reader.metrics
+        if metric.name in ("return", "length") or metric.name.startswith("eval/")
+    } - values.keys()
     if wanted:
         for earlier in reversed(reader.since(max(0, record.n - _LOOK_BACK), 2 * _LOOK_BACK)):
             found = values_of(reader, earlier)
@@ -380,7 +439,9 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
 
 def values_of(reader: Reader, record: Record) -> dict[str, float]:
     """The finite numbers of a record by name."""
-    return {metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)}
+    return {
+        metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)
+    }
 
 
 def _iso(realtime_ns: int | None) -> str | None:

@@ -1,7 +1,9 @@
-"""All records of a run, oldest first, from its history and then its metrics file: once, or as they come. Standard library only. For one thread.
+"""All records of a run, oldest first, from its history and then its metrics file: once, or as they come. Standard
+library only. For one thread.
 
-Opens everything for reading: the trainer does not notice. Records that a resume trained again from an earlier step are left out of what is read at first; while
-a run is followed they have been handed out already, and those of the later session come after them.
+Opens everything for reading: the trainer does not notice. Records that a resume trained again from an earlier step are
+left out of what is read at first; while a run is followed they have been handed out already, and those of the later
+session come after them.
 """
 
 from __future__ import annotations
@@ -56,9 +58,13 @@ class Stream:
             self._last = (chunk.session, chunk.n[-1])
             columns = {name: column[first:] for name, column in chunk.columns.items()}
             yield chunk._replace(
-                n=chunk.n[first:], step=chunk.step[first:], boottime_ns=chunk.boottime_ns[first:], realtime_ns=chunk.realtime_ns[first:],
-                flags=chunk.flags[first:], columns=columns,
-            )  # fmt: skip
+                n=chunk.n[first:],
+                step=chunk.step[first:],
+                boottime_ns=chunk.boottime_ns[first:],
+                realtime_ns=chunk.realtime_ns[first:],
+                flags=chunk.flags[first:],
+                columns=columns,
+            )
 
     def close(self) -> None:
         """Let go of the files."""
@@ -69,12 +75,16 @@ def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
     """Records of the metrics file as the history has them."""
     values = zip(*(record.values for record in records), strict=True)
     return Chunk(
-        records[0].session, metrics, 1,
-        array("Q", [record.n for record in records]), array("Q", [record.step for record in records]),
-        array("Q", [record.boottime_ns for record in records]), array("Q", [record.realtime_ns for record in records]),
+        records[0].session,
+        metrics,
+        1,
+        array("Q", [record.n for record in records]),
+        array("Q", [record.step for record in records]),
+        array("Q", [record.boottime_ns for record in records]),
+        array("Q", [record.realtime_ns for record in records]),
         array("I", [record.flags for record in records]),
         {metric.name: array("d", column) for metric, column in zip(metrics, values, strict=True)},
-    )  # fmt: skip
+    )
 
 
 class Columns(NamedTuple):
@@ -115,7 +125,9 @@ def columns(run: Run) -> Columns:
 
 
 class _Clock:
-    """Seconds of training at each record: what lies between sessions is left out, and so is a wait of more than half a minute within one."""
+    """Seconds of training at each record: what lies between sessions is left out, and so is a wait of more than half a
+    minute within one.
+    """
 
     def __init__(self) -> None:
         self._session, self._last_ns, self._total_s = -1, 0, 0.0

@@ -1,6 +1,8 @@
-"""Sweeps as other commands see them: where they lie, which commands work on them, the word that ends them. Standard library only; knows no trial.
+"""Sweeps as other commands see them: where they lie, which commands work on them, the word that ends them. Standard
+library only; knows no trial.
 
-In runs/NAME/ beside sweep.toml: at-HOST-PID.json, a command that works on it; stop.json, the last word to all of these, on whichever machine.
+In runs/NAME/ beside sweep.toml: at-HOST-PID.json, a command that works on it; stop.json, the last word to all of these,
+on whichever machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
     """The folder of the sweep that a person means by its name or a path; None where there is none, or several."""
     path = groups.typed(text)
-    fits = [one for one in list_sweeps(root, everywhere) if one.name == text] if path is None else [path] * (path / FILE).is_file()
+    fits = (
+        [one for one in list_sweeps(root, everywhere) if one.name == text]
+        if path is None
+        else [path] * (path / FILE).is_file()
+    )
     return fits[0] if len(fits) == 1 else None
 
 
@@ -52,14 +58,18 @@ def remove(sweep: Sweep) -> None:
 
 
 def working(folder: Path) -> list[dict[str, Any]]:
-    """Who works on a sweep: the identities of commands that live, or are another machine's, of which this cannot be told."""
+    """Who works on a sweep: the identities of commands that live, or are another machine's, of which this cannot be
+    told.
+    """
     found = (runs.read_json(path) for path in sorted(folder.glob("at-*.json")))
     return [one for one in found if one and runs.lives(one) is not False]
 
 
 @contextlib.contextmanager
 def entered(folder: Path) -> Iterator[Callable[[], int]]:
-    """Say that this process works on a sweep. Gives the function that tells what others want since then: 0 nothing, 1 stop and save, 2 at once."""
+    """Say that this process works on a sweep. Gives the function that tells what others want since then: 0 nothing, 1
+    stop and save, 2 at once.
+    """
     own = runs.identity()
     place, before = folder / f"at-{own['host']}-{own['pid']}.json", _word(folder)
     runs.write_json(place, own)
@@ -70,13 +80,21 @@ def entered(folder: Path) -> Iterator[Callable[[], int]]:
 
 
 def ask_stop(folder: Path, *, now: bool = False) -> None:
-    """Ask all who work on a sweep to end: with a checkpoint of each trial, which the sweep goes on with later, or with `now` at once."""
-    runs.write_json(folder / _STOP, {"asked_by": runs.identity(), "now": now, "count": _word(folder).get("count", 0) + 1})
+    """Ask all who work on a sweep to end: with a checkpoint of each trial, which the sweep goes on with later, or with
+    `now` at once.
+    """
+    runs.write_json(
+        folder / _STOP, {"asked_by": runs.identity(), "now": now, "count": _word(folder).get("count", 0) + 1}
+    )
 
 
 def trials(folder: Path) -> list[Run]:
     """The runs of a sweep's trials."""
-    return [run for run in runs.list_runs(folder.parent, everywhere=False) if run.id.startswith(f"{folder.name}.") and run.id[len(folder.name) + 1].isdigit()]
+    return [
+        run
+        for run in runs.list_runs(folder.parent, everywhere=False)
+        if run.id.startswith(f"{folder.name}.") and run.id[len(folder.name) + 1].isdigit()
+    ]
 
 
 def _word(folder: Path) -> dict[str, Any]:

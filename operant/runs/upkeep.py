@@ -1,4 +1,5 @@
-"""Looks after run folders: their sizes, an archive of one file and back. Standard library only; knows nothing of training.
+"""Looks after run folders: their sizes, an archive of one file and back. Standard library only; knows nothing of
+training.
 
 An archive is a gzipped tar of one folder. What comes out of one is not entered in this
 user's index: code in it is run only when it is trusted, as with any run of a stranger.
@@ -47,13 +48,17 @@ def archive(run: Run, path: Path) -> None:
             packed.add(run.path, arcname=run.path.name, filter=_packed)
         os.replace(place, path)
     except OSError as error:
-        raise MachineError(f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out") from None
+        raise MachineError(
+            f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out"
+        ) from None
     finally:
         place.unlink(missing_ok=True)
 
 
 def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """What goes into an archive: regular files and folders, without what belongs to a process, and without who owned it."""
+    """What goes into an archive: regular files and folders, without what belongs to a process, and without who owned
+    it.
+    """
     inside = PurePosixPath(member.name).parts[1:]
     if not (member.isfile() or member.isdir()) or (inside and inside[0] in _LEFT_OUT):
         return None
@@ -63,7 +68,9 @@ def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def restore(path: Path, root: Path) -> Run:
-    """Unpack an archive into a root, under its own id. Raises BadFileError for what is none, UsageError where the id is taken, MachineError."""
+    """Unpack an archive into a root, under its own id. Raises BadFileError for what is none, UsageError where the id is
+    taken, MachineError.
+    """
     place = root / f".restore-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         place.mkdir(parents=True, mode=0o700)
@@ -74,7 +81,9 @@ def restore(path: Path, root: Path) -> Run:
     except (tarfile.TarError, gzip.BadGzipFile, EOFError) as error:
         raise BadFileError(f"{runs.shown(path)} is no archive of a run, or damaged ({error})") from None
     except OSError as error:
-        raise MachineError(f"{runs.shown(path)} cannot be unpacked into {runs.shown(root)} ({error.strerror or error})") from None
+        raise MachineError(
+            f"{runs.shown(path)} cannot be unpacked into {runs.shown(root)} ({error.strerror or error})"
+        ) from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
     run = runs.load(root / id_)
@@ -89,7 +98,13 @@ def _unpack(path: Path, place: Path) -> str:
         for member in packed:
             parts = PurePosixPath(member.name).parts
             id_ = id_ or (parts[0] if parts else "")
-            sound = parts and parts[0] == id_ and ID.fullmatch(id_) and ".." not in parts and not member.name.startswith("/")
+            sound = (
+                parts
+                and parts[0] == id_
+                and ID.fullmatch(id_)
+                and ".." not in parts
+                and not member.name.startswith("/")
+            )
             if not sound or not (member.isfile() or member.isdir()):
                 raise BadFileError(f"{runs.shown(path)} is no archive of a run: it holds {ascii(member.name)[:80]}")
             target = place.joinpath(*parts)
@@ -99,7 +114,10 @@ def _unpack(path: Path, place: Path) -> str:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             content = packed.extractfile(member)
             assert content is not None
-            with content, open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with (
+                content,
+                open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file,
+            ):
                 shutil.copyfileobj(content, file, _CHUNK)
             os.utime(target, (member.mtime, member.mtime))
     if not id_ or runs.load(place / id_) is None:

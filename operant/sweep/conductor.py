@@ -1,7 +1,9 @@
-"""Runs a sweep: takes trials from the engine, gives their runs to workers, ends the hopeless ones, and tells the engine what came of each.
+"""Runs a sweep: takes trials from the engine, gives their runs to workers, ends the hopeless ones, and tells the engine
+what came of each.
 
-What is on the disk is enough to go on from at any moment: a trial has its values and its runs' ids before a run starts. A trial whose process is gone is taken
-over: what its runs came to is told, or they are resumed, or begun anew. Knows no terminal; draws nothing.
+What is on the disk is enough to go on from at any moment: a trial has its values and its runs' ids before a run starts.
+A trial whose process is gone is taken over: what its runs came to is told, or they are resumed, or begun anew. Knows no
+terminal; draws nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Trial:
     names: dict[int, str]  # ids of its runs, by the place of their seed
     waiting: list[int]  # places that have no run yet, or one to be resumed
     begun: bool = False
-    active: dict[int, pool.Worker | None] = field(default_factory=dict)  # by place; None: a run that lives without this process
+    # by place; None: a run that lives without this process
+    active: dict[int, pool.Worker | None] = field(default_factory=dict)
     done: dict[int, results.Result] = field(default_factory=dict)
     finished: int = 0  # of those that are done
     reported: set[int] = field(default_factory=set)
@@ -55,11 +58,28 @@ def places(plan: Plan, workers: int | None) -> tuple[int, int]:
 
 
 class Conductor:
-    """One command's part in a sweep. `wanted` says whether to go on: 0, stop and save: 1, at once: 2. `say` takes a sentence about a trial that has ended."""
+    """One command's part in a sweep. `wanted` says whether to go on: 0, stop and save: 1, at once: 2. `say` takes a
+    sentence about a trial that has ended.
+    """
 
-    def __init__(self, plan: Plan, *, workers: int, devices: int, wanted: Callable[[], int], say: Callable[[str], None], trusted: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        workers: int,
+        devices: int,
+        wanted: Callable[[], int],
+        say: Callable[[str], None],
+        trusted: bool,
+    ) -> None:
         self.plan, self.study = plan, Study(plan)
-        self._root, self._devices, self._wanted, self._say, self._trusted = plan.folder.parent, devices, wanted, say, trusted
+        self._root, self._devices, self._wanted, self._say, self._trusted = (
+            plan.folder.parent,
+            devices,
+            wanted,
+            say,
+            trusted,
+        )
         self._workers = [pool.Worker(plan.folder / f"worker-{k}.log") for k in range(workers)]
         self.trials: list[Trial] = []
         self.spent: str | None = None  # why no trial begins any more
@@ -67,7 +87,8 @@ class Conductor:
         self._failures, self._usual_s = 0, math.inf
 
     def run(self, look: Callable[[], None]) -> bool:
-        """Work until the budget is spent or it is stopped; `look` is called after each turn. False where it was stopped.
+        """Work until the budget is spent or it is stopped; `look` is called after each turn. False where it was
+        stopped.
 
         Raises OperantError where the first trials fail one after another.
         """
@@ -104,15 +125,23 @@ class Conductor:
         """Give each free worker a run; with `ahead` only those of trials that there are."""
         for index, worker in enumerate(self._workers):
             while worker.run is None:
-                trial = next((one for one in self.trials if one.waiting and not one.verdict), None) or (None if ahead else self._new())
+                trial = next((one for one in self.trials if one.waiting and not one.verdict), None) or (
+                    None if ahead else self._new()
+                )
                 if trial is None:
                     return
                 trial.begun = True
                 self._begin(trial, trial.waiting.pop(0), worker, index)
 
     def _ask_ahead(self) -> None:
-        """Have one trial more than are under way where they are short: the engine's time is hidden, and it knows one result less."""
-        if self._usual_s < _SHORT_S and all(trial.begun for trial in self.trials) and not any(trial.waiting for trial in self.trials):
+        """Have one trial more than are under way where they are short: the engine's time is hidden, and it knows one
+        result less.
+        """
+        if (
+            self._usual_s < _SHORT_S
+            and all(trial.begun for trial in self.trials)
+            and not any(trial.waiting for trial in self.trials)
+        ):
             self._new()
 
     def _new(self) -> Trial | None:
@@ -122,7 +151,13 @@ class Conductor:
             if self.spent is not None:
                 return None
             engine, values = self.study.ask(self._names)
-        trial = Trial(engine.number, engine, values, dict(enumerate(self._names(engine.number))), [*range(self.plan.settings.seeds)])
+        trial = Trial(
+            engine.number,
+            engine,
+            values,
+            dict(enumerate(self._names(engine.number))),
+            [*range(self.plan.settings.seeds)],
+        )
         self.trials.append(trial)
         return trial
 
@@ -138,7 +173,11 @@ class Conductor:
             if self._resumable(run):
                 resume = "last"
                 asked = run.document.get("request")
-                asked = {**(asked if isinstance(asked, dict) else {}), "resume_overrides": [], "resume_directory": str(self._root)}
+                asked = {
+                    **(asked if isinstance(asked, dict) else {}),
+                    "resume_overrides": [],
+                    "resume_directory": str(self._root),
+                }
                 runs.update_document(run.path, request=asked)
             else:
                 runs.remove(run)
@@ -160,7 +199,9 @@ class Conductor:
         device = self.plan.config.run.device
         words = self.plan.overrides(trial.values)
         words += [f"run.seed={self.plan.config.run.seed + place}", "run.seeds=1", f"run.name={trial.names[place]}"]
-        words += [f"run.device=cuda:{index % self._devices}"] if self._devices > 1 and device in ("auto", "cuda") else []
+        words += (
+            [f"run.device=cuda:{index % self._devices}"] if self._devices > 1 and device in ("auto", "cuda") else []
+        )
         return replace(self.plan.request, overrides=tuple(words))
 
     def _resumable(self, run: Run) -> bool:
@@ -172,13 +213,25 @@ class Conductor:
         """Go on with a trial whose process is gone, from what its runs came to."""
         names = claim(abandoned).get("runs") or self._names(abandoned.number)
         engine, values = self.study.take_over(abandoned, names)
-        trial = Trial(abandoned.number, engine, values, dict(enumerate(names)), [], begun=True, reported=set(abandoned.intermediate_values))
+        trial = Trial(
+            abandoned.number,
+            engine,
+            values,
+            dict(enumerate(names)),
+            [],
+            begun=True,
+            reported=set(abandoned.intermediate_values),
+        )
         for place in trial.names:
             run = runs.load(self._root / trial.names[place])
             state = None if run is None else runs.state(run)
             if run is not None and runs.taken(run.path):
                 trial.active[place] = None
-            elif run is not None and state is not None and state.word in ("finished", "failed", "diverged", "oom", "gpu_fault"):
+            elif (
+                run is not None
+                and state is not None
+                and state.word in ("finished", "failed", "diverged", "oom", "gpu_fault")
+            ):
                 self._ended(trial, place, run, 0 if state.word == "finished" else 1, state.word)
             else:
                 trial.waiting.append(place)
@@ -192,13 +245,17 @@ class Conductor:
             ended = worker.ended()
             if ended is None:
                 continue
-            trial, place = next((one, place) for one in self.trials for place, its in one.active.items() if its is worker)
+            trial, place = next(
+                (one, place) for one in self.trials for place, its in one.active.items() if its is worker
+            )
             del trial.active[place]
             state = runs.state(runs.load(ended.run.path) or ended.run)
             if self._stopping and ended.code == 130 and not trial.verdict:
                 trial.waiting.append(place)  # the trial goes on when the sweep does
             else:
-                self._ended(trial, place, ended.run, ended.code, f"{state.word}{f': {state.cause}' if state.cause else ''}")
+                self._ended(
+                    trial, place, ended.run, ended.code, f"{state.word}{f': {state.cause}' if state.cause else ''}"
+                )
 
     def _ended(self, trial: Trial, place: int, run: Run, code: int, word: str) -> None:
         """A run of a trial has ended, by itself, by the pruner, by a request, or by a fault."""
@@ -208,13 +265,16 @@ class Conductor:
             self._condemn(trial, "pruned", word)
         elif code not in (0, 130) and trial.verdict != "fail":
             said = runs.log_end(run).splitlines() if code == ConfigError.exit_code else []
-            self._condemn(trial, "fail", " ".join(line.strip() for line in said[:3]) or f"{word} (operant logs {run.id})")
+            self._condemn(
+                trial, "fail", " ".join(line.strip() for line in said[:3]) or f"{word} (operant logs {run.id})"
+            )
 
     def _observe(self, trial: Trial) -> None:
         """Look at the evaluations of a trial's runs, and settle it once all have ended."""
         for place, worker in list(trial.active.items()):
             run = runs.load(self._root / trial.names[place])
-            if worker is None and (run is None or not runs.taken(run.path)):  # it went on without its supervisor, and has ended
+            # it went on without its supervisor, and has ended
+            if worker is None and (run is None or not runs.taken(run.path)):
                 del trial.active[place]
                 state = None if run is None else runs.state(run)
                 if run is not None and state is not None and state.word == "finished":
@@ -232,9 +292,14 @@ class Conductor:
             return
         sign, seeds, steps = 1 if self.plan.maximize else -1, self.plan.settings.seeds, self.plan.config.run.steps
         steps = trial.values.get("run.steps", steps)
-        found = {place: {results.percent(point.step, steps): point.mean for point in self._points(trial, place)} for place in trial.names}
+        found = {
+            place: {results.percent(point.step, steps): point.mean for point in self._points(trial, place)}
+            for place in trial.names
+        }
         if self.plan.settings.pruner == "wilcoxon":  # each seed's evaluation is a comparison of its own
-            told = {seeds * percent + place: mean for place, points in found.items() for percent, mean in points.items()}
+            told = {
+                seeds * percent + place: mean for place, points in found.items() for percent, mean in points.items()
+            }
         else:
             common = set.intersection(*(set(points) for points in found.values()))
             told = {percent: statistics.fmean(points[percent] for points in found.values()) for percent in common}
@@ -273,7 +338,12 @@ class Conductor:
         self.trials.remove(trial)
         if not trial.verdict and len(known) < own.seeds:
             trial.verdict, trial.reason = "fail", "it was never evaluated"
-        kept = {"steps": sum(result.steps for result in found), "seconds": seconds, "values": values, "reason": trial.reason}
+        kept = {
+            "steps": sum(result.steps for result in found),
+            "seconds": seconds,
+            "values": values,
+            "reason": trial.reason,
+        }
         trial.engine.set_user_attr("result", kept)
         self._usual_s = seconds / max(1, len(found))
         if trial.verdict:

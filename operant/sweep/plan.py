@@ -77,7 +77,11 @@ class Plan:
     def trials(self) -> int | None:
         """Trials in all; None where only steps or minutes end the sweep."""
         own = self.settings
-        return own.trials if own.trials is not None or own.steps is not None or own.minutes is not None else _DEFAULT_TRIALS
+        return (
+            own.trials
+            if own.trials is not None or own.steps is not None or own.minutes is not None
+            else _DEFAULT_TRIALS
+        )
 
     def values(self, asked: Any) -> dict[str, Any]:
         """A value for each key that is searched."""
@@ -89,7 +93,9 @@ class Plan:
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Values as they are written in a configuration, of those that the engine keeps."""
-        lists = {dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space}
+        lists = {
+            dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
+        }
         return {key: lists[key].get(value, value) if lists.get(key) else value for key, value in params.items()}
 
     @property
@@ -114,10 +120,16 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
         request = replace(request, overrides=(*request.overrides, "run.threads=1"))
         config = request.load(trusted)
     _check_values(request, config, settings, dimensions, trusted)
-    file = re.sub(r"[^A-Za-z0-9._-]+", "-", request.source.stem).strip("-._")[:40] if request.source is not None else request.prefix
+    file = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", request.source.stem).strip("-._")[:40]
+        if request.source is not None
+        else request.prefix
+    )
     stem = name or "-".join(filter(None, (file, "sweep")))
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
-        raise UsageError(f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)")
+        raise UsageError(
+            f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)"
+        )
     folder = runs.root(root) / stem
     kept = _kept(config, table)
     if (folder / FILE).is_file():
@@ -131,7 +143,9 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
 def join(folder: Path, trusted: bool = False) -> Plan:
     """The plan that a sweep's folder holds. Raises NotFoundError for what is none, and ConfigError."""
     if not (folder / FILE).is_file():
-        raise NotFoundError(f"{runs.shown(folder)} is no sweep: there is no {FILE} in it. A new one: operant sweep my.toml")
+        raise NotFoundError(
+            f"{runs.shown(folder)} is no sweep: there is no {FILE} in it. A new one: operant sweep my.toml"
+        )
     request = Request(folder / FILE, (), None, folder)
     written = raw.read(request.source)
     settings, dimensions = _check(written, written.data.get("sweep", {}))
@@ -141,7 +155,7 @@ def join(folder: Path, trusted: bool = False) -> Plan:
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
     """The settings and the space of `[sweep]`. Raises ConfigError with all that is wrong in it."""
     if not isinstance(table, dict) or not table:
-        example = 'algo.learning_rate = {log = [1e-4, 1e-2]}'
+        example = "algo.learning_rate = {log = [1e-4, 1e-2]}"
         raise ConfigError(written.title, [f"there is no [sweep] that says what is searched, such as {example}"])
     searched = {name: value for name, value in table.items() if name in sections.SECTIONS}
     given = {name: value for name, value in table.items() if name not in searched}
@@ -160,7 +174,12 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
                 problem(item.key, f"sweep: {item.key[0]} stands in quotes, which make one name of it: leave them out")
                 continue
             told = f"{messages.dotted(('sweep', *item.key))}: {item.message} (got {raw.quoted(item.value)})"
-            problem(item.key, messages.unknown_key(("sweep", *item.key), known, [*known["sweep"], *sections.SECTIONS]) if unknown else told)
+            problem(
+                item.key,
+                messages.unknown_key(("sweep", *item.key), known, [*known["sweep"], *sections.SECTIONS])
+                if unknown
+                else told,
+            )
     dimensions = space.parse(searched, problem)
     if not searched and not any("." in key for key in given):
         problem((), "sweep: nothing is searched: add a key such as algo.learning_rate = {log = [1e-4, 1e-2]}")
@@ -170,7 +189,9 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
     return settings, dimensions
 
 
-def _check_values(request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool) -> None:
+def _check_values(
+    request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool
+) -> None:
     """Raise ConfigError where a value of the space, alone, is none that its key can have, or the objective cannot be measured."""
     problems = []
     for dimension in dimensions:
@@ -180,13 +201,19 @@ def _check_values(request: Request, config: load.Config, settings: Settings, dim
             try:
                 replace(request, overrides=(*request.overrides, *needed, word)).load(trusted)
             except ConfigError as error:
-                problems += [f"sweep.{dimension.key}: {line.removeprefix('command line: ')}" for line in error.problems if dimension.key in line]
+                problems += [
+                    f"sweep.{dimension.key}: {line.removeprefix('command line: ')}"
+                    for line in error.problems
+                    if dimension.key in line
+                ]
     if config.eval.every == 0:
         problems.append("eval.every: trials are measured by their evaluations, which 0 switches off")
     if settings.objective == "time_to_target" and config.run.target is None:
         problems.append('sweep.objective: "time_to_target" needs run.target')
     if problems:
-        raise ConfigError(raw.COMMAND_LINE if request.source is None else raw.shown(request.source), list(dict.fromkeys(problems)))
+        raise ConfigError(
+            raw.COMMAND_LINE if request.source is None else raw.shown(request.source), list(dict.fromkeys(problems))
+        )
 
 
 def _check_unchanged(folder: Path, kept: str, trusted: bool) -> None:
@@ -219,4 +246,6 @@ def _write(folder: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
         new.replace(folder / FILE)
     except OSError as error:
-        raise MachineError(f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or $OPERANT_RUNS") from None
+        raise MachineError(
+            f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or $OPERANT_RUNS"
+        ) from None

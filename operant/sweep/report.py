@@ -1,4 +1,5 @@
-"""What a sweep found: the best recipe as a TOML with its evidence in comments, a table, and plots. Reads trials; starts nothing.
+"""What a sweep found: the best recipe as a TOML with its evidence in comments, a table, and plots. Reads trials; starts
+nothing.
 
 Matplotlib is imported when plots are drawn, never before.
 """
@@ -20,8 +21,13 @@ from operant.text import duration, number
 if TYPE_CHECKING:
     from operant.sweep.plan import Plan
 
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")  # Okabe and Ito's, told apart by colour-blind readers
-_UNITS = {"score": "mean return of the last evaluation", "area": "mean return over the steps", "time_to_target": "seconds to the target"}
+# Okabe and Ito's, told apart by colour-blind readers
+_COLOURS = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"
+_UNITS = {
+    "score": "mean return of the last evaluation",
+    "area": "mean return over the steps",
+    "time_to_target": "seconds to the target",
+}
 
 
 def opened(folder: Path) -> tuple[Plan, study.Study]:
@@ -43,7 +49,10 @@ def counts(trials: Sequence[Any]) -> dict[str, int]:
 def words(trial: Any, plan: Plan) -> str:
     """A trial's values in a line, as overrides."""
     taken = plan.decoded(trial.params)
-    return "  ".join(f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}" for key, value in taken.items())
+    return "  ".join(
+        f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
+        for key, value in taken.items()
+    )
 
 
 def document(plan: Plan, search: study.Study) -> dict[str, Any]:
@@ -51,21 +60,34 @@ def document(plan: Plan, search: study.Study) -> dict[str, Any]:
     trials = search.trials()
     rows = [
         {
-            "number": trial.number, "state": trial.state.name.lower(), "values": list(trial.values or ()), "params": plan.decoded(trial.params),
-            "runs": study.claim(trial).get("runs"), **{key: study.result(trial).get(key) for key in ("steps", "seconds", "reason")},
+            "number": trial.number,
+            "state": trial.state.name.lower(),
+            "values": list(trial.values or ()),
+            "params": plan.decoded(trial.params),
+            "runs": study.claim(trial).get("runs"),
+            **{key: study.result(trial).get(key) for key in ("steps", "seconds", "reason")},
             "per_seed": study.result(trial).get("values"),
         }
         for trial in trials
-    ]  # fmt: skip
+    ]
     best = [trial.number for trial in search.best()]
     return {
-        "schema": 1, "name": plan.name, "path": str(plan.folder), "objective": plan.settings.objective, "pareto": plan.settings.pareto,
-        **counts(trials), "best": best, "importance": search.importances(), "trials": rows,
-    }  # fmt: skip
+        "schema": 1,
+        "name": plan.name,
+        "path": str(plan.folder),
+        "objective": plan.settings.objective,
+        "pareto": plan.settings.pareto,
+        **counts(trials),
+        "best": best,
+        "importance": search.importances(),
+        "trials": rows,
+    }
 
 
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
-    """best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives, that of the best score."""
+    """best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives, that of
+    the best score.
+    """
     front = search.best()
     if not front:
         return None
@@ -85,27 +107,48 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
     """The comment above the recipe."""
     trials, own = search.trials(), plan.settings
     found, seeds = counts(trials), [value for value in study.result(best).get("values", ()) if value is not None]
-    spread = f" (standard deviation {statistics.stdev(seeds):.4g} over {len(seeds)} seeds)" if len(seeds) > 1 else " (one seed)"
-    complete = sorted((trial for trial in trials if trial.state.name == "COMPLETE"), key=lambda trial: trial.values[0], reverse=plan.maximize)
+    spread = (
+        f" (standard deviation {statistics.stdev(seeds):.4g} over {len(seeds)} seeds)"
+        if len(seeds) > 1
+        else " (one seed)"
+    )
+    complete = sorted(
+        (trial for trial in trials if trial.state.name == "COMPLETE"),
+        key=lambda trial: trial.values[0],
+        reverse=plan.maximize,
+    )
     lines = [
-        f"The best of {len(trials)} trials of the sweep {plan.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: trial {best.number}",
-        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{spread}; {duration(study.result(best).get('seconds'))} of training",
-        f"trials: {found['complete']} complete, {found['pruned']} pruned, {found['fail']} failed; sampler {own.sampler}, pruner {search.pruner}",
-        "the maximum of many noisy values is too high: train it with other seeds before you compare it (operant train --config best.toml --seeds 5)",
+        f"The best of {len(trials)} trials of the sweep {plan.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: trial "
+        f"{best.number}",
+        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{spread}; {duration(study.result(best).get('seconds'))} of "
+        "training",
+        f"trials: {found['complete']} complete, {found['pruned']} pruned, {found['fail']} failed; sampler "
+        f"{own.sampler}, pruner {search.pruner}",
+        "the maximum of many noisy values is too high: train it with other seeds before you compare it (operant train "
+        "--config best.toml --seeds 5)",
         "searched:",
         *(f"  {word}" for word in chosen),
         "the next best:",
-        *(f"  {trial.values[0]:.6g}  trial {trial.number}  {words(trial, plan)}" for trial in complete[:6] if trial.number != best.number),
+        *(
+            f"  {trial.values[0]:.6g}  trial {trial.number}  {words(trial, plan)}"
+            for trial in complete[:6]
+            if trial.number != best.number
+        ),
     ]
     if importance := search.importances():
         lines += ["importance (PED-ANOVA):", *(f"  {share:.2f}  {key}" for key, share in importance.items())]
     if own.pareto:
-        lines += ["on the front (value, seconds):", *(f"  {trial.values[0]:.6g}, {trial.values[1]:.4g}  trial {trial.number}" for trial in search.best())]
+        lines += [
+            "on the front (value, seconds):",
+            *(f"  {trial.values[0]:.6g}, {trial.values[1]:.4g}  trial {trial.number}" for trial in search.best()),
+        ]
     return [f"# {line}" for line in lines]
 
 
 def plots(plan: Plan, search: study.Study) -> list[Path] | str:
-    """Draw best-so-far, importance and parallel coordinates, and with two objectives the front; or say why there are none."""
+    """Draw best-so-far, importance and parallel coordinates, and with two objectives the front; or say why there are
+    none.
+    """
     try:
         import matplotlib as mpl
 
@@ -117,10 +160,14 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
     if len(complete) < 2:
         return "no plots: they need two complete trials"
     drawn = []
-    figures = {"progress": _progress, "importance": _importance, "parallel": _parallel} | ({"front": _front} if plan.settings.pareto else {})
+    figures = {"progress": _progress, "importance": _importance, "parallel": _parallel} | (
+        {"front": _front} if plan.settings.pareto else {}
+    )
     with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.fonttype": "none"}):
         for name, draw in figures.items():
-            figure, axes = plt.subplots(figsize=(max(6.0, 1.3 * len(plan.space)) if name == "parallel" else 6.0, 3.6), layout="constrained")
+            figure, axes = plt.subplots(
+                figsize=(max(6.0, 1.3 * len(plan.space)) if name == "parallel" else 6.0, 3.6), layout="constrained"
+            )
             if draw(axes, plan, search, complete):
                 drawn.append(plan.folder / f"{name}.png")
                 figure.savefig(drawn[-1], dpi=150)
@@ -157,15 +204,30 @@ def _importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any])
 
 def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
     front = sorted(search.best(), key=lambda trial: trial.values[1])
-    axes.plot([trial.values[1] for trial in complete], [trial.values[0] for trial in complete], "o", color=_COLOURS[7], ms=3, label="trial")
-    axes.plot([trial.values[1] for trial in front], [trial.values[0] for trial in front], "o-", color=_COLOURS[0], label="front")
+    axes.plot(
+        [trial.values[1] for trial in complete],
+        [trial.values[0] for trial in complete],
+        "o",
+        color=_COLOURS[7],
+        ms=3,
+        label="trial",
+    )
+    axes.plot(
+        [trial.values[1] for trial in front],
+        [trial.values[0] for trial in front],
+        "o-",
+        color=_COLOURS[0],
+        label="front",
+    )
     axes.set(xlabel="seconds of training", ylabel=_UNITS[plan.settings.objective], title=plan.name)
     axes.legend(frameon=False)
     return True
 
 
 def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """A line a trial through the value of each key, from its lowest to its highest; coloured by the objective, the best on top."""
+    """A line a trial through the value of each key, from its lowest to its highest; coloured by the objective, the best
+    on top.
+    """
     import matplotlib as mpl
 
     low, high = (pick(trial.values[0] for trial in complete) for pick in (min, max))
@@ -175,12 +237,21 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
         places = [dimension.height(trial.params.get(dimension.key)) for dimension in plan.space]
         axes.plot([*range(len(places) + 1)], [*places, height], color=colours(height), lw=0.8, alpha=0.8)
     for at, dimension in enumerate(plan.space):
-        ends = [str(dimension.choices[0]), str(dimension.choices[-1])] if dimension.choices else [f"{dimension.low:g}", f"{dimension.high:g}"]
+        ends = (
+            [str(dimension.choices[0]), str(dimension.choices[-1])]
+            if dimension.choices
+            else [f"{dimension.low:g}", f"{dimension.high:g}"]
+        )
         for place, end in zip((0.0, 1.0), ends, strict=True):
             axes.text(at, place, f" {end}", va="center", fontsize=7)
     axes.text(len(plan.space), 0.0, f" {number(low)}", va="center", fontsize=7)
     axes.text(len(plan.space), 1.0, f" {number(high)}", va="center", fontsize=7)
-    axes.set_xticks([*range(len(plan.space) + 1)], [*(dimension.key for dimension in plan.space), plan.settings.objective], rotation=20, ha="right")
+    axes.set_xticks(
+        [*range(len(plan.space) + 1)],
+        [*(dimension.key for dimension in plan.space), plan.settings.objective],
+        rotation=20,
+        ha="right",
+    )
     axes.set(ylim=(-0.05, 1.05), yticks=[], title=plan.name)
     return True
 
@@ -191,18 +262,31 @@ def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) 
     found = counts(trials)
     done = sum(found[word] for word in ("complete", "pruned", "fail"))
     of = f" of {plan.trials:,}" if plan.trials is not None else ""
-    facts = [f"{done:,}{of} trials", *(f"{found[word]} {word}" for word in ("running", "pruned")), *([f"{found['fail']} failed"] if found["fail"] else [])]
-    complete = sorted((trial for trial in trials if trial.state.name == "COMPLETE"), key=lambda trial: trial.values[0], reverse=plan.maximize)
+    facts = [
+        f"{done:,}{of} trials",
+        *(f"{found[word]} {word}" for word in ("running", "pruned")),
+        *([f"{found['fail']} failed"] if found["fail"] else []),
+    ]
+    complete = sorted(
+        (trial for trial in trials if trial.state.name == "COMPLETE"),
+        key=lambda trial: trial.values[0],
+        reverse=plan.maximize,
+    )
     shown = [f"{plan.name}   {'   '.join(facts)}"]
     known = {trial.number: trial for trial in trials}
     for one in active:
         ids = [one.names[place] for place in sorted(one.active)]
-        states = [runs.describe(run) for run in (runs.load(plan.folder.parent / name) for name in ids) if run is not None]
+        states = [
+            runs.describe(run) for run in (runs.load(plan.folder.parent / name) for name in ids) if run is not None
+        ]
         progress = statistics.fmean([row["progress"] or 0.0 for row in states]) if states else 0.0
         scores = [row["eval_return"] for row in states if row["eval_return"] is not None]
         word = one.verdict or (states[0]["state"] if states else "waiting")
         params = words(known[one.number], plan) if one.number in known else ""
-        shown.append(f"  {one.number:>5}  {word:<9} {100 * progress:3.0f} %  {number(statistics.fmean(scores)) if scores else '-':>9}  {params}")
+        shown.append(
+            f"  {one.number:>5}  {word:<9} {100 * progress:3.0f} %  "
+            f"{number(statistics.fmean(scores)) if scores else '-':>9}  {params}"
+        )
     best = [(("best" if trial is complete[0] else "done"), number(trial.values[0]), trial) for trial in complete[:5]]
     shown += [f"  {trial.number:>5}  {word:<9}        {value:>9}  {words(trial, plan)}" for word, value, trial in best]
     return [line[: max(20, columns)] for line in shown]

@@ -60,7 +60,9 @@ def area(found: Sequence[Point], steps: int) -> float:
     """The mean of the evaluations over `steps` environment steps: straight between two, level before the first and after the last."""
     first, last = found[0], found[-1]
     total = first.mean * first.step + last.mean * max(0, steps - last.step)
-    total += sum((later.step - earlier.step) * (later.mean + earlier.mean) / 2 for earlier, later in itertools.pairwise(found))
+    total += sum(
+        (later.step - earlier.step) * (later.mean + earlier.mean) / 2 for earlier, later in itertools.pairwise(found)
+    )
     return total / max(steps, last.step, 1)
 
 

@@ -1,8 +1,10 @@
-"""A search space: which keys of the configuration are searched, between what, and on which others they depend. Knows no engine and no file.
+"""A search space: which keys of the configuration are searched, between what, and on which others they depend. Knows no
+engine and no file.
 
-`algo.learning_rate = {log = [1e-4, 1e-2]}`: between both, even on a logarithmic scale; whole numbers where both ends are.
-`algo.gamma = {uniform = [0.9, 0.999]}`: even between both, in steps with `step`. `net.hidden = {choice = [[64, 64], [256, 256]]}`: one of these.
-With `when = {"algo.kernels" = "torch"}` a key is searched only where the other one has this value, or one of a list.
+`algo.learning_rate = {log = [1e-4, 1e-2]}`: between both, even on a logarithmic scale; whole numbers where both ends
+are. `algo.gamma = {uniform = [0.9, 0.999]}`: even between both, in steps with `step`. `net.hidden = {choice = [[64,
+64], [256, 256]]}`: one of these. With `when = {"algo.kernels" = "torch"}` a key is searched only where the other one
+has this value, or one of a list.
 """
 
 from __future__ import annotations
@@ -16,17 +18,22 @@ _KINDS = ("log", "uniform", "choice")
 _WORDS = (*_KINDS, "step", "when")
 _FORMS = "{log = [1e-4, 1e-2]}, {uniform = [0.9, 0.999]} or {choice = [16, 32]}"
 _FIXED = {
-    "env.name": "trials of several environments have no common score", "algo.name": "each algorithm has keys of its own: a sweep for each",
-    "run.seed": "each trial has the same seeds: sweep.seeds=N", "run.seeds": "each trial has the same seeds: sweep.seeds=N",
-    "run.name": "the sweep names its trials", "run.device": "the sweep spreads its trials over the devices: sweep.workers=N",
+    "env.name": "trials of several environments have no common score",
+    "algo.name": "each algorithm has keys of its own: a sweep for each",
+    "run.seed": "each trial has the same seeds: sweep.seeds=N",
+    "run.seeds": "each trial has the same seeds: sweep.seeds=N",
+    "run.name": "the sweep names its trials",
+    "run.device": "the sweep spreads its trials over the devices: sweep.workers=N",
     "run.target": "it is what trials are measured by",
-}  # fmt: skip
+}
 
 
 class Asked(Protocol):
     """What values are taken from: a trial of the search engine."""
 
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         """A number between two."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
@@ -54,7 +61,9 @@ class Dimension(NamedTuple):
             named = {stored(choice): choice for choice in self.choices}
             return named[asked.suggest_categorical(self.key, list(named))]
         if self.whole:
-            return asked.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.kind == "log")
+            return asked.suggest_int(
+                self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.kind == "log"
+            )
         return asked.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def samples(self) -> tuple[Any, ...]:
@@ -67,10 +76,16 @@ class Dimension(NamedTuple):
         if self.kind == "choice":
             return value in self.choices
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high and (self.step is None or math.isclose(math.remainder(value - self.low, self.step), 0.0, abs_tol=1e-9))
+        return (
+            number
+            and self.low <= value <= self.high
+            and (self.step is None or math.isclose(math.remainder(value - self.low, self.step), 0.0, abs_tol=1e-9))
+        )
 
     def height(self, value: Any) -> float:
-        """Where one of its values, as the engine keeps it, lies between the lowest (0) and the highest (1); NaN for None."""
+        """Where one of its values, as the engine keeps it, lies between the lowest (0) and the highest (1); NaN for
+        None.
+        """
         if value is None:
             return math.nan
         if self.kind == "choice":
@@ -86,7 +101,9 @@ def stored(choice: Any) -> Any:
 
 
 def values(space: Sequence[Dimension], asked: Asked) -> dict[str, Any]:
-    """A value for each key whose conditions hold, in the order of the space, in which what others depend on comes first."""
+    """A value for each key whose conditions hold, in the order of the space, in which what others depend on comes
+    first.
+    """
     taken: dict[str, Any] = {}
     for dimension in space:
         if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
@@ -95,7 +112,9 @@ def values(space: Sequence[Dimension], asked: Asked) -> dict[str, Any]:
 
 
 def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration, by key, as the engine keeps them, of what is searched; {} where one of them is outside the space."""
+    """The values of a configuration, by key, as the engine keeps them, of what is searched; {} where one of them is
+    outside the space.
+    """
     taken: dict[str, Any] = {}
     for dimension in space:
         if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
@@ -110,7 +129,8 @@ def override(key: str, value: Any) -> str:
     return f"{key}={value if isinstance(value, float) else json.dumps(value)}"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ reading
+# ----------------------------------------------------------------------------------------------------------------------
+# reading
 
 
 def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
@@ -118,7 +138,9 @@ def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], N
     found: dict[str, Dimension] = {}
     for path, table in _dimensions(tables, problem):
         key = ".".join(path)
-        reason = _FIXED.get(key) or (f"nothing of [{path[0]}] changes what is learnt" if path[0] in ("checkpoint", "eval") else None)
+        reason = _FIXED.get(key) or (
+            f"nothing of [{path[0]}] changes what is learnt" if path[0] in ("checkpoint", "eval") else None
+        )
         message = f"cannot be searched: {reason}" if reason else None
         dimension = None if message else _dimension(key, table)
         if isinstance(dimension, Dimension):
@@ -128,7 +150,9 @@ def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], N
     return _ordered(found, problem)
 
 
-def _dimensions(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None], above: tuple[str, ...] = ()) -> Iterator[Any]:
+def _dimensions(
+    tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None], above: tuple[str, ...] = ()
+) -> Iterator[Any]:
     for name, table in tables.items():
         path = (*above, name)
         if not isinstance(table, Mapping):
@@ -153,16 +177,30 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
         return when
     (kind,), given, step = kinds, table[kinds[0]], table.get("step")
     if kind == "choice":
-        if not isinstance(given, list) or not given or len({json.dumps(choice, default=str) for choice in given}) < len(given):
+        if (
+            not isinstance(given, list)
+            or not given
+            or len({json.dumps(choice, default=str) for choice in given}) < len(given)
+        ):
             return f"choice should be a list of different values (got {given!r})"
-        return Dimension(key, kind, choices=tuple(given), when=when) if step is None else "step goes with uniform, not with choice"
-    numbers = isinstance(given, list) and len(given) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in given)
+        return (
+            Dimension(key, kind, choices=tuple(given), when=when)
+            if step is None
+            else "step goes with uniform, not with choice"
+        )
+    numbers = (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(isinstance(end, int | float) and not isinstance(end, bool) for end in given)
+    )
     if not numbers or not all(map(math.isfinite, given)) or given[0] >= given[1]:
         return f"{kind} should be two numbers, the smaller first (got {given!r})"
     if kind == "log" and given[0] <= 0:
         return f"a logarithmic scale begins above 0 (got {given!r})"
     whole = all(isinstance(end, int) for end in given)
-    if step is not None and (kind == "log" or isinstance(step, bool) or not isinstance(step, int if whole else int | float) or step <= 0):
+    if step is not None and (
+        kind == "log" or isinstance(step, bool) or not isinstance(step, int if whole else int | float) or step <= 0
+    ):
         return f"step should be a number above 0, whole where both ends are, and goes with uniform (got {step!r})"
     return Dimension(key, kind, low=given[0], high=given[1], whole=whole, step=step, when=when)
 

@@ -1,4 +1,5 @@
-"""The search engine, Optuna: samplers, pruners, and the trials in a journal file that several machines may share. Knows no run folder.
+"""The search engine, Optuna: samplers, pruners, and the trials in a journal file that several machines may share. Knows
+no run folder.
 
 Optuna is imported when a study is opened, never before.
 """
@@ -38,12 +39,18 @@ class Study:
         warnings.filterwarnings("ignore", module="optuna")
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
-        better, cheaper = (optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE"))
+        better, cheaper = (
+            optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE")
+        )
         with self.turn():
             self._study = optuna.create_study(
-                study_name=plan.name, storage=storage, sampler=_sampler(plan), pruner=_pruner(plan), load_if_exists=True,
+                study_name=plan.name,
+                storage=storage,
+                sampler=_sampler(plan),
+                pruner=_pruner(plan),
+                load_if_exists=True,
                 directions=[better, cheaper] if plan.settings.pareto else [better],
-            )  # fmt: skip
+            )
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -62,9 +69,11 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def ask(self, names: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within `turn`.
+        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within
+        `turn`.
 
-        The first trial has the values of the configuration itself, if they are in the space: what is found later is to be better than that.
+        The first trial has the values of the configuration itself, if they are in the space: what is found later is to
+        be better than that.
         """
         if not self.trials() and (own := self._plan.own_values):
             self._study.enqueue_trial(own)
@@ -107,7 +116,10 @@ class Study:
         plan, trials = self._plan, self.trials()
         if plan.trials is not None and len(trials) >= plan.trials:
             return f"{plan.trials:,} trials"
-        if plan.settings.steps is not None and sum(result(trial).get("steps", 0) for trial in trials) >= plan.settings.steps:
+        if (
+            plan.settings.steps is not None
+            and sum(result(trial).get("steps", 0) for trial in trials) >= plan.settings.steps
+        ):
             return f"{plan.settings.steps:,} steps"
         if plan.settings.minutes is not None and busy_s(trials) >= 60 * plan.settings.minutes:
             return f"{plan.settings.minutes:g} minutes"
@@ -135,7 +147,10 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
     """The seconds in which any trial ran; one that was broken off counts until now."""
     now = time.time()
     spans = sorted(
-        (trial.datetime_start.timestamp(), now if trial.datetime_complete is None else trial.datetime_complete.timestamp())
+        (
+            trial.datetime_start.timestamp(),
+            now if trial.datetime_complete is None else trial.datetime_complete.timestamp(),
+        )
         for trial in trials
         if trial.datetime_start is not None and (trial.datetime_complete is not None or not _is_gone(trial))
     )
@@ -181,5 +196,7 @@ def _pruner(plan: Plan) -> Any:
 
     name = "none" if plan.settings.pareto else plan.settings.pruner
     if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=_FEWEST_PERCENT, max_resource=100, reduction_factor=_REDUCTION)
+        return optuna.pruners.HyperbandPruner(
+            min_resource=_FEWEST_PERCENT, max_resource=100, reduction_factor=_REDUCTION
+        )
     return optuna.pruners.WilcoxonPruner() if name == "wilcoxon" else optuna.pruners.NopPruner()

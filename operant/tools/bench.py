@@ -1,6 +1,7 @@
 """How fast Operant is on this machine: stepping alone, PPO end to end, and the time until CartPole is solved.
 
-What `operant bench` measures. Writes no run and prints nothing. Every figure is a median after a warm-up. Comparisons and claims: benches/.
+What `operant bench` measures. Writes no run and prints nothing. Every figure is a median after a warm-up. Comparisons
+and claims: benches/.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Bench(NamedTuple):
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> float:
-    """Median seconds of one call, over `repeats` regions of so many calls that each lasts about `least_s`, after a warm-up.
+    """Median seconds of one call, over `repeats` regions of so many calls that each lasts about `least_s`, after a
+    warm-up.
 
     On a GPU regions are timed by CUDA events.
     """
@@ -130,11 +132,16 @@ def default_sizes(device: torch.device) -> tuple[tuple[int, int], ...]:
 
 
 def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> Stepping:
-    """Step a world under random actions (eight draws in turn; two of them beyond a million lanes), on a GPU in graphs of many steps."""
+    """Step a world under random actions (eight draws in turn; two of them beyond a million lanes), on a GPU in graphs
+    of many steps.
+    """
     world = DeviceWorld(env, lanes, seed=1, device=device)
     slot = world.slot()
     world.reset(world.bind(slot))
-    slots = [(action, world.bind(slot._replace(action=action))) for action in random_actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)]
+    slots = [
+        (action, world.bind(slot._replace(action=action)))
+        for action in random_actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)
+    ]
     steps = 1 if device.type != "cuda" else 256 if lanes <= 1 << 17 else 64 if lanes <= 1 << 20 else 4
     turn = 0
 
@@ -154,16 +161,22 @@ def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tenso
     generator = torch.Generator().manual_seed(1)
     uniform = [torch.rand(like.shape, generator=generator) for _ in range(draws)]
     if isinstance(env.action, Box):
-        low, high = (torch.tensor(bound, dtype=torch.float32)[:, None].clamp(-1e3, 1e3) for bound in env.action.bounds())
+        low, high = (
+            torch.tensor(bound, dtype=torch.float32)[:, None].clamp(-1e3, 1e3) for bound in env.action.bounds()
+        )
         return [(low + (high - low) * draw).to(like.device) for draw in uniform]
     counts = torch.tensor(env.action.n).reshape(-1, 1)
     return [(draw * counts).to(torch.int32).clamp_(max=counts - 1).to(like.device) for draw in uniform]
 
 
-def training(lanes: int, horizon: int, precision: str, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.5) -> Training:
+def training(
+    lanes: int, horizon: int, precision: str, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.5
+) -> Training:
     """Train PPO on CartPole at one size."""
     sizes = [f"env.lanes={lanes}", f"algo.horizon={horizon}", f"algo.precision={precision}"]
-    algo = building.build(config.load(None, ["env.name=cartpole", "algo.anneal=false", "algo.learning_rate=2.5e-4", *sizes]), device)
+    algo = building.build(
+        config.load(None, ["env.name=cartpole", "algo.anneal=false", "algo.learning_rate=2.5e-4", *sizes]), device
+    )
     algo.start()
     runs = [phase.run for phase in algo.phases]
 
@@ -179,7 +192,9 @@ def training(lanes: int, horizon: int, precision: str, device: torch.device, *, 
 
 
 def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Solved:
-    """Train by the shipped configuration until a greedy evaluation after some iteration reaches its target, or to its last step."""
+    """Train by the shipped configuration until a greedy evaluation after some iteration reaches its target, or to its
+    last step.
+    """
     started = time.perf_counter()
     recipe = config.load(recipes.find_source(RECIPE), overrides)
     target = math.inf if recipe.run.target is None else recipe.run.target
@@ -198,7 +213,9 @@ def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Sol
         iteration += 1
         spent_s += took_s if iteration > 2 else 0.0
         mean = evaluator.run(iteration).mean
-    return Solved(seed, mean >= target, spent_s, time.perf_counter() - started, iteration * algo.steps_per_iteration, mean)
+    return Solved(
+        seed, mean >= target, spent_s, time.perf_counter() - started, iteration * algo.steps_per_iteration, mean
+    )
 
 
 # ALL OF IT
@@ -218,10 +235,12 @@ def bench(
     least_s: float = 0.2,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Measure what is asked for; what is left empty takes on what suits the device. `report` takes a line before each part.
+    """Measure what is asked for; what is left empty takes on what suits the device. `report` takes a line before each
+    part.
 
-    `environments` are names or files (all that ship), of which all but the first are stepped at the largest of `lanes` up to a million alone.
-    Raises UsageError for no section, and for a section, an environment or a device that there is not; MachineError where the device is not here.
+    `environments` are names or files (all that ship), of which all but the first are stepped at the largest of `lanes`
+    up to a million alone. Raises UsageError for no section, and for a section, an environment or a device that there is
+    not; MachineError where the device is not here.
     """
     wanted = tuple(sections)
     if unknown := [name for name in wanted if name not in SECTIONS]:
@@ -257,6 +276,8 @@ def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tup
     try:
         found = [envs.find(name) for name in names]
     except KeyError as error:
-        raise UsageError(f"unknown environment {error.args[0]!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
+        raise UsageError(
+            f"unknown environment {error.args[0]!r}: name a file ending in .py, or one of {', '.join(envs.names())}"
+        ) from None
     one = max((number for number in lanes if number <= 1 << 20), default=max(lanes))
     return [(found[0], number) for number in lanes] + [(env, one) for env in found[1:]]

@@ -1,7 +1,8 @@
 """Checks an environment against the contract: what `operant check FILE.py` runs. Knows no policy and no algorithm.
 
-An author's mistake must come back as a sentence that names the line, never as a traceback and never as a wrong number in a training: so each way
-in which a file can be broken has a finding of its own, and a finding that later ones rest on stops the list when it fails.
+An author's mistake must come back as a sentence that names the line, never as a traceback and never as a wrong number
+in a training: so each way in which a file can be broken has a finding of its own, and a finding that later ones rest on
+stops the list when it fails.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from operant.compute.numba_errors import essence
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.envs import Env
 from operant.text import count
-from operant.tools.rollouts import DEVICE_TOLERANCE, Harness, Seen, compare_devices, long_rollout, same_bits, shards_apart
+from operant.tools.rollouts import (
+    DEVICE_TOLERANCE,
+    Harness,
+    Seen,
+    compare_devices,
+    long_rollout,
+    same_bits,
+    shards_apart,
+)
 from operant.worlds import quick_check
 from operant.worlds.bounds import PICTURE_SIDE, STEPS, BoundsChecked, rollout_actions, shade_index_error
 from operant.worlds.quick_check import Finding
@@ -46,17 +55,27 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
         return [compiled, Finding("float32 only", True, "no float64 instruction in any of them")]
     places = checked.float64_places()
     detail = "; ".join(places) if places else f"the instruction `{instructions[0]}`"
-    return [compiled, Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}")]
+    return [
+        compiled,
+        Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}"),
+    ]
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
-    """Two rollouts alike but for what lay in their buffers before: whatever then differs was left unwritten, or read before it was written."""
+    """Two rollouts alike but for what lay in their buffers before: whatever then differs was left unwritten, or read
+    before it was written.
+    """
     name, generator = "writes what it declares", np.random.default_rng(1)
     harnesses = Harness(env, lanes, 1), Harness(env, lanes, 1)
     for t in range(steps + 1):
         action = rollout_actions(env, generator, t, lanes, harnesses[0].slot.legal)
         for harness, fill in zip(harnesses, (85, 42), strict=True):
-            left_over = [harness.slot.observation, harness.slot.final_observation, harness.slot.legal, harness.world.lanes.workspace]
+            left_over = [
+                harness.slot.observation,
+                harness.slot.final_observation,
+                harness.slot.legal,
+                harness.world.lanes.workspace,
+            ]
             for tensor in left_over + ([] if t else [harness.world.lanes.state, harness.world.lanes.int_state]):
                 if tensor is not None:
                     tensor.fill_(fill)
@@ -65,14 +84,31 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
         who = "reset" if t == 0 else "step"
         if env.fields and (rows := _rows_apart(one["state"], other["state"])):
             what = "the episode before" if t == 0 else "the workspace"
-            return Finding(name, False, f"after `{who}`, s{rows} depends on what {what} left there: `{who}` must write it")
+            return Finding(
+                name, False, f"after `{who}`, s{rows} depends on what {what} left there: `{who}` must write it"
+            )
         if env.int_state and (rows := _rows_apart(one["int_state"], other["int_state"])):
-            return Finding(name, False, f"after `{who}`, int_state{rows[:8]} depend on what lay in int_state or workspace before: `{who}` must write them")
+            return Finding(
+                name,
+                False,
+                f"after `{who}`, int_state{rows[:8]} depend on what lay in int_state or workspace before: `{who}` must "
+                "write them",
+            )
         for which in ("observation", "final observation"):
             if rows := _rows_apart(one[which], other[which]):
-                return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
+                return Finding(
+                    name,
+                    False,
+                    f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} "
+                    "numbers)",
+                )
         if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
-            return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action has {env.mask_size} choices), or reads the workspace")
+            return Finding(
+                name,
+                False,
+                f"`legal` leaves mask{rows[:8]} unwritten (the action has {env.mask_size} choices), or reads the "
+                "workspace",
+            )
     if env.observation_shards and (wrong := shards_apart(env, lanes, min(steps, SHARD_STEPS))):
         return Finding(name, False, wrong)
     masks = ", legal the whole mask" if env.mask_size else ""
@@ -85,7 +121,9 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
 
 
 def picture(checked: BoundsChecked) -> Finding:
-    """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns colours."""
+    """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns
+    colours.
+    """
     name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
     before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.int_state)]
@@ -95,7 +133,9 @@ def picture(checked: BoundsChecked) -> Finding:
         return Finding(name, False, shade_index_error(checked))
     for what, then, now in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
         if then is not None and not same_bits(then, now):
-            return Finding(name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read")
+            return Finding(
+                name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read"
+            )
     if buffer := checked.trespass():
         return Finding(name, False, f"`pixel_shader` writes beside {buffer}: it may only read")
     wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
@@ -103,18 +143,36 @@ def picture(checked: BoundsChecked) -> Finding:
         lane, row, column = wrong.nonzero()[0].tolist()
         said = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
         x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
-        return Finding(name, False, f"`pixel_shader` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
-    return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
+        return Finding(
+            name,
+            False,
+            f"`pixel_shader` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1",
+        )
+    return Finding(
+        name,
+        True,
+        f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1",
+    )
 
 
 def _devices(env: Env, lanes: int) -> Finding:
-    """A free run where the dynamics allow it; a chaotic system pulls any two roundings apart, so it is judged step by step."""
+    """A free run where the dynamics allow it; a chaotic system pulls any two roundings apart, so it is judged step by
+    step.
+    """
     name, steps = "CPU = CUDA", STEPS
     share, worst = compare_devices(env, lanes, steps)
     if share >= 0.99:
-        return Finding(name, True, f"{share:.1%} of lanes agree over {steps} free steps, largest error {worst:.1e} (tolerance {DEVICE_TOLERANCE:g})")
+        return Finding(
+            name,
+            True,
+            f"{share:.1%} of lanes agree over {steps} free steps, largest error {worst:.1e} (tolerance "
+            f"{DEVICE_TOLERANCE:g})",
+        )
     each, worst = compare_devices(env, lanes, steps, resynchronise=True)
-    detail = f"{each:.1%} of lanes agree step by step over {steps} steps, largest error {worst:.1e} (tolerance {DEVICE_TOLERANCE:g}); "
+    detail = (
+        f"{each:.1%} of lanes agree step by step over {steps} steps, largest error {worst:.1e} (tolerance "
+        f"{DEVICE_TOLERANCE:g}); "
+    )
     return Finding(name, each >= 0.99, detail + f"left alone, {share:.1%} stay together")
 
 
@@ -147,10 +205,13 @@ def _attempt(name: str, look: Callable[[], Finding], report: Callable[[str], Non
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
 
 
-def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
+def check(
+    env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None
+) -> Iterator[Finding]:
     """Every check of an environment in order, each as soon as it is done. Raises nothing for an author's mistakes.
 
-    It ends early at a failure that later findings would only repeat. `report` is called with the name of the next check, which may take minutes.
+    It ends early at a failure that later findings would only repeat. `report` is called with the name of the next
+    check, which may take minutes.
     """
     yield (finding := quick_check.declared(env))
     if not finding.passed:
@@ -172,7 +233,9 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[st
     yield _attempt("speed", lambda: _speed(env), report)
 
 
-def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]) -> Iterator[Finding]:
+def _compiled_findings(
+    env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]
+) -> Iterator[Finding]:
     """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
@@ -186,7 +249,9 @@ def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int,
         return
     yield from _long_rollout_findings(env, seen, lanes, steps)
     if seen.not_repeated is None:
-        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, STEPS)), report)
+        yield _attempt(
+            "writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, STEPS)), report
+        )
     if env.pixel_shader is not None and seen.not_finite is None:
         yield _attempt("picture", lambda: picture(checked), report)
 
@@ -197,14 +262,26 @@ def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iter
         advice = "draw random numbers by operant.compute.rng alone, and keep no state outside s"
         yield Finding("repeatable", False, f"the same seed gave other bits at {seen.not_repeated}; {advice}")
     else:
-        other = "another seed gives others" if seen.seed_matters else "another seed gives the same: it draws no random numbers"
+        other = (
+            "another seed gives others"
+            if seen.seed_matters
+            else "another seed gives the same: it draws no random numbers"
+        )
         yield Finding("repeatable", True, f"the same seed gives the same bits over {over}; {other}")
     yield Finding("finite", seen.not_finite is None, seen.not_finite or f"under extreme and random actions, {over}")
-    yield Finding("within bounds", seen.outside is None, f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}")
+    yield Finding(
+        "within bounds",
+        seen.outside is None,
+        f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}",
+    )
     if env.mask_size:
         tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were tried, too"
         yield Finding("legal actions", seen.mask is None, seen.mask or f"always one at least, {tried}, {over}")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
-    ended = f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}" if seen.episodes else "none ended"
+    ended = (
+        f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}"
+        if seen.episodes
+        else "none ended"
+    )
     warnings = () if seen.episodes else quick_check.endless(env, steps, lanes)
     yield next(iter(warnings), Finding("episodes end", True, f"{ended} in {over} ({limit})"))

@@ -32,7 +32,9 @@ class _Seen(NamedTuple):
 
 
 def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
-    """Every check in order, each as soon as it is done. Raises nothing for an author's mistakes, but ends at the first that nothing can follow."""
+    """Every check in order, each as soon as it is done. Raises nothing for an author's mistakes, but ends at the first
+    that nothing can follow.
+    """
     shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} numbers"
     parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
     yield Finding("spaces", True, f"observes {shown} of {env.observation.dtype} ({parts}); {_action(env)}")
@@ -42,21 +44,34 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
         with muted():
             one, other = _rollout(alone, steps, 1), _rollout(alone, steps, 1)
     except EnvironmentFailedError as error:
-        line = next((line.strip() for line in reversed(error.detail.splitlines()) if line.strip().startswith("File")), "")
+        line = next(
+            (line.strip() for line in reversed(error.detail.splitlines()) if line.strip().startswith("File")), ""
+        )
         yield Finding("runs", False, f"{error}{f' ({line})' if line else ''}")
         return
     over = f"{steps:,} steps of {LANES} lanes"
     yield Finding("runs", True, f"random actions, finite numbers, {over}")
     same = np.array_equal(one.rows, other.rows) and np.array_equal(one.outcomes, other.outcomes)
-    unlike = "the same seed gave other numbers: runs with it cannot be repeated (are all random numbers drawn from self.np_random?)"
-    yield Finding("repeatable", True, f"the same seed gives the same numbers over {over}" if same else unlike, warning=not same)
+    unlike = (
+        "the same seed gave other numbers: runs with it cannot be repeated (are all random numbers drawn from "
+        "self.np_random?)"
+    )
+    yield Finding(
+        "repeatable", True, f"the same seed gives the same numbers over {over}" if same else unlike, warning=not same
+    )
     yield _bounds(env, one)
     if env.mask_size:
         yield Finding("legal actions", one.legal_share > 0, f"by action_mask, {one.legal_share:.0%} of actions")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
-    ended = f"{one.episodes:,.0f} ended, mean length {one.length:.1f}, mean return {one.mean_return:.4g}" if one.episodes else "none ended"
+    ended = (
+        f"{one.episodes:,.0f} ended, mean length {one.length:.1f}, mean return {one.mean_return:.4g}"
+        if one.episodes
+        else "none ended"
+    )
     endless = not one.episodes and env.time_limit is None
-    yield Finding("episodes end", True, f"{ended} in {over} ({limit}){': set env.time_limit' if endless else ''}", warning=endless)
+    yield Finding(
+        "episodes end", True, f"{ended} in {over} ({limit}){': set env.time_limit' if endless else ''}", warning=endless
+    )
     if env.draws:
         report("picture")
         yield _picture(alone)
@@ -85,7 +100,9 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
     world.advance(steps)
     episodes, length, total = world.episode_sums(slot).tolist()
     world.close()
-    return _Seen(np.stack(rows), np.stack(outcomes), legal / steps, episodes, length / max(episodes, 1), total / max(episodes, 1))
+    return _Seen(
+        np.stack(rows), np.stack(outcomes), legal / steps, episodes, length / max(episodes, 1), total / max(episodes, 1)
+    )
 
 
 def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
@@ -97,19 +114,30 @@ def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
         return
     sizes = [space.n] if isinstance(space.n, int) else list(space.n)
     draws = generator.random((sum(sizes), lanes)) * (1 if slot.legal is None else slot.legal.numpy())
-    slot.action.copy_(torch.from_numpy(np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])]).astype(np.int32)))
+    slot.action.copy_(
+        torch.from_numpy(
+            np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])]).astype(np.int32)
+        )
+    )
 
 
 def _bounds(env: HostEnv, seen: _Seen) -> Finding:
     low, high = (np.asarray(bound, np.float64)[None, :, None] for bound in env.observation.bounds())
-    slack = _SLACK * np.maximum(1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0)))
+    slack = _SLACK * np.maximum(
+        1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0))
+    )
     outside = (seen.rows < low - slack) | (seen.rows > high + slack)
     if not outside.any():
         return Finding("within bounds", True, "observations lie within the declared ones")
     t, column, lane = np.argwhere(outside)[0]
     name = next((field.name for field in env.observed if field.start <= column < field.stop), "observation")
     bounds = f"{low[0, column, 0]:g} to {high[0, column, 0]:g}"
-    return Finding("within bounds", True, f"{name} was {seen.rows[t, column, lane]:g} at step {t}, outside the declared {bounds}", warning=True)
+    return Finding(
+        "within bounds",
+        True,
+        f"{name} was {seen.rows[t, column, lane]:g} at step {t}, outside the declared {bounds}",
+        warning=True,
+    )
 
 
 def _picture(env: HostEnv) -> Finding:
@@ -122,7 +150,9 @@ def _picture(env: HostEnv) -> Finding:
     except EnvironmentFailedError as error:
         return Finding("picture", False, str(error))
     plain = int(shown.min()) == int(shown.max())
-    return Finding("picture", True, "`render` returned one colour alone" if plain else "`render` gives an rgb_array", warning=plain)
+    return Finding(
+        "picture", True, "`render` returned one colour alone" if plain else "`render` gives an rgb_array", warning=plain
+    )
 
 
 def _speed(env: HostEnv) -> Finding:
@@ -130,7 +160,10 @@ def _speed(env: HostEnv) -> Finding:
     parts = []
     for processes in dict.fromkeys((0, env.hosting.processes)):
         lanes = 16 * max(processes, 1)
-        world, generator = HostWorld(replace(env, hosting=env.hosting._replace(processes=processes)), lanes, seed=1), np.random.default_rng(1)
+        world, generator = (
+            HostWorld(replace(env, hosting=env.hosting._replace(processes=processes)), lanes, seed=1),
+            np.random.default_rng(1),
+        )
         slot = world.slot()
         with muted():
             world.reset(slot)
@@ -140,5 +173,7 @@ def _speed(env: HostEnv) -> Finding:
                 world.step(slot)
                 taken += 1
         world.close()
-        parts.append(f"{taken * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}")
+        parts.append(
+            f"{taken * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}"
+        )
     return Finding("speed", True, "; ".join(parts))

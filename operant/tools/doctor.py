@@ -1,6 +1,8 @@
-"""What `operant doctor` looks at: whether this machine can train, and what to do where it cannot. Knows nothing of runs beyond the folder they go into.
+"""What `operant doctor` looks at: whether this machine can train, and what to do where it cannot. Knows nothing of runs
+beyond the folder they go into.
 
-Each check is a function that returns one finding; one that breaks is a finding too, so that a broken machine still gets the whole list.
+Each check is a function that returns one finding; one that breaks is a finding too, so that a broken machine still gets
+the whole list.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, `ok`, `note` (works, could be better) or `problem` (breaks training), what was found, what to do."""
+    """One line: what was looked at, `ok`, `note` (works, could be better) or `problem` (breaks training), what was
+    found, what to do.
+    """
 
     name: str
     status: str
@@ -65,7 +69,9 @@ def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def _python() -> Finding:
-    return Finding("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_cores()} cores")
+    return Finding(
+        "python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_cores()} cores"
+    )
 
 
 def _cores() -> int:
@@ -76,7 +82,12 @@ def _torch() -> Finding:
     try:
         import torch
     except Exception as error:
-        return Finding("torch", PROBLEM, f"cannot be imported: {type(error).__name__}: {error}", "install it again: pip install --force-reinstall torch")
+        return Finding(
+            "torch",
+            PROBLEM,
+            f"cannot be imported: {type(error).__name__}: {error}",
+            "install it again: pip install --force-reinstall torch",
+        )
     if torch.version.cuda is None:
         advice = "on a machine with an NVIDIA GPU, install a CUDA build of torch" if _devices() else ""
         return Finding("torch", NOTE if advice else OK, f"{torch.__version__}, a CPU build", advice)
@@ -88,7 +99,12 @@ def _numba() -> Finding:
         import numba
         import numpy
     except Exception as error:
-        return Finding("numba", PROBLEM, f"cannot be imported: {type(error).__name__}: {error}", "install it again: pip install --force-reinstall numba")
+        return Finding(
+            "numba",
+            PROBLEM,
+            f"cannot be imported: {type(error).__name__}: {error}",
+            "install it again: pip install --force-reinstall numba",
+        )
     return Finding("numba", OK, f"{numba.__version__}, numpy {numpy.__version__}, threads by {_threading_layer()}")
 
 
@@ -105,7 +121,9 @@ def _driver() -> Finding:
     if devices is None:
         return Finding("driver", OK, "no NVIDIA driver: training runs on the CPU")
     version, names = devices
-    return Finding("driver", OK, f"{version}, {len(names)} GPU{'s' if len(names) != 1 else ''}: {', '.join(names) or 'none'}")
+    return Finding(
+        "driver", OK, f"{version}, {len(names)} GPU{'s' if len(names) != 1 else ''}: {', '.join(names) or 'none'}"
+    )
 
 
 def _devices() -> tuple[str, list[str]] | None:
@@ -120,7 +138,10 @@ def _devices() -> tuple[str, list[str]] | None:
         return None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [f"{pynvml.nvmlDeviceGetName(handle)} ({pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30:.0f} GiB)" for handle in handles]
+        names = [
+            f"{pynvml.nvmlDeviceGetName(handle)} ({pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30:.0f} GiB)"
+            for handle in handles
+        ]
         return pynvml.nvmlSystemGetDriverVersion(), names
     finally:
         pynvml.nvmlShutdown()
@@ -134,17 +155,29 @@ def _gpu() -> Finding:
         return Finding("gpu", OK, ", ".join(names))
     if not _devices():
         return Finding("gpu", OK, "none: run.device=auto means the CPU")
-    return Finding("gpu", NOTE, "the driver knows GPUs, torch cannot use them", "install a CUDA build of torch that fits the driver, or update the driver")
+    return Finding(
+        "gpu",
+        NOTE,
+        "the driver knows GPUs, torch cannot use them",
+        "install a CUDA build of torch that fits the driver, or update the driver",
+    )
 
 
 def _numba_cuda() -> Finding:
     try:
         version = metadata.version("numba-cuda")
     except metadata.PackageNotFoundError:
-        return Finding("numba-cuda", NOTE, "not installed: environments run on the CPU only", "pip install 'numba-cuda[cu13]'")
+        return Finding(
+            "numba-cuda", NOTE, "not installed: environments run on the CPU only", "pip install 'numba-cuda[cu13]'"
+        )
     numpy = tuple(map(int, metadata.version("numpy").split(".")[:2]))
     if numpy >= (2, 5):
-        return Finding("numba-cuda", PROBLEM, f"{version} does not work with numpy {'.'.join(map(str, numpy))}", "pip install 'numpy<2.5'")
+        return Finding(
+            "numba-cuda",
+            PROBLEM,
+            f"{version} does not work with numpy {'.'.join(map(str, numpy))}",
+            "pip install 'numpy<2.5'",
+        )
     from numba import cuda
 
     usable = "usable" if cuda.is_available() else "finds no GPU"
@@ -165,7 +198,9 @@ def _terminal() -> Finding:
     if not sys.stderr.isatty():
         return Finding("terminal", OK, "none: progress comes as plain lines")
     columns, lines = shutil.get_terminal_size()
-    found = f"{os.environ.get('TERM', 'unknown')}, {columns} x {lines}, {getattr(sys.stderr, 'encoding', None) or 'ascii'}"
+    found = (
+        f"{os.environ.get('TERM', 'unknown')}, {columns} x {lines}, {getattr(sys.stderr, 'encoding', None) or 'ascii'}"
+    )
     if columns < 40 or lines < 10:
         return Finding("terminal", NOTE, found, "the monitor needs 40 x 10")
     return Finding("terminal", OK, found)
@@ -180,7 +215,9 @@ def sessions() -> Finding:
     user = getpass.getuser()
     if Path("/var/lib/systemd/linger", user).exists():
         return Finding("sessions", OK, "runs go on after you log out (linger is on)")
-    return Finding("sessions", NOTE, "runs end when you log out (KillUserProcesses=yes)", f"loginctl enable-linger {user}")
+    return Finding(
+        "sessions", NOTE, "runs end when you log out (KillUserProcesses=yes)", f"loginctl enable-linger {user}"
+    )
 
 
 def _kills_user_processes() -> bool:
@@ -203,7 +240,12 @@ def _runs(root: Path) -> Finding:
             file.write(b"operant")
             file.flush()
     except OSError as error:
-        return Finding("runs", PROBLEM, f"{root} cannot be written ({error.strerror})", "choose another folder with --runs or $OPERANT_RUNS")
+        return Finding(
+            "runs",
+            PROBLEM,
+            f"{root} cannot be written ({error.strerror})",
+            "choose another folder with --runs or $OPERANT_RUNS",
+        )
     return Finding("runs", OK, f"{root} {'can be written' if place == root else 'can be made'}")
 
 

@@ -1,4 +1,5 @@
-"""How long ranks take to hand each other some numbers, measured between processes of this machine. Knows no run and no algorithm.
+"""How long ranks take to hand each other some numbers, measured between processes of this machine. Knows no run and no
+algorithm.
 
 Run as a module it is one of the ranks.
 """
@@ -37,7 +38,15 @@ def measured(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> Measured:
         processes = []
         for rank, log in enumerate(logs):
             with log.open("wb") as file:
-                command = [sys.executable, "-m", "operant.tools.exchange_probe", str(rank), str(ranks), f"{folder}/store", "cuda" if gpu else "cpu"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "operant.tools.exchange_probe",
+                    str(rank),
+                    str(ranks),
+                    f"{folder}/store",
+                    "cuda" if gpu else "cpu",
+                ]
                 processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file))
         deadline_s = time.monotonic() + limit_s
         try:
@@ -52,8 +61,16 @@ def measured(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> Measured:
                 process.wait()
         if any(code != 0 for code in codes):
             failed = next((rank for rank, code in enumerate(codes) if code), None)
-            last = "" if failed is None else (logs[failed].read_text(errors="replace").strip().splitlines() or [f"exit code {codes[failed]}"])[-1]
-            return Measured("", {}, f"rank {failed}: {last}" if failed is not None else f"not done within {limit_s:g} s")
+            last = (
+                ""
+                if failed is None
+                else (logs[failed].read_text(errors="replace").strip().splitlines() or [f"exit code {codes[failed]}"])[
+                    -1
+                ]
+            )
+            return Measured(
+                "", {}, f"rank {failed}: {last}" if failed is not None else f"not done within {limit_s:g} s"
+            )
         found = json.loads(logs[0].read_text().strip().splitlines()[-1])
         return Measured(found["name"], {int(size): us for size, us in found["us"].items()})
 

@@ -1,4 +1,6 @@
-"""One part of an iteration alone, and a trainer's buffers by name: `operant profile --part` and `--memory`, for every kind of world. Prints nothing."""
+"""One part of an iteration alone, and a trainer's buffers by name: `operant profile --part` and `--memory`, for every
+kind of world. Prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,26 @@ def built(config: Any, report: Callable[[str], None]) -> Any:
 
 
 def timed(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
-    """A part alone, again and again: "env" steps the lanes with random actions, "rollout" collects, "update" learns from what was collected.
+    """A part alone, again and again: "env" steps the lanes with random actions, "rollout" collects, "update" learns
+    from what was collected.
 
     Raises UsageError where an algorithm does the last two in one.
     """
     algo = built(config, report)
     names = [phase.name for phase in algo.phases]
     if part != "env" and len(names) == 1:
-        raise UsageError(f"--part {part}: {config.algo_label} steps and learns in one phase, {names[0]!r}: use --part env, or no --part")
+        raise UsageError(
+            f"--part {part}: {config.algo_label} steps and learns in one phase, {names[0]!r}: use --part env, or "
+            "no --part"
+        )
     for _ in range(_WARM_UP):
         for phase in algo.phases:
             phase.run()
-    work, steps = (_stepping(algo.world), _STEPS * algo.world.count) if part == "env" else (algo.phases[0].run, algo.steps_per_iteration)
+    work, steps = (
+        (_stepping(algo.world), _STEPS * algo.world.count)
+        if part == "env"
+        else (algo.phases[0].run, algo.steps_per_iteration)
+    )
     if part == "update":
         work = _all([phase.run for phase in algo.phases[1:]])
     if part == "env":
@@ -79,7 +89,17 @@ def timed(config: Any, part: str, iterations: int, report: Callable[[str], None]
         work()
         seconds.append(_now(algo.device) - began)
     median = statistics.median(seconds)
-    return Part(part, config.environment.name, config.algo_label, str(algo.device), algo.world.count, iterations, median, steps, steps / median)
+    return Part(
+        part,
+        config.environment.name,
+        config.algo_label,
+        str(algo.device),
+        algo.world.count,
+        iterations,
+        median,
+        steps,
+        steps / median,
+    )
 
 
 def _now(device: torch.device) -> float:
@@ -121,7 +141,9 @@ def _stepping(world: Any) -> Callable[[], None]:
 
 
 def buffers(algo: Any) -> list[Buffer]:
-    """Every tensor and array that an algorithm and its world reach, each piece of memory once by its shortest name, the largest first."""
+    """Every tensor and array that an algorithm and its world reach, each piece of memory once by its shortest name, the
+    largest first.
+    """
     found: dict[int, Buffer] = {}  # by where their memory begins
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()
@@ -133,13 +155,23 @@ def buffers(algo: Any) -> list[Buffer]:
         known.add(id(value))
         if isinstance(value, torch.Tensor):
             storage, kind = value.untyped_storage(), str(value.dtype).removeprefix("torch.")
-            found.setdefault(storage.data_ptr(), Buffer(name, storage.nbytes(), list(value.shape), kind, str(value.device)))
+            found.setdefault(
+                storage.data_ptr(), Buffer(name, storage.nbytes(), list(value.shape), kind, str(value.device))
+            )
         elif isinstance(value, np.ndarray):
-            arrays.setdefault(value.ctypes.data, Buffer(name, value.nbytes, list(value.shape), str(value.dtype), "host"))
+            arrays.setdefault(
+                value.ctypes.data, Buffer(name, value.nbytes, list(value.shape), str(value.dtype), "host")
+            )
         elif depth < _DEEPEST:
-            waiting += [(f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _inside(value)]
+            waiting += [
+                (f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _inside(value)
+            ]
     # An array may look into a tensor: as kernels on the CPU take them.
-    apart = [array for at, array in arrays.items() if not any(start <= at < start + buffer.bytes for start, buffer in found.items())]
+    apart = [
+        array
+        for at, array in arrays.items()
+        if not any(start <= at < start + buffer.bytes for start, buffer in found.items())
+    ]
     return sorted((buffer for buffer in (*found.values(), *apart) if buffer.bytes), key=lambda buffer: -buffer.bytes)
 
 

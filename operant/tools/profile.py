@@ -75,7 +75,9 @@ class Profile(NamedTuple):
     threads: int
     iteration_s: float
     phase_s: dict[str, float]  # of each phase of the algorithm
-    host_s: dict[str, float]  # of lanes on the host: what their steps' parts take of a thread that steps them; empty for lanes on a device
+    host_s: dict[
+        str, float
+    ]  # of lanes on the host: what their steps' parts take of a thread that steps them; empty for lanes on a device
     sps: float
     phases: list[Phase]
     kernel_launches: int | None  # of one iteration: nodes of its graphs, and what is launched one by one
@@ -102,7 +104,11 @@ class Profile(NamedTuple):
         """For `--json`."""
         return {
             "schema": 1,
-            **{name: value for name, value in self._asdict().items() if name not in ("phases", "top_kernels", "work", "peak", "memory", "trace")},
+            **{
+                name: value
+                for name, value in self._asdict().items()
+                if name not in ("phases", "top_kernels", "work", "peak", "memory", "trace")
+            },
             "phases": [phase._asdict() for phase in self.phases],
             "top_kernels": [kernel._asdict() for kernel in self.top_kernels],
             "work": {**self.work._asdict(), "flops_per_s": self.flops, "bytes_per_s": self.bandwidth},
@@ -122,7 +128,11 @@ class _Memory:
         """Write down this moment. Waits for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            found = (torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device), torch.cuda.max_memory_allocated(self._device))
+            found = (
+                torch.cuda.memory_allocated(self._device),
+                torch.cuda.memory_reserved(self._device),
+                torch.cuda.max_memory_allocated(self._device),
+            )
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             resident = psutil.Process().memory_info().rss
@@ -202,7 +212,9 @@ def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractConte
             undo()
 
 
-def _within(function: Callable[..., Any], phase: str, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Callable[..., Any]:
+def _within(
+    function: Callable[..., Any], phase: str, around: Callable[[str], contextlib.AbstractContextManager[Any]]
+) -> Callable[..., Any]:
     def called(*arguments: Any, **named: Any) -> Any:
         with around(phase):
             return function(*arguments, **named)
@@ -224,7 +236,9 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 @contextlib.contextmanager
 def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     """A trace of what happens inside, written to `path`; of all threads."""
-    kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    kinds = [torch.profiler.ProfilerActivity.CPU] + (
+        [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
+    )
     threads = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     recorder = torch.profiler.profile(activities=kinds, experimental_config=threads)
     with _without_stderr():
@@ -258,7 +272,13 @@ def _without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, report: Callable[[str], None] = lambda line: None) -> Profile:
+def profile(
+    config: Config,
+    iterations: int = 20,
+    *,
+    trace: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Profile:
     """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is where the trace goes.
 
     `report` takes a line about each part that takes a while. Raises MachineError where the device is not there, OSError where the trace cannot be written.
@@ -342,7 +362,10 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
     events = tracefile.load(path)
     on_device = tracefile.device_events(events)
     kernels = sum(event["cat"] == tracefile.KERNEL for event in on_device)
-    top = [tracefile.Kernel(kernel.name, kernel.busy_s / TRACED, round(kernel.launches / TRACED)) for kernel in tracefile.kernels(on_device)[:TOP]]
+    top = [
+        tracefile.Kernel(kernel.name, kernel.busy_s / TRACED, round(kernel.launches / TRACED))
+        for kernel in tracefile.kernels(on_device)[:TOP]
+    ]
     return _Found(
         round(kernels / TRACED), round((len(on_device) - kernels) / TRACED), round(tracefile.host_launches(events) / TRACED),
         tracefile.busy_s(on_device) / TRACED, top,
@@ -363,7 +386,8 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
                     torch.cuda.synchronize(device)
     found = tracefile.by_range(tracefile.load(path), names)
     rows: list[tuple[str, float, int | None]] = [
-        (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED)) for name, item in found.items()
+        (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED))
+        for name, item in found.items()
     ]
     return _phases(trainer, rows)
 
@@ -387,4 +411,7 @@ def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> li
     """The largest first; what belongs to no named part of an algorithm's phase is called its rest."""
     total = sum(seconds for _, seconds, _ in rows) or 1.0
     renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}
-    return sorted((Phase(renamed.get(name, name), seconds, seconds / total, launches) for name, seconds, launches in rows), key=lambda phase: -phase.seconds)
+    return sorted(
+        (Phase(renamed.get(name, name), seconds, seconds / total, launches) for name, seconds, launches in rows),
+        key=lambda phase: -phase.seconds,
+    )

@@ -1,4 +1,6 @@
-"""Rollouts of an environment under random and extreme actions, to see what it does. Knows no policy, and gives no verdict: `operant.tools.check` does."""
+"""Rollouts of an environment under random and extreme actions, to see what it does. Knows no policy, and gives no
+verdict: `operant.tools.check` does.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,20 @@ class Harness:
         """What a step leaves behind, by name; on the CPU."""
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
-        tensors = {"observation": slot.observation, "reward": slot.reward, "terminated": slot.terminated, "truncated": slot.truncated}
+        tensors = {
+            "observation": slot.observation,
+            "reward": slot.reward,
+            "terminated": slot.terminated,
+            "truncated": slot.truncated,
+        }
         tensors |= {"state": lanes.state, "running": lanes.running}
         if slot.legal is not None:
             tensors["legal"] = slot.legal
         if lanes.int_state is not None:
             tensors["int_state"] = lanes.int_state
-        tensors["final observation"] = torch.where(ended, slot.final_observation, torch.zeros_like(slot.final_observation))
+        tensors["final observation"] = torch.where(
+            ended, slot.final_observation, torch.zeros_like(slot.final_observation)
+        )
         return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
@@ -86,10 +95,21 @@ def long_rollout(env: Env, lanes: int, steps: int) -> Seen:
             sums += one.world.episode_sums(one.slot).numpy()
         outcome = one.outcome()
         if seen.not_repeated is None:
-            seen.not_repeated = next((f"step {t}: the {name}" for name, bits in again.outcome().items() if not same_bits(bits, outcome[name])), None)
-        seen.seed_matters |= not same_bits(other.slot.observation, one.slot.observation) or not same_bits(other.slot.reward, one.slot.reward)
+            seen.not_repeated = next(
+                (
+                    f"step {t}: the {name}"
+                    for name, bits in again.outcome().items()
+                    if not same_bits(bits, outcome[name])
+                ),
+                None,
+            )
+        seen.seed_matters |= not same_bits(other.slot.observation, one.slot.observation) or not same_bits(
+            other.slot.reward, one.slot.reward
+        )
         if seen.not_finite is None:
-            seen.not_finite = _first(t, {name: (numbers, ~torch.isfinite(numbers)) for name, numbers in outcome.items()})
+            seen.not_finite = _first(
+                t, {name: (numbers, ~torch.isfinite(numbers)) for name, numbers in outcome.items()}
+            )
         if seen.outside is None:
             slack = 1e-6 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
             numbers = {name: outcome[name].float() for name in ("observation", "final observation")}
@@ -108,7 +128,9 @@ def _judge(env: Env, seen: Seen, t: int, legal: torch.Tensor, action: torch.Tens
     """Look at the mask (H, N) that step t left, and at the actions (A, N) taken under it."""
     blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
     seen.legal_share += float((legal == 1).double().mean())
-    seen.illegal += sum(int((block.gather(0, row[None].long()) != 1).sum()) for block, row in zip(blocks, action, strict=True))
+    seen.illegal += sum(
+        int((block.gather(0, row[None].long()) != 1).sum()) for block, row in zip(blocks, action, strict=True)
+    )
     if seen.mask is not None:
         return
     if bool((wrong := legal > 1).any()):
@@ -118,7 +140,10 @@ def _judge(env: Env, seen: Seen, t: int, legal: torch.Tensor, action: torch.Tens
     for k, block in enumerate(blocks):
         if bool((none := ~(block == 1).any(dim=0)).any()):
             which = f" of choice {k}" if len(blocks) > 1 else ""
-            seen.mask = f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: one at least must be, always"
+            seen.mask = (
+                f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: one at least "
+                "must be, always"
+            )
             return
 
 
@@ -133,7 +158,8 @@ def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str |
 
 
 def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
-    """What keeps the shards of an observation from being written by several threads at once, in words; None where nothing does.
+    """What keeps the shards of an observation from being written by several threads at once, in words; None where
+    nothing does.
 
     Each shard is written alone, twice, into buffers that differ: what then is equal is what it wrote.
     """
@@ -141,7 +167,10 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
     write = Kernel(shards_body(env, harness.world.params, env.observation_shards), torch.device("cpu"))
     scene, bound = Scene(harness.world.lanes.state, harness.world.lanes.int_state), harness.world.bind(harness.slot)
     buffers = {"obs": harness.slot.observation} | ({} if harness.slot.legal is None else {"mask": harness.slot.legal})
-    bits = {name: buffer.view(torch.uint8 if buffer.dtype == torch.uint8 else torch.int32) for name, buffer in buffers.items()}
+    bits = {
+        name: buffer.view(torch.uint8 if buffer.dtype == torch.uint8 else torch.int32)
+        for name, buffer in buffers.items()
+    }
 
     def alone(shard: int, fill: int) -> dict[str, torch.Tensor]:
         for buffer in buffers.values():
@@ -152,7 +181,10 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
     for t in range(steps + 1):
         action = rollout_actions(env, generator, t, lanes, harness.slot.legal)
         harness.step(action) if t else harness.reset()
-        right, before = {name: value.clone() for name, value in bits.items()}, [None if rows is None else rows.clone() for rows in scene]
+        right, before = (
+            {name: value.clone() for name, value in bits.items()},
+            [None if rows is None else rows.clone() for rows in scene],
+        )
         missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
         for shard in range(env.observation_shards):
             one, other = alone(shard, 85), alone(shard, 42)
@@ -163,7 +195,10 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
                 written = one[name] == other[name]
                 missing[name] &= ~written
                 if rows := (written & (one[name] != whole)).any(dim=1).nonzero().flatten().tolist():
-                    return f"shard {shard} writes {name}{rows[:8]} otherwise than another shard does: each row must be one shard's"
+                    return (
+                        f"shard {shard} writes {name}{rows[:8]} otherwise than another shard does: each row must "
+                        "be one shard's"
+                    )
         for name, none in missing.items():
             if rows := none.any(dim=1).nonzero().flatten().tolist():
                 return f"{name}{rows[:8]} are what no shard writes by itself: none may read what another one wrote"
@@ -172,11 +207,13 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
     return None
 
 
-def compare_devices(env: Env, lanes: int, steps: int, device: str = "cuda", resynchronise: bool = False) -> tuple[float, float]:
+def compare_devices(
+    env: Env, lanes: int, steps: int, device: str = "cuda", resynchronise: bool = False
+) -> tuple[float, float]:
     """The same steps on the CPU and on a GPU, free or from the CPU's state at every step.
 
-    Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1, |number|), cells and flags equal), and
-    the largest error among those.
+    Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1,
+    |number|), cells and flags equal), and the largest error among those.
     """
     generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, device)
     agree, worst = torch.ones(lanes, dtype=torch.bool), torch.zeros(lanes)

@@ -1,4 +1,6 @@
-"""What a device can do at most, measured by one product and one copy. What an iteration must do at least is counted by `operant.nn.work`."""
+"""What a device can do at most, measured by one product and one copy. What an iteration must do at least is counted by
+`operant.nn.work`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import torch
 
 
 class Peak(NamedTuple):
-    """The most that was seen: operations a second of one large product, bytes a second of one large copy, read and written."""
+    """The most that was seen: operations a second of one large product, bytes a second of one large copy, read and
+    written.
+    """
 
     flops: float
     bytes: float
@@ -34,7 +38,11 @@ def peak(device: torch.device, precision: str) -> Peak:
     count = 1 << 28 if cuda else 1 << 25
     source, target = torch.ones(count, device=device), torch.empty(count, device=device)
     copy_s = best_s(functools.partial(target.copy_, source), device)
-    return Peak(2.0 * size**3 / product_s, 2.0 * 4.0 * count / copy_s, f"{precision if cuda else 'fp32'} {size} x {size} x {size}")
+    return Peak(
+        2.0 * size**3 / product_s,
+        2.0 * 4.0 * count / copy_s,
+        f"{precision if cuda else 'fp32'} {size} x {size} x {size}",
+    )
 
 
 def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:

@@ -1,7 +1,8 @@
-"""What is in a trace that torch.profiler exported (Chrome's trace event format): launches, busy time, and to which named range each kernel belongs.
+"""What is in a trace that torch.profiler exported (Chrome's trace event format): launches, busy time, and to which
+named range each kernel belongs.
 
-Standard library only. Knows the format as Kineto writes it: durations and times in microseconds, a kernel and the call that launched it share a
-`correlation`, and ranges opened on the host are of the category `user_annotation`.
+Standard library only. Knows the format as Kineto writes it: durations and times in microseconds, a kernel and the call
+that launched it share a `correlation`, and ranges opened on the host are of the category `user_annotation`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any, NamedTuple
 
 KERNEL, COPY = "kernel", frozenset(("gpu_memcpy", "gpu_memset"))
 _HOST = frozenset(("cuda_runtime", "cuda_driver"))
-_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "cuMemcpy", "cuMemset")
+_LAUNCHES = (
+    "cudaLaunchKernel",
+    "cuLaunchKernel",
+    "cudaGraphLaunch",
+    "cuGraphLaunch",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+    "cuMemcpy",
+    "cuMemset",
+)
 
 
 class Range(NamedTuple):
@@ -43,7 +53,10 @@ def load(path: Path) -> list[Mapping[str, Any]]:
 
 def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Kernels, copies and fills, in the order of their beginning."""
-    return sorted((event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY), key=lambda event: float(event["ts"]))
+    return sorted(
+        (event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY),
+        key=lambda event: float(event["ts"]),
+    )
 
 
 def host_launches(events: Iterable[Mapping[str, Any]]) -> int:
@@ -73,9 +86,11 @@ def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
 
 
 def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Range]:
-    """What ran on the device for each named range, from the call that launched it; "" for what was launched outside all of them.
+    """What ran on the device for each named range, from the call that launched it; "" for what was launched outside all
+    of them.
 
-    A thread of autograd launches while the one that opened the range waits in it, so any thread's call belongs to the range that was open at the time.
+    A thread of autograd launches while the one that opened the range waits in it, so any thread's call belongs to the
+    range that was open at the time.
     """
     wanted = frozenset(names)
     opened = sorted(
@@ -87,7 +102,11 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
         key=lambda item: (item[0], -item[1]),
     )
     starts = [item[0] for item in opened]
-    calls = {event["args"]["correlation"]: float(event["ts"]) for event in events if event.get("cat") in _HOST and "correlation" in event.get("args", {})}
+    calls = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in _HOST and "correlation" in event.get("args", {})
+    }
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for event in device_events(events):
         at = calls.get(event.get("args", {}).get("correlation"))

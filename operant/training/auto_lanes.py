@@ -48,7 +48,9 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
         whole = building.with_lanes(config, lanes * ranks)
         if fits(building.with_lanes(config, lanes), device):
             building.require_shared(whole, ranks)
-            why = f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
+            why = (
+                f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
+            )
             report(f"env.lanes = auto: {whole.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{why}")
             return whole
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
@@ -81,7 +83,9 @@ def _tried(config: Config, device: torch.device) -> bool:
             raise
         fits = False
     gc.collect()  # a trainer and its graphs hold each other
-    if torch.version.cuda is not None:  # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
+    if (
+        torch.version.cuda is not None
+    ):  # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return fits

@@ -1,4 +1,6 @@
-"""The only builder of a world with an algorithm on it, for training, trials, profiles and benches. Knows no algorithm and no run."""
+"""The only builder of a world with an algorithm on it, for training, trials, profiles and benches. Knows no algorithm
+and no run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ from operant.nn import SOLO, Actor, Exchange
 
 
 def build(
-    config: Config, device: torch.device | str, *, eager: bool = False, chosen: Mapping[str, Any] | None = None, exchange: Exchange = SOLO
+    config: Config,
+    device: torch.device | str,
+    *,
+    eager: bool = False,
+    chosen: Mapping[str, Any] | None = None,
+    exchange: Exchange = SOLO,
 ) -> Algorithm:
     """The algorithm of a configuration on its world; call `start` or load a checkpoint's tensors into its `state`.
 
-    With an exchange between several ranks the world holds this rank's part of the lanes. Raises ConfigError where they cannot be shared so.
+    With an exchange between several ranks the world holds this rank's part of the lanes. Raises ConfigError where they
+    cannot be shared so.
 
-    `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the run chose for keys that its
-    configuration left open: see `Algorithm.chosen`.
+    `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the
+    run chose for keys that its configuration left open: see `Algorithm.chosen`.
     """
     settings, changing = _completed(config.algo, chosen), {}
     for key, schedule in config.scheduled.items():
@@ -37,20 +45,42 @@ def build(
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
-    where = {"seed": config.run.seed, "device": device, "params": config.params, "lane0": exchange.rank * lanes, "changing": tuple(config.changing)}
-    bridged, environment = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted, config.environment
-    if exchange.ranks > 1 and config.hosted and config.env.threads == "auto":  # each rank has workers of its own, and all share the cores
+    where = {
+        "seed": config.run.seed,
+        "device": device,
+        "params": config.params,
+        "lane0": exchange.rank * lanes,
+        "changing": tuple(config.changing),
+    }
+    bridged, environment = (
+        config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted,
+        config.environment,
+    )
+    # each rank has workers of its own, and all share the cores
+    if exchange.ranks > 1 and config.hosted and config.env.threads == "auto":
         hosting = environment.hosting
-        environment = replace(environment, hosting=hosting._replace(processes=max(1, hosting.processes // exchange.ranks)))
-    world = worlds.BridgedWorld(environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(environment, lanes, **where)
-    made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
-    made.scheduled = changing | {key: (config.scheduled[key], world.changing[name]) for name, key in config.changing.items()}
+        environment = replace(
+            environment, hosting=hosting._replace(processes=max(1, hosting.processes // exchange.ranks))
+        )
+    world = (
+        worlds.BridgedWorld(environment, lanes, **where, buffers=config.env.buffers)
+        if bridged
+        else worlds.make(environment, lanes, **where)
+    )
+    made = algos.load(config.algo_name)(
+        world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined
+    )
+    made.scheduled = changing | {
+        key: (config.scheduled[key], world.changing[name]) for name, key in config.changing.items()
+    }
     set_scheduled(made, 0)
     return cast("Algorithm", made)
 
 
 def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
-    """Give the scalars that change their values at a step, and by the newest evaluation's mean: a captured graph sees them, and no capture is needed anew."""
+    """Give the scalars that change their values at a step, and by the newest evaluation's mean: a captured graph sees
+    them, and no capture is needed anew.
+    """
     for schedule, scalar in algo.scheduled.values():
         scalar.fill_(schedule.at(step, score))
 
@@ -61,39 +91,54 @@ def require_shared(config: Config, ranks: int) -> None:
     if ranks == 1:
         return
     if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
-        problem = f"{key}: {config.algo_label} trains on one device only (got {ranks} ranks): leave {key} out, or algo.name=ppo, which trains on several"
+        problem = (
+            f"{key}: {config.algo_label} trains on one device only (got {ranks} ranks): leave {key} out, or "
+            "algo.name=ppo, which trains on several"
+        )
     elif problem := getattr(config.algo, "unshared", lambda: None)():
         problem = f"{key}: {problem} (got {ranks} ranks)"
     else:
-        shards = config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
+        shards = (
+            config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
+        )
         if shards % ranks:
             problem = (
-                f"{key}: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from {shards} "
-                f"shard{'s' * (shards > 1)} of the lanes, and a rank owns whole shards (use a power of two of lanes, more lanes, or fewer algo.minibatches)"
+                f"{key}: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from "
+                f"{shards} "
+                f"shard{'s' * (shards > 1)} of the lanes, and a rank owns whole shards (use a power of two of lanes, "
+                "more lanes, or fewer algo.minibatches)"
             )
     if problem is not None:
         raise ConfigError("the number of ranks", [problem])
 
 
 def _completed(settings: Any, chosen: object) -> Any:
-    """An algorithm's configuration with chosen values for the keys that it leaves open. A document's values are checked like any other's."""
+    """An algorithm's configuration with chosen values for the keys that it leaves open. A document's values are checked
+    like any other's.
+    """
     left_open = {key for key, value in settings if value in ("", None)}
     taken = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
     try:
         return type(settings).model_validate({**settings.model_dump(), **taken})
     except ValidationError as error:
-        raise ConfigError("run.json", [f"chosen.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]) from None
+        raise ConfigError(
+            "run.json", [f"chosen.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        ) from None
 
 
 def make_actor(config: Config, device: torch.device) -> Actor:
     """The actor of a configuration alone, with the numbers that a run begins with."""
-    made = algos.load(config.algo_name).make_actor(config.environment, config.algo, config.net, device, seed=config.run.seed)
+    made = algos.load(config.algo_name).make_actor(
+        config.environment, config.algo, config.net, device, seed=config.run.seed
+    )
     return cast("Actor", made)
 
 
 def estimate(config: Config, lanes: int | None = None) -> Estimate:
     """What an iteration of a configuration takes, by default with its own number of lanes."""
-    found = algos.load(config.algo_name).estimate(config.environment, config.algo, config.net, config.lanes if lanes is None else lanes)
+    found = algos.load(config.algo_name).estimate(
+        config.environment, config.algo, config.net, config.lanes if lanes is None else lanes
+    )
     return cast("Estimate", found)
 
 

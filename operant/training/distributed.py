@@ -24,7 +24,20 @@ from operant.algos.base import Algorithm, Tier
 from operant.compute.exchange import SOLO, Exchange, Link
 from operant.errors import MachineError
 
-__all__ = ["ALONE", "SOLO", "Algorithm", "EpisodeSums", "Exchange", "GroupExchange", "RankFigures", "Tier", "Together", "join", "own_state", "whole_state"]
+__all__ = [
+    "ALONE",
+    "SOLO",
+    "Algorithm",
+    "EpisodeSums",
+    "Exchange",
+    "GroupExchange",
+    "RankFigures",
+    "Tier",
+    "Together",
+    "join",
+    "own_state",
+    "whole_state",
+]
 
 log = logging.getLogger("operant")
 
@@ -49,7 +62,9 @@ _LANES = {"world": -1, "algo": -1, "replay": 1}
 """Groups of an algorithm's state, and the axis that is the lanes where it has as many columns."""
 
 _PART_BYTES = 1 << 26  # of a replay, that ranks hand each other at a time
-_ALIKE = frozenset({"algo/target", "algo/critic", "algo/target_actor"})  # parameters, of which there may be as many as lanes
+_ALIKE = frozenset(
+    {"algo/target", "algo/critic", "algo/target_actor"}
+)  # parameters, of which there may be as many as lanes
 _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
 
 
@@ -72,7 +87,10 @@ class GroupExchange:
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
-        theirs, mine = gathered.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8)  # not every type of number can be sent
+        theirs, mine = (
+            gathered.view(-1).view(torch.uint8),
+            own.view(-1).view(torch.uint8),
+        )  # not every type of number can be sent
         try:
             if self.device.type == "cuda":
                 dist.all_gather_into_tensor(theirs, mine, group=self._group)
@@ -114,17 +132,26 @@ class SymmetricExchange(GroupExchange):
         name = "symmetric memory inside the reduction kernel" if in_kernel else "symmetric memory"
         super().__init__(rank, ranks, group, name, device)
         self._symmetric, self._in_kernel = symmetric, in_kernel
-        self._rooms: list[tuple[Tensor, Any, list[Tensor]]] = []  # all there are: other ranks may still see one that is not used here any more
+        self._rooms: list[
+            tuple[Tensor, Any, list[Tensor]]
+        ] = []  # all there are: other ranks may still see one that is not used here any more
         self._links: dict[int, Link] = {}  # of `gather`, by its words
         self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
         # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the training.
-        self._spent, self._beside = torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device), torch.cuda.Stream(device)
+        self._spent, self._beside = (
+            torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device),
+            torch.cuda.Stream(device),
+        )
         self._made, self._uncounted = 0, False
 
     @property
     def untimed(self) -> str:
         """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that count."""
-        return f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once" if self._in_kernel else super().untimed
+        return (
+            f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once"
+            if self._in_kernel
+            else super().untimed
+        )
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
         """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""
@@ -187,7 +214,9 @@ class SymmetricExchange(GroupExchange):
     def _cannot_count(self, why: str) -> None:
         """Its time is not known from now on: a part of it would be too little."""
         if self._in_kernel and not self._uncounted:
-            log.info("the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why)
+            log.info(
+                "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why
+            )
         self._uncounted = True
 
     def spent_s(self) -> float | None:
@@ -209,7 +238,9 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
     plain = GroupExchange(rank, ranks, dist.group.WORLD, "NCCL", device)
     asked = os.environ.get("OPERANT_EXCHANGE", "kernel")
     peers = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    able = not everywhere and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
+    able = (
+        not everywhere and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
+    )
     found = None
     if able:
         try:
@@ -227,7 +258,9 @@ def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, ever
     """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other hosts."""
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, everywhere=everywhere)
-    if not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ:  # by default it looks the host's name up, which may lead to nowhere
+    if (
+        not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ
+    ):  # by default it looks the host's name up, which may lead to nowhere
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo", device)
 
@@ -237,7 +270,13 @@ def host_store(address: str) -> dist.TCPStore:
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
-        address or "localhost", port, is_master=True, wait_for_workers=False, timeout=FOREVER, use_libuv=True, master_listen_fd=listener.detach()
+        address or "localhost",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=FOREVER,
+        use_libuv=True,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -289,7 +328,9 @@ class RankFigures:
 
     def __init__(self, device: torch.device, together: Together) -> None:
         self._device, self._exchange, self._together = device, together.exchange, together
-        self._before: dict[int, tuple[float, float, int, float]] = {}  # by rank: its iterations and seconds in the exchange, those of records and their seconds
+        self._before: dict[
+            int, tuple[float, float, int, float]
+        ] = {}  # by rank: its iterations and seconds in the exchange, those of records and their seconds
         self._shares: dict[int, float] = {}
         self._recorded, self._training_s = 0, 0.0
 
@@ -298,7 +339,11 @@ class RankFigures:
         found = {}
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
-            said = figures(self._device, self._exchange, done) if rank == self._exchange.rank else self._together.figures.get(rank, {})
+            said = (
+                figures(self._device, self._exchange, done)
+                if rank == self._exchange.rank
+                else self._together.figures.get(rank, {})
+            )
             theirs, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
             before, before_s, recorded, recorded_s = self._before.get(rank, (math.nan, math.nan, 0, 0.0))
             if not theirs - before < _LEAST_ITERATIONS and self._recorded > recorded:
@@ -314,7 +359,11 @@ def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[s
     """What a rank says of itself after so many iterations: bytes in use, and seconds that it has spent in the exchange."""
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     spent_s = exchange.spent_s()
-    return {"memory_bytes": float(used), "exchange_s": math.nan if spent_s is None else spent_s, "iterations": float(iterations)}
+    return {
+        "memory_bytes": float(used),
+        "exchange_s": math.nan if spent_s is None else spent_s,
+        "iterations": float(iterations),
+    }
 
 
 # A CHECKPOINT'S TENSORS
@@ -331,7 +380,9 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
     columns = tensor.movedim(axis, 0)  # (N, ...)
     rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
     width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
-    parts = [exchange.gather(part.to(device)).to("cpu", copy=True) for part in rest.split(width, dim=1)]  # sync: a checkpoint
+    parts = [
+        exchange.gather(part.to(device)).to("cpu", copy=True) for part in rest.split(width, dim=1)
+    ]  # sync: a checkpoint
     whole = torch.cat(parts, dim=1).view(exchange.ranks * len(columns), *columns.shape[1:])
     return whole.movedim(0, axis).contiguous()
 

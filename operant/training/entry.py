@@ -1,7 +1,8 @@
-"""Looks for NaN and infinite values where they enter training: in the actions, rewards and observations of each iteration. Knows no algorithm and no loop.
+"""Looks for NaN and infinite values where they enter training: in the actions, rewards and observations of each
+iteration. Knows no algorithm and no loop.
 
-On a GPU one kernel reads what the iteration's steps wrote, a thread a sample; on a CPU sums tell that nothing is wrong, which is nearly always so.
-Shape letters: T steps, N lanes, A actions, O observation.
+On a GPU one kernel reads what the iteration's steps wrote, a thread a sample; on a CPU sums tell that nothing is wrong,
+which is nearly always so. Shape letters: T steps, N lanes, A actions, O observation.
 """
 
 from __future__ import annotations
@@ -35,19 +36,28 @@ class Entered(NamedTuple):
     lanes: int  # how many lanes had one in this iteration
 
     def words(self, began: int, lanes: int) -> str:
-        """What entered, where and when, in an iteration that began after `began` environment steps, of so many lanes."""
+        """What entered, where and when, in an iteration that began after `began` environment steps, of so
+        many lanes.
+        """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
         many = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
         return f"{what} {self.value} in lane {self.lane} at step {began + (self.tick + 1) * lanes:,}{many}"
 
 
 def advice(config: Any, entered: Entered | None) -> str:
-    """What to do about numbers that are not finite, by where they come from. `config` is an `operant.config.load.Config`."""
+    """What to do about numbers that are not finite, by where they come from. `config` is an
+    `operant.config.load.Config`.
+    """
     if entered is not None and entered.kind != "action":
         file = config.environment_file
-        look = f"look at its rules and env.params: operant check {file.name}" if file is not None else "look at env.params"
+        look = (
+            f"look at its rules and env.params: operant check {file.name}" if file is not None else "look at env.params"
+        )
         return f"The environment is the cause, not the learning rate: {look}"
-    tries = ["a lower algo.learning_rate", *(["algo.max_gradient_norm"] if hasattr(config.algo, "max_gradient_norm") else [])]
+    tries = [
+        "a lower algo.learning_rate",
+        *(["algo.max_gradient_norm"] if hasattr(config.algo, "max_gradient_norm") else []),
+    ]
     rewards = ", or algo.normalize_rewards=true" if getattr(config.algo, "normalize_rewards", True) is False else ""
     return f"Try {' or '.join(tries)}{rewards}"
 
@@ -64,13 +74,17 @@ class Found(NamedTuple):
     """What is found. Nothing is looked at where `first` names an iteration already."""
 
     first: Any  # (1) int64, below 0: none yet
-    code: Any  # (T, N) int8, written where something is found: 4 kind + 0 for NaN, 1 for infinity, 2 for minus infinity; kinds are 1, 2 and 3
+    # (T, N) int8, written where something is found: 4 kind + 0 for NaN, 1 for infinity, 2 for minus infinity; kinds are
+    # 1, 2 and 3
+    code: Any
     any: Any  # (1) int32, written: 1 where something is found
 
 
 @device
 def look_body(i, seen, found, offset):
-    """The first value of sample i = t N + n that is not finite. All are read, last first: loads that do not wait for each other."""
+    """The first value of sample i = t N + n that is not finite. All are read, last first: loads that do not wait for
+    each other.
+    """
     exponent, lanes = int32(EXPONENT), uint32(seen.reward.shape[1])
     if found.first[0] < 0:
         t, n = i // lanes, i % lanes
@@ -93,7 +107,9 @@ def look_body(i, seen, found, offset):
 
 
 class Entry:
-    """Looks at an iteration's rollout each time it is called, and keeps what it finds the first time. `any` (1) int32 is then 1."""
+    """Looks at an iteration's rollout each time it is called, and keeps what it finds the first time. `any` (1) int32
+    is then 1.
+    """
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
         """`first` (1) int64 is at least 0 once a bad iteration is known: later ones are not looked at."""
@@ -110,7 +126,9 @@ class Entry:
     def __call__(self) -> None:
         """Look at the rollout."""
         # Where a sum of finite numbers overflows, the kernel looks in vain.
-        if not self._on_cpu or not math.isfinite(sum(float(tensor.sum()) for tensor in self._floats)):  # sync: on a CPU there is nothing to wait for
+        if not self._on_cpu or not math.isfinite(
+            sum(float(tensor.sum()) for tensor in self._floats)
+        ):  # sync: on a CPU there is nothing to wait for
             self._kernel(self._code.numel(), self._seen, self._found)
 
     def found(self) -> Entered | None:
@@ -121,4 +139,6 @@ class Entry:
             return None
         tick, lane = map(int, places[0])
         kind, infinite = divmod(int(code[tick, lane]), 4)
-        return Entered(_KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(places[:, 1].unique()))
+        return Entered(
+            _KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(places[:, 1].unique())
+        )

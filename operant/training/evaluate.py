@@ -1,6 +1,8 @@
-"""Plays whole episodes with a policy as it is and reports their returns. Knows nothing of how the policy came about; changes no bit of it.
+"""Plays whole episodes with a policy as it is and reports their returns. Knows nothing of how the policy came about;
+changes no bit of it.
 
-An evaluation has a world and a random stream of its own. Each lane plays exactly one episode, its first: counting whatever ends first would favour short ones.
+An evaluation has a world and a random stream of its own. Each lane plays exactly one episode, its first: counting
+whatever ends first would favour short ones.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""
 
 _CHUNK = 32  # steps between two looks at whether any lane still plays
-_LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000  # steps of an episode at most: by default, and where the environment sets no time limit
+# steps of an episode at most: by default, and where the environment sets no time limit
+_LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000
 _TICKS = 1 << 32  # ticks an evaluation may use: each begins at a multiple of it
 _PARTS = 16  # equal parts of these, of other episodes each
 
@@ -30,7 +33,9 @@ class Evaluation(NamedTuple):
     """What an evaluation found."""
 
     mean: float
-    ci95: float | None  # half the width of the 95 % confidence interval of the mean (normal approximation); None of one episode, which has no spread
+    # half the width of the 95 % confidence interval of the mean (normal approximation); None of one episode, which has
+    # no spread
+    ci95: float | None
     deviation: float | None  # standard deviation of a single episode's return; None likewise
     minimum: float
     maximum: float
@@ -52,18 +57,29 @@ class BrokenOffError(Exception):
 class Evaluator:
     """A world of `episodes` lanes and an actor that plays it, greedily or by its own distribution.
 
-    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps. By default it is 100,000, or 20,000 where the environment sets no time limit:
-    an episode there may never end.
+    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps. By default it is 100,000, or 20,000
+    where the environment sets no time limit: an episode there may never end.
     """
 
     def __init__(
-        self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int | None = None, stream: int = STREAM
+        self,
+        actor: Actor,
+        env: Env,
+        params: Any,
+        *,
+        episodes: int,
+        seed: int,
+        greedy: bool = True,
+        max_steps: int | None = None,
+        stream: int = STREAM,
     ) -> None:
         device = actor.device
         self._greedy = greedy
         self.max_steps = max_steps or (_LONGEST if env.time_limit is not None else _LONGEST_UNLIMITED)
         self.actor = actor
-        self.rollout = Rollout(actor, worlds.make(env, episodes, seed=seed, device=device, params=params, stream=stream), steps=_CHUNK)
+        self.rollout = Rollout(
+            actor, worlds.make(env, episodes, seed=seed, device=device, params=params, stream=stream), steps=_CHUNK
+        )
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)

@@ -1,7 +1,9 @@
-"""The agent as it plays, for the monitor: a few lanes of their own, advanced by the policy as it is, drawn and handed to the metrics file.
+"""The agent as it plays, for the monitor: a few lanes of their own, advanced by the policy as it is, drawn and handed
+to the metrics file.
 
-Without a viewer it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers and a random stream of their own,
-and the policy is only read. Everything is made at the first request. Knows nothing of who watches, nor of how a picture gets onto a screen.
+Without a viewer it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers
+and a random stream of their own, and the policy is only read. Everything is made at the first request. Knows nothing of
+who watches, nor of how a picture gets onto a screen.
 """
 
 from __future__ import annotations
@@ -64,23 +66,34 @@ class _Drawn(NamedTuple):
 class Stage:
     """The lanes that are watched, and their pictures on the device and on the host."""
 
-    def __init__(self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
+    def __init__(
+        self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int
+    ) -> None:
         self.lanes = lanes
         self._world = worlds.make(env, lanes, seed=seed, device=device, params=params, stream=stream, draws=True)
         self._rollout = Rollout(actor, self._world)
         eager = not self._world.capturable
-        self._plays = {"greedy": Graphed(self._play_greedily, device, eager=eager), "sampled": Graphed(self._play_sampling, device, eager=eager)}
+        self._plays = {
+            "greedy": Graphed(self._play_greedily, device, eager=eager),
+            "sampled": Graphed(self._play_sampling, device, eager=eager),
+        }
         self._painter = worlds.painter(self._world)
         # One piece of memory for every size: another one allocates nothing and captures nothing.
         self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
         self._canvases = functools.cache(self._canvas)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
-        self._host = torch.zeros(len(self._pixels), dtype=torch.uint8, pin_memory=True) if self._event is not None else self._pixels
+        self._host = (
+            torch.zeros(len(self._pixels), dtype=torch.uint8, pin_memory=True)
+            if self._event is not None
+            else self._pixels
+        )
         self._bytes = memoryview(native(self._host))
         self._rollout.reset()
 
     def draw(self, size: int, mode: Mode) -> None:
-        """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits for nothing."""
+        """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits
+        for nothing.
+        """
         self._plays[mode]()
         self._painter(self._canvases(size))
         if self._event is not None:
@@ -115,8 +128,8 @@ class Stage:
 class Watcher:
     """Shows the policy at play while a viewer asks for it, at most once in `minimum_interval_s` seconds.
 
-    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the training. (What a `pixel_shader` destroys
-    by writing where it must not is beyond that.)
+    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the
+    training. (What a `pixel_shader` destroys by writing where it must not is beyond that.)
     """
 
     def __init__(
@@ -133,12 +146,15 @@ class Watcher:
         minimum_interval_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make_stage = functools.partial(Stage, actor, environment, params, seed=seed, device=device, stream=stream, lanes=lanes)
+        self._make_stage = functools.partial(
+            Stage, actor, environment, params, seed=seed, device=device, stream=stream, lanes=lanes
+        )
         self._writer, self._interval_s, self._clock = writer, minimum_interval_s, clock
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
-        # One thread writes the first, the other the second: where both are the same there is no viewer, and no request is lost between them.
+        # One thread writes the first, the other the second: where both are the same there is no viewer, and no request
+        # is lost between them.
         self._request: _Request | None = None
         self._over: _Request | None = None
         self.absence = "" if environment.draws else f"{environment.name or 'the environment'} draws no picture"
@@ -149,9 +165,13 @@ class Watcher:
         return not self.absence
 
     def want(self, mode: Mode, size: int, until_s: float) -> None:
-        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any thread; the last request counts."""
+        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any
+        thread; the last request counts.
+        """
         if self.available:
-            self._request = _Request("sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s)
+            self._request = _Request(
+                "sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s
+            )
 
     def after(self, step: int) -> None:
         """Once an iteration, from the thread that trains, with the environment steps so far."""
@@ -186,7 +206,9 @@ class Watcher:
         if drawn is not None and stage.arrived():
             self._drawn = None
             pixels = stage.pictures(drawn.size)
-            self._writer.frame(drawn.step, pixels, lanes=stage.lanes, height=drawn.size, width=drawn.size, mode=drawn.mode)
+            self._writer.frame(
+                drawn.step, pixels, lanes=stage.lanes, height=drawn.size, width=drawn.size, mode=drawn.mode
+            )
 
     def _give_up(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()

@@ -1,7 +1,8 @@
 """One training run, from its resolved configuration to its end: the loop, and what happens between two iterations.
 
-Knows the run folder, the clock of the loop, and what an evaluation, a checkpoint, a request or a broken number asks for; knows no algorithm's parts and
-never draws. How a folder becomes a trainer is operant/training/worker.py, how it is asked for something operant/training/requests.py.
+Knows the run folder, the clock of the loop, and what an evaluation, a checkpoint, a request or a broken number asks
+for; knows no algorithm's parts and never draws. How a folder becomes a trainer is operant/training/worker.py, how it is
+asked for something operant/training/requests.py.
 """
 
 from __future__ import annotations
@@ -56,38 +57,77 @@ class _Save(NamedTuple):
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: Start, requests: Requests, team: Team) -> None:
-        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with. `team` are all ranks of the run."""
+    def __init__(
+        self,
+        folder: Path,
+        document: dict[str, Any],
+        config: Config,
+        device: torch.device,
+        start: Start,
+        requests: Requests,
+        team: Team,
+    ) -> None:
+        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with.
+        `team` are all ranks of the run.
+        """
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
         self.algo = build(config, device, chosen=document.get("chosen"), exchange=team.exchange)
         self.iteration, self.step = 0, 0
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
-        self._score = self._evaluation  # of the newest evaluation that was due: what schedules go by, as an end of the run may bring one more
-        self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
+        # of the newest evaluation that was due: what schedules go by, as an end of the run may bring one more
+        self._score = self._evaluation
+        self.store = Store(
+            folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved
+        )
         self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
         carried = load.to_toml(config, **load.copies(config, "../../source"))
         code = resuming.environment_code(config)
-        self.snapshots = Snapshots(self.algo, self.store, self.session, team, config=carried, environment_code=code, saves=config.checkpoint.replay)
+        self.snapshots = Snapshots(
+            self.algo,
+            self.store,
+            self.session,
+            team,
+            config=carried,
+            environment_code=code,
+            saves=config.checkpoint.replay,
+        )
         anew = None if start is None else self._restore(*start)
         self.evaluator = TargetEvaluator(self.algo.actor, config) if config.eval.every else None
         requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        runs.write_specs(folder, specs_for(self.algo, team.exchange))  # before the metrics file: who finds that finds what its metrics mean
+        # before the metrics file: who finds that finds what its metrics mean
+        runs.write_specs(folder, specs_for(self.algo, team.exchange))
         self.writer = Writer(
-            metrics_path, metrics_for(self.algo, team.exchange), run_uuid=run_uuid, session=self.session, version=__version__,
+            metrics_path,
+            metrics_for(self.algo, team.exchange),
+            run_uuid=run_uuid,
+            session=self.session,
+            version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.draws else 0,
-        )  # fmt: skip
+        )
         rewind_to = self.step if start is not None else None
-        self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)
-        self.watcher = Watcher(self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
+        self.history = History(
+            history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to
+        )
+        self.watcher = Watcher(
+            self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer
+        )
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
-        self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = time.monotonic(), False, False, False
-        where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
+        self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = (
+            time.monotonic(),
+            False,
+            False,
+            False,
+        )
+        where = (
+            f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on "
+            f"{document.get('device_name', device)}"
+        )
         resumed = f"resumed from {start[0].path.name} (session {self.session})" if start is not None else "started"
         self.say(f"{resumed}: {where}{team.words(self.algo)}", code="resume" if start is not None else "note")
         if self.snapshots.replay_size is not None:
@@ -148,7 +188,9 @@ class Trainer:
     # LOOP
 
     def run(self, lock: runs.Lock) -> None:
-        """Train until the steps are done, the target is reached, or a stop is asked for. Leaves the last checkpoint and a terminal state."""
+        """Train until the steps are done, the target is reached, or a stop is asked for. Leaves the last checkpoint and
+        a terminal state.
+        """
         self._lock = lock
         self.requests.teller = self.team.teller = self
         self.history.start()
@@ -158,7 +200,9 @@ class Trainer:
             except OperantError as error:
                 if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.alone:
                     if self.algo.device.type == "cuda":
-                        torch.cuda.synchronize(self.algo.device)  # sync: updates beside the step that failed, which would tear the checkpoint
+                        torch.cuda.synchronize(
+                            self.algo.device
+                        )  # sync: updates beside the step that failed, which would tear the checkpoint
                     self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
                 self._end(states.get(type(error), "failed"), error)
@@ -173,14 +217,20 @@ class Trainer:
 
     def _loop(self) -> None:
         algo, config = self.algo, self.config
-        self.meters = meters = Meters(algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
+        self.meters = meters = Meters(
+            algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
+        )
         if self.best_mean > float("-inf"):  # of the session before
             meters.recall(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
         self._set_state("running" if self.requests.stop is None else "stopping")
         # A stop broke it off, in the session before.
-        lacking = self.evaluator is not None and 0 < self.iteration != self.last_evaluation and self.iteration % config.eval.every == 0
+        lacking = (
+            self.evaluator is not None
+            and 0 < self.iteration != self.last_evaluation
+            and self.iteration % config.eval.every == 0
+        )
         solved = lacking and self._evaluate()
         if lacking and self.requests.pending and not solved:
             self._obey()
@@ -207,7 +257,9 @@ class Trainer:
         if self.evaluator is not None and self.last_evaluation != self.iteration:
             solved = self._evaluate()
         self._finish()
-        reached = f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
+        reached = (
+            f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
+        )
         self.say(f"finished: {reached} after {self.step:,} steps")
 
     def _obey(self) -> None:
@@ -220,7 +272,9 @@ class Trainer:
             self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
-        """Wait for a request to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the agent's picture are to be had."""
+        """Wait for a request to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the
+        agent's picture are to be had.
+        """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
         self._note(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
@@ -257,7 +311,11 @@ class Trainer:
         if not stop.number:
             self._note(stopped_by=stop.by)
         self._finish()
-        saved = "with a checkpoint" if not self._failures else f"without a checkpoint: {self._problem.removesuffix('; training goes on')}"
+        saved = (
+            "with a checkpoint"
+            if not self._failures
+            else f"without a checkpoint: {self._problem.removesuffix('; training goes on')}"
+        )
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:
@@ -265,7 +323,9 @@ class Trainer:
         self._confirm(wait=True)
         self._tell_write_errors()
         if error is not None:  # the log has it in full
-            line = str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
+            line = (
+                str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
+            )
             about = {"stopped": "stop", "diverged": "diverged"}.get(state, "fault")
             self._tell(line, level="info" if state == "stopped" else "error", code=about)
         for verb in ("stop", "pause", "unpause", "checkpoint"):
@@ -277,7 +337,9 @@ class Trainer:
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
     def _look_after_the_files(self) -> None:
-        """Put back what was deleted or replaced from outside. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
+        """Put back what was deleted or replaced from outside. Raises BusyError where the folder has another trainer,
+        MachineError where it takes no lock.
+        """
         now_s = time.monotonic()
         if now_s - self._looked_s > _FILE_LOOK_S:
             self._looked_s = now_s
@@ -293,7 +355,11 @@ class Trainer:
     def _tell_write_errors(self) -> None:
         if self.writer.write_errors and not self._told_write_errors:
             self._told_write_errors = True
-            self.say("metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete", level="warn", code="file")
+            self.say(
+                "metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete",
+                level="warn",
+                code="file",
+            )
 
     # EVALUATION
 
@@ -302,7 +368,9 @@ class Trainer:
         evaluator, target = self.evaluator, self.config.run.target
         assert evaluator is not None
         self.writer.set_phase("eval")
-        outcome = self.meters.measure("evaluate", lambda: evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None))
+        outcome = self.meters.measure(
+            "evaluate", lambda: evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None)
+        )
         if outcome is None:
             self.say(f"the evaluation of step {self.step:,} was broken off: a stop was asked for", code="stop")
             return False
@@ -315,12 +383,27 @@ class Trainer:
         if target is not None and outcome.first is not None:
             self.say(describe(outcome, target))
         spread = "" if result.ci95 is None else f" ±{text.number(result.ci95)}"
-        self.say(f"eval {text.number(result.mean)}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
-        self.evaluations.append({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **outcome.document(target)})
+        self.say(
+            f"eval {text.number(result.mean)}{spread} (n={result.episodes}) at step "
+            f"{self.step:,}{', best' if best else ''}",
+            code="eval",
+        )
+        self.evaluations.append(
+            {
+                "schema": 1,
+                "step": self.step,
+                "iteration": self.iteration,
+                "session": self.session,
+                **outcome.document(target),
+            }
+        )
         if result.unfinished and not self._told_unfinished:
             self._told_unfinished = True
             many = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
-            line = f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can set a time_limit"
+            line = (
+                f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can "
+                "set a time_limit"
+            )
             self.say(line, level="warn")
         self._evaluation = result.mean
         self._score = result.mean if self.iteration % self.config.eval.every == 0 else self._score
@@ -364,13 +447,19 @@ class Trainer:
             self.writer.set_checkpoint(save.step)
             self.meters.checkpointed()
             self.history.sync()
-            replay = "" if save.replay_s is None else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
+            replay = (
+                ""
+                if save.replay_s is None
+                else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
+            )
             self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
             self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:
-        """What the store has to say: why there is no checkpoint, what was passed over or could not be deleted. From its thread, too."""
+        """What the store has to say: why there is no checkpoint, what was passed over or could not be deleted. From its
+        thread, too.
+        """
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
@@ -379,7 +468,11 @@ class Trainer:
         changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
         document, anew = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
-        self.best_mean, self.last_evaluation, self._evaluation = document["best_value"], document["last_evaluation"], document["evaluation"]
+        self.best_mean, self.last_evaluation, self._evaluation = (
+            document["best_value"],
+            document["last_evaluation"],
+            document["evaluation"],
+        )
         self._score = document.get("score", self._score)
         if anew is not None:
             self.best_mean = float("-inf")
@@ -392,9 +485,16 @@ class Trainer:
         self.store.wait()
         self.store.quarantine(self.step, self.team.state(self.algo, "train"), self._document(), session=self.session)
         last, entered = self.store.newest(), not_finite.entered
-        kept = f"the last finite checkpoint is that of step {last.manifest.step:,}" if last is not None else "there is no checkpoint yet"
+        kept = (
+            f"the last finite checkpoint is that of step {last.manifest.step:,}"
+            if last is not None
+            else "there is no checkpoint yet"
+        )
         where = ""
         if entered is not None:
             began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
             where = f"{entered.words(began, self.config.lanes)}; "
-        raise DivergedError(f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. {not_finite.advice(self.config)}")
+        raise DivergedError(
+            f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. "
+            f"{not_finite.advice(self.config)}"
+        )

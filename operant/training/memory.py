@@ -1,9 +1,11 @@
-"""How much device memory a configuration will take, measured on a small CPU copy of it and extrapolated, and whether there is so much.
+"""How much device memory a configuration will take, measured on a small CPU copy of it and extrapolated, and whether
+there is so much.
 
 Knows no algorithm's parts.
 
-By autograd over whole minibatches every buffer and every activation grows linearly with the number of lanes, so an update at two small numbers of lanes
-tells what it takes at any. What works in parts (fused kernels, the manual backward pass, `algo.microbatch`) takes less in an update: then it is a bound.
+By autograd over whole minibatches every buffer and every activation grows linearly with the number of lanes, so an
+update at two small numbers of lanes tells what it takes at any. What works in parts (fused kernels, the manual backward
+pass, `algo.microbatch`) takes less in an update: then it is a bound.
 """
 
 from __future__ import annotations
@@ -79,11 +81,13 @@ class _Storages(TorchDispatchMode):
 
 
 def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
-    """Raise MachineError where what a run keeps to its end does not fit into the memory that is free. Costs nothing where it is certain to fit.
+    """Raise MachineError where what a run keeps to its end does not fit into the memory that is free. Costs nothing
+    where it is certain to fit.
 
     So many ranks share the lanes: each GPU holds its part.
 
-    A GPU refuses what it lacks at once, so there only what moves in an iteration is looked at first. A CPU promises memory that it does not have.
+    A GPU refuses what it lacks at once, so there only what moves in an iteration is looked at first. A CPU promises
+    memory that it does not have.
     """
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _KEPT_SHARE
@@ -93,13 +97,15 @@ def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
     if needed > free:
         most = count(config.lanes * free / needed).replace(" ", "")
         raise MachineError(
-            f"env.lanes = {config.lanes:,} would keep {size(needed)} of memory, and {device} has {size(free)} free for that: use {most} lanes at most, "
+            f"env.lanes = {config.lanes:,} would keep {size(needed)} of memory, and {device} has {size(free)} free for "
+            f"that: use {most} lanes at most, "
             "a shorter algo.horizon, or env.lanes=auto, which takes as many as fit"
         )
 
 
 def estimate(config: Config, *, updates: bool = True) -> Footprint:
-    """What a run of this configuration takes on its device, evaluation and CUDA's own context aside. Compiles kernels, so it takes seconds.
+    """What a run of this configuration takes on its device, evaluation and CUDA's own context aside. Compiles kernels,
+    so it takes seconds.
 
     Without `updates` only what it keeps, which takes about one.
     """

@@ -1,7 +1,9 @@
-"""From numbers on the device to records in the metrics file, an iteration late. Knows the algorithm's columns; knows nothing of loops or checkpoints.
+"""From numbers on the device to records in the metrics file, an iteration late. Knows the algorithm's columns; knows
+nothing of loops or checkpoints.
 
-Sums over iterations stay on the device. At most `record_hz` times a second they are copied to pinned memory, without waiting, and published once the copy has
-arrived. The cadence changes no trained bit. This module holds the training loop's only routine synchronisation: the host stays at most one iteration ahead.
+Sums over iterations stay on the device. At most `record_hz` times a second they are copied to pinned memory, without
+waiting, and published once the copy has arrived. The cadence changes no trained bit. This module holds the training
+loop's only routine synchronisation: the host stays at most one iteration ahead.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class NotFinite(NamedTuple):
 
 
 def _timed(algo: Algorithm) -> tuple[str, ...]:
-    """What a record has seconds of: the algorithm's phases (of the first, what a world on the host takes apart), and what comes between iterations."""
+    """What a record has seconds of: the algorithm's phases (of the first, what a world on the host takes apart), and
+    what comes between iterations.
+    """
     first, *others = (phase.name for phase in algo.phases)
     return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *_BETWEEN)
 
@@ -55,7 +59,8 @@ def _chart(key: str) -> str:
 
 
 def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, ...]:
-    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, ranks, the environment's tallies.
+    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time,
+    memory, ranks, the environment's tallies.
 
     Counters are sums over a record's iterations: where a history merges records, theirs are added up.
     """
@@ -66,27 +71,42 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
         MetricSpec("episodes", kind="counter", order=BOOKKEEPING),
         MetricSpec("iterations", kind="counter", order=BOOKKEEPING),
         MetricSpec(
-            "sps", "SPS", "steps/s", higher_better=True, figure="SPS", order=20,
+            "sps",
+            "SPS",
+            "steps/s",
+            higher_better=True,
+            figure="SPS",
+            order=20,
             thresholds=(Threshold("warn", below=0.75, relative_to="minute", advice=slower),),
-            kind="rate", explanation="Environment steps a second of training, as the median of the newest records, against that of the last minute.",
+            kind="rate",
+            explanation="Environment steps a second of training, as the median of the newest records, against that of "
+            "the last minute.",
         ),
         MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=15),
         MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
         *algo.metrics,
         *(MetricSpec(_chart(key), key.rpartition(".")[2].replace("_", " "), order=125) for key in _charted(algo)),
-        *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
+        *(
+            MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10)
+            for phase in _timed(algo)
+        ),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
         *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _of_a_rank(rank, exchange)),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
-    )  # fmt: skip
+    )
 
 
 def _of_a_rank(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
     """What is said of single ranks."""
     return (
         MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
-        MetricSpec(f"gpu/{rank}/exchange_share", f"rank {rank}: exchange's share", order=BOOKKEEPING + 30, absent=exchange.untimed),
+        MetricSpec(
+            f"gpu/{rank}/exchange_share",
+            f"rank {rank}: exchange's share",
+            order=BOOKKEEPING + 30,
+            absent=exchange.untimed,
+        ),
     )
 
 
@@ -94,7 +114,10 @@ def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
     """The columns of a run's metrics file. What the algorithm computes must be finite."""
     own = {spec.name for spec in algo.metrics}
     specs = specs_for(algo, exchange)
-    return [Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own) for spec in specs]
+    return [
+        Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own)
+        for spec in specs
+    ]
 
 
 class _Pending(NamedTuple):
@@ -108,17 +131,31 @@ class _Pending(NamedTuple):
 
 
 class Meters:
-    """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an iteration."""
+    """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an
+    iteration.
+    """
 
     def __init__(
-        self, algo: Algorithm, writer: Writer, together: Together = ALONE, *, record_hz: float, iteration: int = 0, step: int = 0
+        self,
+        algo: Algorithm,
+        writer: Writer,
+        together: Together = ALONE,
+        *,
+        record_hz: float,
+        iteration: int = 0,
+        step: int = 0,
     ) -> None:
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
         stats, sums = len(algo.stats), TALLIES + len(algo.world.spec.tally)
-        self._means_window, self._stats_window, self._sums_window = slice(0, len(algo.metrics)), slice(0, stats), slice(stats, stats + sums)
-        self._phases = dict(zip((phase.name for phase in algo.phases), _timed(algo), strict=False))  # by name the column
+        self._means_window, self._stats_window, self._sums_window = (
+            slice(0, len(algo.metrics)),
+            slice(0, stats),
+            slice(stats, stats + sums),
+        )
+        # by name the column
+        self._phases = dict(zip((phase.name for phase in algo.phases), _timed(algo), strict=False))
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
@@ -142,7 +179,9 @@ class Meters:
     # MEASURE
 
     def measure(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Do `work` and add its seconds to the phase: by events on a GPU's stream for the algorithm's own, else by the host's clock."""
+        """Do `work` and add its seconds to the phase: by events on a GPU's stream for the algorithm's own, else by the
+        host's clock.
+        """
         if self._cuda and phase in self._phases:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -160,7 +199,9 @@ class Meters:
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a record of an evaluation, marked, with the step it was made at; the following records show it too. Tells what `flush` tells."""
+        """Publish a record of an evaluation, marked, with the step it was made at; the following records show it too.
+        Tells what `flush` tells.
+        """
         not_finite = self._publish_arrived(wait=True)  # of a step before
         self.recall(mean, best)
         self._unpublished_evaluation = True
@@ -180,7 +221,9 @@ class Meters:
     # RECORD
 
     def after(self, step: int) -> NotFinite | None:
-        """Once an iteration, with the environment steps so far. Tells where training stopped being finite, as soon as the host knows."""
+        """Once an iteration, with the environment steps so far. Tells where training stopped being finite, as soon as
+        the host knows.
+        """
         self._accumulate()
         self._iterations += 1
         self._done += 1
@@ -200,7 +243,9 @@ class Meters:
             self._begin_copy(step)
             not_finite = self._publish_arrived(wait=True) or not_finite
         elif self._unpublished_evaluation and self._last_values:
-            counted = {metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"}  # by the record before
+            counted = {
+                metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"
+            }  # by the record before
             self._publish(step, {**self._last_values, **counted, **self._evaluation()})
         return not_finite
 
@@ -257,13 +302,19 @@ class Meters:
         first_bad = int(self._host_bad)
         if first_bad == _NEVER:
             return None
-        odd = tuple(metric.name for metric in self._writer.metrics if metric.must_be_finite and not math.isfinite(values[metric.name]))
+        odd = tuple(
+            metric.name
+            for metric in self._writer.metrics
+            if metric.must_be_finite and not math.isfinite(values[metric.name])
+        )
         self._not_finite_total += 1
         self._writer.set_nonfinite(self._not_finite_total)
         return NotFinite(first_bad, self._entry.found(), odd)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
-        flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (FLAG_CHECKPOINT if self._unpublished_checkpoint else 0)
+        flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
+            FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
+        )
         self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
         self._published_step, self._last_values = step, values
         self._unpublished_evaluation = self._unpublished_checkpoint = False
@@ -301,7 +352,9 @@ class Meters:
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 
     def _memory(self) -> tuple[float, float]:
-        """Bytes that tensors hold and bytes the allocator holds, on a GPU; on a CPU the process's resident bytes, and none."""
+        """Bytes that tensors hold and bytes the allocator holds, on a GPU; on a CPU the process's resident bytes, and
+        none.
+        """
         if self._cuda:
             return float(torch.cuda.memory_allocated(self._device)), float(torch.cuda.memory_reserved(self._device))
         return float(self._process.memory_info().rss), math.nan

@@ -1,8 +1,10 @@
-"""How the ranks of one run find each other, notice that one is gone, and are told what to do next. Standard library only; knows no tensor.
+"""How the ranks of one run find each other, notice that one is gone, and are told what to do next. Standard library
+only; knows no tensor.
 
-Rank 0 listens, and writes its address into the run folder, which all ranks share. The others connect and say what they are. From then on each side says four
-times a second that it lives: a connection that closes is noticed at once, one that is silent after `timeout_s`. Rank 0 passes the cause on, and all ranks end.
-What to do between two iterations is decided by rank 0 alone: the others wait for its next command.
+Rank 0 listens, and writes its address into the run folder, which all ranks share. The others connect and say what they
+are. From then on each side says four times a second that it lives: a connection that closes is noticed at once, one
+that is silent after `timeout_s`. Rank 0 passes the cause on, and all ranks end. What to do between two iterations is
+decided by rank 0 alone: the others wait for its next command.
 """
 
 from __future__ import annotations
@@ -93,10 +95,16 @@ def _who(rank: int, hello: Mapping[str, Any]) -> str:
 
 
 class Leader:
-    """Rank 0's end: the other ranks' connections, and a thread that watches them. `on_lost` and `on_stop` are called by that thread, each once at most."""
+    """Rank 0's end: the other ranks' connections, and a thread that watches them. `on_lost` and `on_stop` are called by
+    that thread, each once at most.
+    """
 
-    def __init__(self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, everywhere: bool = False) -> None:
-        """`everywhere`: also from other hosts. `versions` have to be the same on all ranks. Raises MachineError where nothing can be listened to."""
+    def __init__(
+        self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, everywhere: bool = False
+    ) -> None:
+        """`everywhere`: also from other hosts. `versions` have to be the same on all ranks. Raises MachineError where
+        nothing can be listened to.
+        """
         self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
         self.on_lost: Callable[[Lost], None] = lambda lost: None
         self.on_stop: Callable[[str], None] = lambda name: None
@@ -111,21 +119,37 @@ class Leader:
             raise MachineError(f"rank 0 can listen to no other rank ({error.strerror})") from None
         self.addresses = _addresses() if everywhere else ["127.0.0.1"]
         self._file = folder / ADDRESS
-        runs.write_json(self._file, {"addresses": self.addresses, "port": self._listener.getsockname()[1], "token": self._token, "ranks": ranks})
+        runs.write_json(
+            self._file,
+            {
+                "addresses": self.addresses,
+                "port": self._listener.getsockname()[1],
+                "token": self._token,
+                "ranks": ranks,
+            },
+        )
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float, look: Callable[[], None]) -> None:
-        """Until all ranks have joined. Raises MachineError where one does not within the time, and what `look` raises, which is called meanwhile."""
+        """Until all ranks have joined. Raises MachineError where one does not within the time, and what `look` raises,
+        which is called meanwhile.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not self._joined.wait(_TICK_S) and time.monotonic() < deadline_s:
             look()
         if not self._joined.is_set():
             missing = [str(rank) for rank in range(1, self.ranks) if rank not in self._wires]
-            which = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.ranks} did not join within {timeout_s:g} s"
-            raise MachineError(f"{which}: see their logs, and whether their hosts reach {' or '.join(self.addresses)} and share this run's folder")
+            which = (
+                f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.ranks} did not join within "
+                f"{timeout_s:g} s"
+            )
+            raise MachineError(
+                f"{which}: see their logs, and whether their hosts reach {' or '.join(self.addresses)} and share this "
+                "run's folder"
+            )
 
     def tell(self, do: str, **fields: Any) -> None:
         """The next command for all other ranks."""
@@ -195,13 +219,19 @@ class Leader:
     def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
         """Let a rank in that knows the word."""
         rank = hello.get("rank")
-        if not (isinstance(rank, int) and 0 < rank < self.ranks) or not secrets.compare_digest(str(hello.get("token")), self._token):
+        if not (isinstance(rank, int) and 0 < rank < self.ranks) or not secrets.compare_digest(
+            str(hello.get("token")), self._token
+        ):
             self._selector.unregister(wire.socket)
             wire.close()
             return
         wire.name, wire.rank = _who(rank, hello), rank
         other = hello.get("versions") or {}
-        differing = [f"{name} {other.get(name)} instead of {own}" for name, own in self._versions.items() if other.get(name) != own]
+        differing = [
+            f"{name} {other.get(name)} instead of {own}"
+            for name, own in self._versions.items()
+            if other.get(name) != own
+        ]
         problem = f"{wire.name} has {', '.join(differing)}: all ranks need the same versions" if differing else None
         if rank in self._wires:
             problem = f"two processes say that they are rank {rank}: {self._wires[rank].name} and {wire.name}"
@@ -241,10 +271,19 @@ def _addresses() -> list[str]:
 class Follower:
     """Another rank's end: what rank 0 says. `on_lost` is called by the thread that listens, once at most."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, *, versions: Mapping[str, str], join_s: float, on_lost: Callable[[Lost], None],
-                 parent: int | None = None) -> None:  # fmt: skip
-        """Waits until rank 0 has let this one in, or the process `parent` that has started this one is gone. Raises MachineError with rank 0's reason, or where
-        it cannot be found within the time.
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        ranks: int,
+        *,
+        versions: Mapping[str, str],
+        join_s: float,
+        on_lost: Callable[[Lost], None],
+        parent: int | None = None,
+    ) -> None:
+        """Waits until rank 0 has let this one in, or the process `parent` that has started this one is gone. Raises
+        MachineError with rank 0's reason, or where it cannot be found within the time.
         """
         self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
         self.on_lost = on_lost
@@ -254,7 +293,9 @@ class Follower:
         self._wire, first = _joined(folder, hello, join_s, os.getppid() if parent is None else parent)
         for message in first:
             self._hear(message)
-        self._threads = [threading.Thread(target=work, name="peers", daemon=True) for work in (self._listen, self._beat)]
+        self._threads = [
+            threading.Thread(target=work, name="peers", daemon=True) for work in (self._listen, self._beat)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -329,5 +370,11 @@ def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) 
         time.sleep(_TRY_S)
     where, rank = runs.shown(folder), f"rank {hello['rank']} on {hello['host']}"
     if seen:
-        raise MachineError(f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{ADDRESS}: can this host reach it?")
-    raise MachineError(f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that all hosts share?")
+        raise MachineError(
+            f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{ADDRESS}: can this "
+            "host reach it?"
+        )
+    raise MachineError(
+        f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that "
+        "all hosts share?"
+    )

@@ -55,7 +55,9 @@ def place(environment: Mapping[str, str]) -> Place:
         return ALONE
 
     def number(name: str, default: int) -> int:
-        word = environment.get(name, str(default)).partition("(")[0].partition(",")[0]  # Slurm writes 4(x2): four on each of two hosts
+        word = (
+            environment.get(name, str(default)).partition("(")[0].partition(",")[0]
+        )  # Slurm writes 4(x2): four on each of two hosts
         if not word.isdecimal():
             raise UsageError(f"${name} is {environment.get(name)!r}, where {launcher} puts a number")
         return int(word)
@@ -71,7 +73,9 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
     """Raise UsageError where a launcher starts ranks anew that have trained already, which would begin the run again."""
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts not in ("", "0") or document.get("session"):
-        again = "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
+        again = (
+            "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
+        )
         raise UsageError(
             f"{again}, and it does not begin anew by itself. To go on from its last checkpoint: operant resume {folder.name}, "
             "or the same launch line with --resume last behind the folder (and --max-restarts=0)"
@@ -97,22 +101,33 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
     """
     if here.launcher is not None:
         if run.gpus and _asked(run.gpus, visible) != here.ranks:
-            raise ConfigError("the number of ranks", [f"run.gpus: {here.launcher} has started {here.ranks} ranks (got {_written(run.gpus)})"])
+            raise ConfigError(
+                "the number of ranks",
+                [f"run.gpus: {here.launcher} has started {here.ranks} ranks (got {_written(run.gpus)})"],
+            )
         on_gpus = visible > 0 and run.device in ("auto", "cuda")
         if on_gpus and here.local_ranks > visible:
-            raise MachineError(f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, or run.device=cpu")
+            raise MachineError(
+                f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, or run.device=cpu"
+            )
         return here, tuple(range(here.local_ranks)) if on_gpus else (), None
     if not run.gpus:
         return Place(here.rank, run.ranks, here.local_rank, run.ranks), (), None
     if not visible:
-        raise MachineError(f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, or see `operant doctor`")
+        raise MachineError(
+            f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, or see `operant doctor`"
+        )
     named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
     there = [index for index in named if index < visible]
     if len(there) < len(named) and not resume:
         missing = ", ".join(str(index) for index in named if index >= visible)
-        raise MachineError(f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number {missing}")
+        raise MachineError(
+            f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number {missing}"
+        )
     if not there:
-        raise MachineError(f"run.gpus = {_written(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all")
+        raise MachineError(
+            f"run.gpus = {_written(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all"
+        )
     count = next(count for count in COUNTS if count <= len(there))
     idle = [index for index in range(visible) if index not in there[:count]]
     note = None
@@ -163,11 +178,15 @@ class Others:
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
                 more = ["--rank", str(rank), "--ranks", str(ranks)]
-                self._processes[rank] = subprocess.Popen([*command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                self._processes[rank] = subprocess.Popen(
+                    [*command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
 
     def ended(self) -> tuple[int, str] | None:
         """A rank whose process has ended already, and how."""
-        return next(((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None)
+        return next(
+            ((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None
+        )
 
     def ending(self, rank: int) -> str:
         """How a rank's process ended, in words; empty where it has not, or where this cannot be told."""

@@ -106,7 +106,9 @@ class Requests:
             signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGUSR1: self._on_checkpoint, signal.SIGHUP: signal.SIG_IGN,
         }  # fmt: skip
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # a stderr without a file descriptor
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError, RuntimeError
+        ):  # a stderr without a file descriptor
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         self._ear = Ear(self._on_signal)
         return self
@@ -170,7 +172,10 @@ class Requests:
             self._deadline = _later(START_DEADLINE_S, self._give_up)
         else:
             self.teller.ending()
-            self.teller.say(f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at once, without)", code="stop")
+            self.teller.say(
+                f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at once, without)",
+                code="stop",
+            )
 
     def _give_up(self) -> None:
         if self._starting:
@@ -302,7 +307,11 @@ class Attendant:
 
     def _accept(self, request: Request) -> None:
         if request.verb == "watch":
-            self._teller.watch(request.arguments["mode"], request.arguments["size"], time.monotonic() + min(request.left_s, _LONGEST_WATCH_S))
+            self._teller.watch(
+                request.arguments["mode"],
+                request.arguments["size"],
+                time.monotonic() + min(request.left_s, _LONGEST_WATCH_S),
+            )
             return
         self._sequence, self._last = self._sequence + 1, request.name
         text = self._requests.ask(request)

@@ -1,4 +1,6 @@
-"""An actor that acts in a world, step by step: what evaluation, the live agent, films and play share. Knows no algorithm, no picture and no episode's sum."""
+"""An actor that acts in a world, step by step: what evaluation, the live agent, films and play share. Knows no
+algorithm, no picture and no episode's sum.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from operant.worlds import Slot, World
 class Rollout:
     """The lanes of a world, stepped by an actor over fixed buffers, so that a CUDA graph can hold it.
 
-    `steps` is how many steps at most lie between two calls of `draw`. `slot` holds what the last step showed; by default one of its own.
+    `steps` is how many steps at most lie between two calls of `draw`. `slot` holds what the last step showed; by
+    default one of its own.
     """
 
     def __init__(self, actor: Actor, world: World, *, steps: int = 1, slot: Slot | None = None) -> None:
@@ -32,7 +35,9 @@ class Rollout:
 
     @torch.no_grad()
     def choose(self, t: int = 0, *, greedy: bool) -> torch.Tensor:
-        """The action (A, N) of every lane, in the slot: the likeliest, or by the random numbers of step t since `draw`."""
+        """The action (A, N) of every lane, in the slot: the likeliest, or by the random numbers of step t
+        since `draw`.
+        """
         slot = self.slot
         if self._state:  # an episode that has ended leaves nothing to the next
             ended = (slot.terminated | slot.truncated).bool()
@@ -45,6 +50,8 @@ class Rollout:
         return slot.action
 
     def step(self, t: int = 0, *, greedy: bool) -> None:
-        """One step of every lane, t steps after the world's clock was moved last. The caller moves it: see `World.advance`."""
+        """One step of every lane, t steps after the world's clock was moved last. The caller moves it: see
+        `World.advance`.
+        """
         self.choose(t, greedy=greedy)
         self.world.step(self._bound, t)

@@ -1,4 +1,6 @@
-"""The state of a run in training, to a checkpoint and back: what each kind of checkpoint holds, what of it must be finite, and which compare. Knows no loop."""
+"""The state of a run in training, to a checkpoint and back: what each kind of checkpoint holds, what of it must be
+finite, and which compare. Knows no loop.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,28 @@ _LIKELY_BYTES_PER_S = 5e8  # of saving, until it was done once
 _ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
 _WORLD, _CLOCK = "world/", "world/tick"
 _OTHER_STATE = "the environment's state is another than it was"
-_ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
+# what an environment means by an infinity is its own affair, as long as observations and rewards are finite
+_ENVIRONMENTS_OWN = "world/state"
 
 
 class Snapshots:
-    """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
+    """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns
+    compare.
+    """
 
     def __init__(
-        self, algo: Algorithm, store: Store, session: int, together: Together = ALONE, *, config: str, environment_code: str | None,
+        self,
+        algo: Algorithm,
+        store: Store,
+        session: int,
+        together: Together = ALONE,
+        *,
+        config: str,
+        environment_code: str | None,
         saves: Literal["auto"] | bool = "auto",
-    ) -> None:  # fmt: skip
-        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file.
+    ) -> None:
+        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of
+        the user's own environment file.
 
         `saves`: whether what can be collected anew is saved, too.
         """
@@ -41,11 +54,16 @@ class Snapshots:
         replay, ranks = replay_tensors(algo).values(), together.exchange.ranks
         self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
         """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
-        self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks  # apart from the device's
+        # apart from the device's
+        self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks
         self.notes: list[str] = []
         """What to say at the start: where this session, or one that resumes it, goes on with less than all."""
         self._saves_replay = self._take_up(saves)
-        self._every_time, self._paused_s, self._saved_s = saves is True, self.replay_bytes / _LIKELY_BYTES_PER_S, time.monotonic()
+        self._every_time, self._paused_s, self._saved_s = (
+            saves is True,
+            self.replay_bytes / _LIKELY_BYTES_PER_S,
+            time.monotonic(),
+        )
 
     @property
     def replay_size(self) -> str | None:
@@ -54,7 +72,9 @@ class Snapshots:
 
         if not self.replay_bytes:
             return None
-        return size(self.replay_bytes) + (f", {size(self._host_bytes)} of it in page-locked host memory" if self._host_bytes else "")
+        return size(self.replay_bytes) + (
+            f", {size(self._host_bytes)} of it in page-locked host memory" if self._host_bytes else ""
+        )
 
     def _take_up(self, replay: Literal["auto"] | bool) -> bool:
         """Whether the replay is saved; a note where it is not."""
@@ -71,16 +91,19 @@ class Snapshots:
             if self.replay_bytes <= most:
                 return True
             why = f"it is larger than {limit}"
-        self.notes.append(f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {why}. checkpoint.replay=true saves it")
+        self.notes.append(
+            f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {why}. checkpoint.replay=true saves it"
+        )
         return False
 
     def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> float | None:
-        """Begin to save the state as it is; the store's `wait` tells what came of it. Seconds that the replay took, if it was saved.
+        """Begin to save the state as it is; the store's `wait` tells what came of it. Seconds that the replay took, if
+        it was saved.
 
         `last`: it may be the session's last one, or one that was asked for.
         """
-        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a replay) stays out of it, unless it takes the
-        # place of a checkpoint of this step that holds all.
+        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a
+        # replay) stays out of it, unless it takes the place of a checkpoint of this step that holds all.
         self._store.wait()
         saved = False
         if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
@@ -93,27 +116,42 @@ class Snapshots:
         tensors = self._together.state(self._algo, "train")
         held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._store.save_async(
-            step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
+            step,
+            tensors,
+            {**document, **self._task, **held},
+            session=self._session,
+            best=best,
+            must_be_finite=must_be_finite(self._algo),
+            config=self._config,
         )
         return self._paused_s if saved else None
 
     def _is_time(self) -> bool:
-        """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was saved."""
+        """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was
+        saved.
+        """
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
     def _whole_replay(self) -> Mapping[str, Tensor]:
         """The replay where it lies; of several ranks that of all, on the CPU."""
         own = replay_tensors(self._algo)
-        return own if self._together.exchange.ranks == 1 else {name: tensor for name, tensor in self._together.state(self._algo, "all").items() if name in own}
+        return (
+            own
+            if self._together.exchange.ranks == 1
+            else {name: tensor for name, tensor in self._together.state(self._algo, "all").items() if name in own}
+        )
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the other `restore`.
+        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what
+        comes. Raises as the other `restore`.
 
         `task_changes` are the reasons why it would not, as far as the configurations tell.
         """
         anew = restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
-        lack = restore_replay(self._algo, checkpoint, self._store, self._together.exchange) if self.replay_bytes else None
+        lack = (
+            restore_replay(self._algo, checkpoint, self._store, self._together.exchange) if self.replay_bytes else None
+        )
         if anew is not None:
             self._algo.start()
             self.notes.append(f"warm resume: every lane begins a new episode: {anew}")
@@ -135,7 +173,9 @@ def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
 
 
 def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange) -> str | None:
-    """Copy the replay that was saved with a checkpoint into an algorithm's; or the reason why not, and then it stays empty: on all ranks, or on none."""
+    """Copy the replay that was saved with a checkpoint into an algorithm's; or the reason why not, and then it stays
+    empty: on all ranks, or on none.
+    """
     own = replay_tensors(algo)
     whole = own if exchange.ranks == 1 else whole_like(algo, own, exchange)
     lack = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
@@ -150,38 +190,54 @@ def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchan
 
 
 def must_be_finite(algo: Algorithm) -> list[str]:
-    """The names of the tensors that make a checkpoint worthless where they hold NaN or infinity: of all that training depends on."""
+    """The names of the tensors that make a checkpoint worthless where they hold NaN or infinity: of all that training
+    depends on.
+    """
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
 def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> str | None:
-    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is; of several ranks each takes its own lanes.
+    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is; of several ranks each takes its own
+    lanes.
 
-    Where the lanes have to begin anew by `algo.start`, once there is a replay, the reason: they were not saved, or do not fit. None where they go on.
-    Raises ConfigError where anything else does not fit, BadFileError where it is not finite; copies none then.
+    Where the lanes have to begin anew by `algo.start`, once there is a replay, the reason: they were not saved, or do
+    not fit. None where they go on. Raises ConfigError where anything else does not fit, BadFileError where it is not
+    finite; copies none then.
     """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
-        raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
+        raise ConfigError(
+            str(checkpoint.path),
+            ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"],
+        )
     own, there = algo.state("train"), own_state(algo, checkpoint.tensors, exchange)
     done, of_each = there.get(_ITERATION), algo.steps_per_iteration
     if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
         there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
     odd = {
-        name: f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this configuration {tuple(here.shape)}"
+        name: f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this "
+        f"configuration {tuple(here.shape)}"
         for name, here in own.items()
         if name not in there or there[name].shape != here.shape
     }
-    if lines := [f"does not fit checkpoint {checkpoint.path.name}: {line}" for name, line in odd.items() if not name.startswith(_WORLD) or name == _CLOCK]:
+    if lines := [
+        f"does not fit checkpoint {checkpoint.path.name}: {line}"
+        for name, line in odd.items()
+        if not name.startswith(_WORLD) or name == _CLOCK
+    ]:
         raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), lines)
-    # Of another version's environment, which had more or less state or another type of it, or of a file that was edited: of its lanes the clock alone goes on.
+    # Of another version's environment, which had more or less state or another type of it, or of a file that was
+    # edited: of its lanes the clock alone goes on.
     lanes = {name: tensor for name, tensor in there.items() if name.startswith(_WORLD)}
     anew = bool(odd) or any(name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items())
     if anew:
         own = {name: here for name, here in own.items() if not name.startswith(_WORLD) or name == _CLOCK}
     problem = find_nonfinite({name: there[name] for name in must_be_finite(algo) if name in own})
     if problem is not None:
-        raise BadFileError(f"{checkpoint.path.name} cannot be trained on: {problem}. To resume from an earlier checkpoint: --from best, or --from STEP")
+        raise BadFileError(
+            f"{checkpoint.path.name} cannot be trained on: {problem}. To resume from an earlier checkpoint: --from "
+            "best, or --from STEP"
+        )
     with torch.no_grad():
         for name, here in own.items():
             here.copy_(there[name])

@@ -1,7 +1,9 @@
-"""Decides whether a run has reached its target: by an evaluation, and by fresh episodes that confirm it. Knows no run folder, no log and no training loop.
+"""Decides whether a run has reached its target: by an evaluation, and by fresh episodes that confirm it. Knows no run
+folder, no log and no training loop.
 
-An evaluation that reaches the target may have been lucky, and of many evaluations the luckiest is the one that ends a run. So it only asks for a second one, of
-other episodes: a target is reached where that one's mean is so far above it that a third one, of as many episodes, would reach it, too (with 97.5 %).
+An evaluation that reaches the target may have been lucky, and of many evaluations the luckiest is the one that ends a
+run. So it only asks for a second one, of other episodes: a target is reached where that one's mean is so far above it
+that a third one, of as many episodes, would reach it, too (with 97.5 %).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ HOST_EPISODES = 128
 """Episodes at once of an outside environment, each of whose lanes has an environment of its own."""
 WIDTH = 0.01
 """Half the width of the 95 % interval at which a mean is known well enough, as a share of the target."""
-_AGAIN = math.sqrt(2.0)  # of that half width lies between two means of as many episodes at most (95 %): both have their error
+# of that half width lies between two means of as many episodes at most (95 %): both have their error
+_AGAIN = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
@@ -36,10 +39,16 @@ class Outcome(NamedTuple):
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
-        """The fields of its line in evaluations.jsonl; those of a confirming evaluation are marked, with what it was to confirm."""
+        """The fields of its line in evaluations.jsonl; those of a confirming evaluation are marked, with what it was to
+        confirm.
+        """
         fields: dict[str, Any] = self.evaluation._asdict()
         if self.first is not None:
-            fields["confirmation"] = {"target": target, "reached": self.reached, **{f"first_{k}": getattr(self.first, k) for k in ("mean", "ci95", "episodes")}}
+            fields["confirmation"] = {
+                "target": target,
+                "reached": self.reached,
+                **{f"first_{k}": getattr(self.first, k) for k in ("mean", "ci95", "episodes")},
+            }
         return fields
 
 
@@ -48,7 +57,9 @@ class TargetEvaluator:
 
     def __init__(self, actor: Actor, config: Config) -> None:
         self._actor, self._config, self._target = actor, config, config.run.target
-        self._first = Evaluator(actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
+        self._first = Evaluator(
+            actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed
+        )
         self._second: Evaluator | None = None  # made when it is needed first
         self.max_steps = self._first.max_steps
 
@@ -64,11 +75,15 @@ class TargetEvaluator:
             return None
 
     def _confirm(self, number: int, target: float, interrupted: Callable[[], bool]) -> Evaluation:
-        """Fresh episodes until their mean is known well enough, or is known to miss the target. That may end them early: it makes no lucky mean pass."""
+        """Fresh episodes until their mean is known well enough, or is known to miss the target. That may end them
+        early: it makes no lucky mean pass.
+        """
         if self._second is None:
             config = self._config
             episodes = HOST_EPISODES if config.hosted else EPISODES
-            self._second = Evaluator(self._actor, config.environment, config.params, episodes=episodes, seed=config.run.seed, stream=STREAM)
+            self._second = Evaluator(
+                self._actor, config.environment, config.params, episodes=episodes, seed=config.run.seed, stream=STREAM
+            )
         parts: list[Evaluation] = []
         for part in range(PARTS):
             parts.append(self._second.run(number, part=part, interrupted=interrupted))
@@ -83,7 +98,10 @@ def describe(outcome: Outcome, target: float) -> str:
     first, second = outcome.first, outcome.evaluation
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
-    return f"the target {target:g} is reached by {_said(first)}; {second.episodes:,} fresh episodes, {_said(second)}, {verdict}"
+    return (
+        f"the target {target:g} is reached by {_said(first)}; {second.episodes:,} fresh episodes, {_said(second)}, "
+        f"{verdict}"
+    )
 
 
 def pooled(parts: Sequence[Evaluation]) -> Evaluation:
@@ -93,7 +111,10 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     deviation = None
     if all(part.deviation is not None for part in parts):
         # Squares within the parts, and of the parts' means around the mean of all.
-        squares = sum((part.episodes - 1) * (part.deviation or 0.0) ** 2 + part.episodes * (part.mean - mean) ** 2 for part in parts)
+        squares = sum(
+            (part.episodes - 1) * (part.deviation or 0.0) ** 2 + part.episodes * (part.mean - mean) ** 2
+            for part in parts
+        )
         deviation = math.sqrt(squares / (episodes - 1))
     return Evaluation(
         mean=mean,

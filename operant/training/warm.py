@@ -1,8 +1,10 @@
-"""A worker that trains one run after another: `python -m operant.training.warm`. What it imported and compiled for one is warm for the next.
+"""A worker that trains one run after another: `python -m operant.training.warm`. What it imported and compiled for one
+is warm for the next.
 
-Takes a line of JSON a run from stdin, {"run": folder, "resume": null, "trusted": false}, and answers each on stdout with {"exit": code}. A run's output goes to
-its own log.txt. Ends where stdin ends, after a fault that could reach the next run, and after a run that was stopped while it was made ready: what it imported
-or compiled may be half there. Who gives it runs, and what becomes of them, is operant/runs/pool.py.
+Takes a line of JSON a run from stdin, {"run": folder, "resume": null, "trusted": false}, and answers each on stdout
+with {"exit": code}. A run's output goes to its own log.txt. Ends where stdin ends, after a fault that could reach the
+next run, and after a run that was stopped while it was made ready: what it imported or compiled may be half there. Who
+gives it runs, and what becomes of them, is operant/runs/pool.py.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from operant.runs import launch
 from operant.training import worker
 
 log = logging.getLogger("operant")
-_UNSOUND = (OperantError.exit_code, DeviceError.exit_code)  # an unexpected error, a GPU fault, no memory: the next run gets a fresh process
+# an unexpected error, a GPU fault, no memory: the next run gets a fresh process
+_UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
 def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
@@ -49,7 +52,8 @@ def _broken_off(folder: Path, code: int) -> bool:
 
 
 def _tidy() -> None:
-    """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all of the memory.
+    """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all
+    of the memory.
 
     What is alive then stays: modules, compiled kernels. The collector need not look through it again.
     """

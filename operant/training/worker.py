@@ -1,8 +1,10 @@
-"""The worker: `python -m operant.training.worker RUN_DIR`. Trains one run from its folder, headless, and ends with the exit code of how it went.
+"""The worker: `python -m operant.training.worker RUN_DIR`. Trains one run from its folder, headless, and ends with the
+exit code of how it went.
 
-Where several ranks share the run's lanes, this is one of them: rank 0 starts the others, or a launcher (torchrun, srun) has started all.
-Turns a folder into a trainer (operant/training/loop.py) and its ending into an exit code; knows nothing of the loop.
-Everything heavy is imported after the run's lock is held, so that a viewer sees a living run from the first moment.
+Where several ranks share the run's lanes, this is one of them: rank 0 starts the others, or a launcher (torchrun, srun)
+has started all. Turns a folder into a trainer (operant/training/loop.py) and its ending into an exit code; knows
+nothing of the loop. Everything heavy is imported after the run's lock is held, so that a viewer sees a living run from
+the first moment.
 """
 
 from __future__ import annotations
@@ -47,14 +49,20 @@ def _device_error(error: Exception) -> DeviceError | None:
 
 
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
-    """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with; their names there."""
+    """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with;
+    their names there.
+    """
     from operant.config.load import copies
 
     names = copies(config, "source")
-    contents = {folder / name: getattr(config, key).read_bytes() for key, name in names.items()}  # all of them first: a copy may take another one's place
+    contents = {
+        folder / name: getattr(config, key).read_bytes() for key, name in names.items()
+    }  # all of them first: a copy may take another one's place
     for kept, content in contents.items():
         if kept.parent.is_symlink():
-            raise MachineError(f"{kept.parent} is a symbolic link: the user's own files are kept in the run folder itself")
+            raise MachineError(
+                f"{kept.parent} is a symbolic link: the user's own files are kept in the run folder itself"
+            )
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         if kept.is_symlink() or not kept.is_file() or kept.read_bytes() != content:
             _replace(kept, content)
@@ -64,7 +72,9 @@ def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
 @functools.cache
 def _git_commit(folder: Path) -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True
+        )
         return done.stdout.strip()
     return None
 
@@ -72,7 +82,9 @@ def _git_commit(folder: Path) -> str | None:
 def prepare(
     folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False, here: ranks.Place = ranks.ALONE
 ) -> tuple[Trainer, Team]:
-    """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be wrong before it."""
+    """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be
+    wrong before it.
+    """
     document = runs.read_json(folder / "run.json")
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
     command = [*launch.module_command("operant.training.worker"), str(folder), *flags]
@@ -80,7 +92,13 @@ def prepare(
         asked = _asked(folder, document, resume)
         others = ranks.Others(command, folder, asked.ranks() if here.launcher is None else 1)
         undo.callback(others.close, 0.0)
-        config = configured(asked, trusted, here.local_rank, lambda phase: runs.update_document(folder, durable=False, phase=phase), requests.held())
+        config = configured(
+            asked,
+            trusted,
+            here.local_rank,
+            lambda phase: runs.update_document(folder, durable=False, phase=phase),
+            requests.held(),
+        )
         from operant.training import team as teams
 
         here, named, note = ranks.found(config.run, here, resume=resume is not None)
@@ -90,7 +108,10 @@ def prepare(
     try:
         team.open(here, command, config.run.peer_timeout)
         # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
-        chosen = {"threads": set_threads(config.run.threads, here.local_ranks), **ranks.chosen(config.run, here, device)}
+        chosen = {
+            "threads": set_threads(config.run.threads, here.local_ranks),
+            **ranks.chosen(config.run, here, device),
+        }
         config = replace(config, run=config.run.model_copy(update=chosen))
         trainer = _built(folder, document, asked, config, (device, team, here), resume, requests, trusted)
         for line in filter(None, [note]):
@@ -109,9 +130,12 @@ def _asked(folder: Path, document: dict[str, Any], resume: str | None) -> Reques
 
 
 def configured(
-    asked: Request, trusted: bool, local_rank: int, phase: Callable[[str], object] = lambda phase: None,
+    asked: Request,
+    trusted: bool,
+    local_rank: int,
+    phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
-) -> Config:  # fmt: skip
+) -> Config:
     """The configuration that is asked for, once all that is large is imported, within `held`. Raises ConfigError."""
     wake_gpu(asked.device(local_rank))
     with importing():
@@ -122,8 +146,12 @@ def configured(
         return asked.load(trusted)
 
 
-def _tried(config: Config, device: torch.device, count: int, phase: Callable[[str], object]) -> tuple[Config, list[str]]:
-    """The configuration with as many lanes as `count` ranks have room for, once the user's own environment has been looked at, and warnings about that."""
+def _tried(
+    config: Config, device: torch.device, count: int, phase: Callable[[str], object]
+) -> tuple[Config, list[str]]:
+    """The configuration with as many lanes as `count` ranks have room for, once the user's own environment has been
+    looked at, and warnings about that.
+    """
     from operant.training import auto_lanes, memory
     from operant.worlds import quick_check
 
@@ -144,16 +172,24 @@ def _start(folder: Path, uuid: str, asked: Request, config: Config, resume: str,
     from operant.config import resuming
     from operant.runs.checkpoints import Store
 
-    checkpoint = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning).load(int(resume) if resume.isdecimal() else resume)
+    checkpoint = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning).load(
+        int(resume) if resume.isdecimal() else resume
+    )
     before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
     resuming.check_fits(before, config, asked.source)
     return checkpoint, before
 
 
 def _built(
-    folder: Path, document: dict[str, Any], asked: Request, config: Config, where: tuple[torch.device, Team, ranks.Place],
-    resume: str | None, requests: Requests, trusted: bool,
-) -> Trainer:  # fmt: skip
+    folder: Path,
+    document: dict[str, Any],
+    asked: Request,
+    config: Config,
+    where: tuple[torch.device, Team, ranks.Place],
+    resume: str | None,
+    requests: Requests,
+    trusted: bool,
+) -> Trainer:
     """The trainer of a configuration on its device, once the other ranks are there."""
     import numba
     import torch
@@ -200,7 +236,8 @@ def _built(
 
     if start is None:
         write(config)
-    trainer = Trainer(folder, document, config, device, start, requests, team)  # which refuses a checkpoint that does not fit: nothing is overwritten before
+    # which refuses a checkpoint that does not fit: nothing is overwritten before
+    trainer = Trainer(folder, document, config, device, start, requests, team)
     for line in warnings:
         trainer.say(line, level="warn")
     if start is not None:
@@ -222,7 +259,14 @@ def _replace(path: Path, content: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock, trusted: bool, here: ranks.Place = ranks.ALONE) -> None:
+def _train(
+    folder: Path,
+    resume: str | None,
+    requests: Requests,
+    lock: runs.Lock,
+    trusted: bool,
+    here: ranks.Place = ranks.ALONE,
+) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
     runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
@@ -247,7 +291,8 @@ def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock
 
 
 def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
-    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises OperantError.
+    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises
+    OperantError.
 
     `trusted`: see `config.load`.
     """
@@ -260,13 +305,20 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         requests.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
             with contextlib.suppress(MachineError):
-                # This process lives on, the run's worker does not; where it had no metrics file yet, the one that lies there is another's.
-                runs.update_document(folder, durable=False, pid_start_ticks=None, **({} if requests.began else {"pid": None}))
+                # This process lives on, the run's worker does not; where it had no metrics file yet, the one that lies
+                # there is another's.
+                runs.update_document(
+                    folder, durable=False, pid_start_ticks=None, **({} if requests.began else {"pid": None})
+                )
         lock.release()
 
 
-def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False, here: ranks.Place = ranks.ALONE) -> int:
-    """Train, with every word of how it went in the log; the exit code. `goes_on`: this process trains other runs after it, and gives the lock back."""
+def worked(
+    folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False, here: ranks.Place = ranks.ALONE
+) -> int:
+    """Train, with every word of how it went in the log; the exit code. `goes_on`: this process trains other runs after
+    it, and gives the lock back.
+    """
     try:
         if here.rank > 0:
             _follow(folder, resume, trusted, here)
@@ -319,11 +371,16 @@ def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) 
 
 
 def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> int:
-    """One of the ranks that a launcher has started: what they print goes to logs of their own, and rank 0 writes how it ended."""
+    """One of the ranks that a launcher has started: what they print goes to logs of their own, and rank 0 writes how it
+    ended.
+    """
     document, began = runs.read_json(folder / "run.json"), launch.Began()
     try:
         if not document:
-            raise MachineError(f"there is no run in {folder}: make one with `operant train --prepare`, in a folder that all hosts share")
+            raise MachineError(
+                f"there is no run in {folder}: make one with `operant train --prepare`, in a folder that all "
+                "hosts share"
+            )
         if resume is None:
             ranks.require_first_start(folder, document, os.environ)
         own_stderr = os.dup(2)
@@ -332,7 +389,11 @@ def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place
         sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         return error.exit_code if isinstance(error, OperantError) else MachineError.exit_code
     os.umask(0o077)
-    os.write(own_stderr, f"operant: rank {here.rank} of {here.ranks} trains {folder}, and prints into {ranks.log_name(here.rank)} there\n".encode())
+    os.write(
+        own_stderr,
+        f"operant: rank {here.rank} of {here.ranks} trains {folder}, and prints into "
+        f"{ranks.log_name(here.rank)} there\n".encode(),
+    )
     for target in (1, 2):
         os.dup2(descriptor, target)
     launch.mark_session()
@@ -360,11 +421,15 @@ def write_log() -> None:
 
 def main() -> NoReturn:
     """The worker's command line: ends the process with the exit code of how training went."""
-    parser = argparse.ArgumentParser(prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)")
+    parser = argparse.ArgumentParser(
+        prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)"
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", metavar="last|best|STEP", default=None)
     parser.add_argument("--trust", action="store_true")
-    parser.add_argument("--spawn", action="store_true", help="rank 0 starts the others, whatever a launcher's variables say")
+    parser.add_argument(
+        "--spawn", action="store_true", help="rank 0 starts the others, whatever a launcher's variables say"
+    )
     parser.add_argument("--rank", type=int, default=0, help="of those that rank 0 has started")
     parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
@@ -383,7 +448,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # At once: taking torch apart costs a second, in which the lock must not be free, or the run would be neither living nor ended.
+    # At once: taking torch apart costs a second, in which the lock must not be free, or the run would be neither living
+    # nor ended.
     os._exit(code)
 
 

@@ -24,13 +24,25 @@ from operant.worlds.pixels import Scene, colour_function
 
 
 def make(
-    env: Env, lanes: int, *, seed: int, device: torch.device | str = "cpu", params: Any = None, stream: int = 0, lane0: int = 0, draws: bool = False,
+    env: Env,
+    lanes: int,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    params: Any = None,
+    stream: int = 0,
+    lane0: int = 0,
+    draws: bool = False,
     changing: Sequence[str] = (),
-) -> DeviceWorld | HostWorld:  # fmt: skip
-    """A world of an environment, wherever its lanes run. With `draws` there are pictures of it, too; `changing` as `DeviceWorld` has it."""
+) -> DeviceWorld | HostWorld:
+    """A world of an environment, wherever its lanes run. With `draws` there are pictures of it, too; `changing` as
+    `DeviceWorld` has it.
+    """
     if isinstance(env, HostEnv):
         return HostWorld(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, draws=draws)
-    return DeviceWorld(env, lanes, seed=seed, device=device, params=params, lane0=lane0, stream=stream, changing=changing)
+    return DeviceWorld(
+        env, lanes, seed=seed, device=device, params=params, lane0=lane0, stream=stream, changing=changing
+    )
 
 
 def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
@@ -62,4 +74,4 @@ __all__ = [
     "seed_words",
     "shards_body",
     "step_body",
-]  # fmt: skip
+]

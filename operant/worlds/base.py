@@ -1,4 +1,6 @@
-"""The World protocol: N lanes of one environment, wherever they run, as acting and learning see them. Knows no world in particular, no policy, no algorithm."""
+"""The World protocol: N lanes of one environment, wherever they run, as acting and learning see them. Knows no world in
+particular, no policy, no algorithm.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,20 @@ class Slot(NamedTuple):
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    # (O, N), written only in lanes that were truncated (or ended at all, where a world is asked for that): what an observer would have seen. None where that
-    # is a picture and nothing is ever truncated.
+    # (O, N), written only in lanes that were truncated (or ended at all, where a world is asked for that): what an
+    # observer would have seen. None where that is a picture and nothing is ever truncated.
     final_observation: Any
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
-    legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+    # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+    legal: Any
 
 
 def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
-    """The buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; none unless there are `finals`."""
+    """The buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; none unless there are
+    `finals`.
+    """
     N = lanes
     T = () if steps is None else (steps,)
     after = () if steps is None else (steps + 1,)
@@ -52,13 +57,19 @@ def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, win
 
 
 def step_slot(slot: Slot, step: int, window: int) -> Slot:
-    """The slot of step t of a rollout, whose observation and legal actions are those of t + 1; of step -1, which a reset writes, those of step 0."""
+    """The slot of step t of a rollout, whose observation and legal actions are those of t + 1; of step -1, which a
+    reset writes, those of step 0.
+    """
     places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
-    return Slot(*(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items()))
+    return Slot(
+        *(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items())
+    )
 
 
 class World(Protocol):
-    """N lanes that are stepped together. Resets, time limits, episode sums and random numbers are the world's: its clock, a tick a step, is private to it."""
+    """N lanes that are stepped together. Resets, time limits, episode sums and random numbers are the world's: its
+    clock, a tick a step, is private to it.
+    """
 
     @property
     def spec(self) -> Env:
@@ -90,7 +101,9 @@ class World(Protocol):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the host's time, what its parts took until now, such as "environment" and "copy"; empty where a graph holds a step."""
+        """Of the host's time, what its parts took until now, such as "environment" and "copy"; empty where a graph
+        holds a step.
+        """
 
     @property
     def final_window(self) -> int:
@@ -100,13 +113,17 @@ class World(Protocol):
         """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `reset` and `step` want it: of one step, or step t of a rollout; step -1 of a rollout is what `reset` wants."""
+        """A slot as `reset` and `step` want it: of one step, or step t of a rollout; step -1 of a rollout is what
+        `reset` wants.
+        """
 
     def reset(self, slot: Slot) -> None:
         """Begin every lane anew and write the first observations to a bound slot. Counts as one tick."""
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
+        `advance`.
+        """
 
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
@@ -115,10 +132,14 @@ class World(Protocol):
         """Set the clock: from there on the same actions give the same steps."""
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        (seed, lane, tick, purpose).
+        """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, which are all steps since the last call: (3 + K) float64."""
+        """Sums over the episodes that ended in the steps of an unbound slot, which are all steps since the last call:
+        (3 + K) float64.
+        """
 
     @property
     def running_tallies(self) -> torch.Tensor:
@@ -126,7 +147,9 @@ class World(Protocol):
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has none."""
+        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has
+        none.
+        """
 
     def restored(self) -> None:
         """Take in what was written into the tensors of `state`; called after each time."""

@@ -1,4 +1,5 @@
-"""An environment's functions compiled for the CPU with every index checked, on buffers between guard rows, and actions to try them with.
+"""An environment's functions compiled for the CPU with every index checked, on buffers between guard rows, and actions
+to try them with.
 
 Gives no verdict: `operant.worlds.quick_check` and `operant.tools.check` do.
 """
@@ -36,10 +37,14 @@ def source_of(env: Env) -> str:
     return str(step.py_func.__code__.co_filename)
 
 
-def rollout_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
-    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a mask (H, N), where one is given.
+def rollout_actions(
+    env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a
+    mask (H, N), where one is given.
 
-    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within +-1,000.
+    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within
+    +-1,000.
     """
     low: np.ndarray
     high: np.ndarray
@@ -76,24 +81,34 @@ class Colours(NamedTuple):
 class BoundsChecked:
     """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to.
 
-    `kept` loads what an earlier process compiled of the same functions, in place of compiling; `float64_places` cannot then tell.
+    `kept` loads what an earlier process compiled of the same functions, in place of compiling; `float64_places` cannot
+    then tell.
     """
 
     def __init__(self, env: Env, lanes: int, params: Any = None, *, kept: bool = False) -> None:
         world, self.env, self.count = DeviceWorld(env, lanes, seed=1, params=params, every_final=True), env, lanes
         self.params, self.episodes = world.params, 0  # how many have ended
         self._whole: dict[str, torch.Tensor] = {}
-        exact = {"state": env.fields, "int_state": env.int_state.n if env.int_state else 0, "workspace": env.workspace, "running": 1 + len(env.tally)}
+        exact = {
+            "state": env.fields,
+            "int_state": env.int_state.n if env.int_state else 0,
+            "workspace": env.workspace,
+            "running": 1 + len(env.tally),
+        }
         self.lanes: Lanes = self._between_guards(world.lanes, exact)
         O, A = env.observation.size, env.action_size
-        self.slot: Slot = self._between_guards(world.slot(), {"observation": O, "final_observation": O, "action": A, "legal": env.mask_size})
+        self.slot: Slot = self._between_guards(
+            world.slot(), {"observation": O, "final_observation": O, "action": A, "legal": env.mask_size}
+        )
         self.calls = {
             "step": Call(step_body(env, world.params), self.lanes, self.slot),
             "reset": Call(reset_body(env, world.params), self.lanes, self.slot),
         }
         if env.pixel_shader is not None:
             self.colours = torch.zeros(min(lanes, PICTURES), PICTURE_SIDE, PICTURE_SIDE, 3)
-            self.calls["pixel_shader"] = Call(_colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours))
+            self.calls["pixel_shader"] = Call(
+                _colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours)
+            )
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
         if kept:
             self._shells = {name: keep(shell, f"{name}, every index checked") for name, shell in self._shells.items()}
@@ -123,7 +138,9 @@ class BoundsChecked:
             self.episodes += int((self.slot.terminated | self.slot.truncated).sum())
 
     def draw(self) -> torch.Tensor:
-        """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `pixel_shader` returned them. Raises as `run` does."""
+        """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `pixel_shader` returned them. Raises as
+        `run` does.
+        """
         self._run("pixel_shader", self.colours.numel() // 3)
         return self.colours
 
@@ -150,12 +167,18 @@ class BoundsChecked:
             notes = self._notes(name)
             for statement in (statement for block in notes.blocks.values() for statement in block.body):
                 expression = getattr(statement, "value", None)
-                if not isinstance(statement, ir.Assign) or not isinstance(expression, ir.Expr) or statement.loc.filename != source_of(self.env):
+                if (
+                    not isinstance(statement, ir.Assign)
+                    or not isinstance(expression, ir.Expr)
+                    or statement.loc.filename != source_of(self.env)
+                ):
                     continue
                 if expression.op == "call" and isinstance(notes.typemap[expression.func.name], NumberClass):
                     continue  # float32(0.5): the literal is folded
                 called = notes.calltypes.get(expression)
-                if notes.typemap[statement.target.name] == types.float64 or (called is not None and types.float64 in called.args):
+                if notes.typemap[statement.target.name] == types.float64 or (
+                    called is not None and types.float64 in called.args
+                ):
                     found.add(statement.loc.line)
         return [quoted(source_of(self.env), line) for line in sorted(found)]
 
@@ -194,10 +217,19 @@ def plain(function: Any) -> Any:
 
 
 def index_error(env: Env, params: Any) -> str | None:
-    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
-    ints = [np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"), np.zeros(env.workspace, np.int32)]
+    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does
+    not show it.
+    """
+    ints = [
+        np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"),
+        np.zeros(env.workspace, np.int32),
+    ]
     grid = ints if env.int_state is not None or env.workspace else []
-    s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
+    s, obs, mask = (
+        np.zeros(env.fields, np.float32),
+        np.zeros(env.observation.size, env.observation.dtype),
+        np.zeros(env.mask_size, np.uint8),
+    )
     p, tally, generator = device_params(params), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -207,7 +239,9 @@ def index_error(env: Env, params: Any) -> str | None:
                 if t == 0:
                     plain(env.reset)(s, *grid, p, key)
                 column = rollout_actions(env, generator, t, 2)[:, t % 2].numpy()
-                _, terminated = plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
+                _, terminated = plain(env.step)(
+                    s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally
+                )
                 for function, out in ((env.observe, obs), (env.legal, mask)):
                     if function is not None and env.observation_shards:
                         for shard in range(env.observation_shards):
@@ -224,7 +258,9 @@ def index_error(env: Env, params: Any) -> str | None:
 
 
 def place_of(env: Env, error: IndexError) -> str | None:
-    """The line of the author's file at which an error came up, and the error; None where it was in none of its lines."""
+    """The line of the author's file at which an error came up, and the error; None where it was in none of
+    its lines.
+    """
     trace, line = error.__traceback__, 0
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line

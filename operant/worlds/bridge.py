@@ -1,8 +1,9 @@
-"""N lanes of our own environments stepped by the CPU's threads, for a learner on another device: a `World` around a `DeviceWorld`. Knows no policy.
+"""N lanes of our own environments stepped by the CPU's threads, for a learner on another device: a `World` around a
+`DeviceWorld`. Knows no policy.
 
-One world on the CPU, of which a buffer is a range of lanes: every number is that world's. Threads share the lanes of a buffer in compiled code, while the one
-that is in Python takes in what another buffer showed. Beside a GPU all blocks are pinned. Observations lie lane after lane, which a CPU writes twice as fast as
-field after field.
+One world on the CPU, of which a buffer is a range of lanes: every number is that world's. Threads share the lanes of a
+buffer in compiled code, while the one that is in Python takes in what another buffer showed. Beside a GPU all blocks
+are pinned. Observations lie lane after lane, which a CPU writes twice as fast as field after field.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ LEAST = 256
 
 
 class BridgedWorld(BufferedWorld):
-    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0`, `params` and `changing` as `DeviceWorld` has them.
+    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0`, `params` and `changing` as
+    `DeviceWorld` has them.
 
-    `least` see LEAST. `pinned`: whether the blocks are, beside a GPU. An environment that is observed by pictures has one buffer.
+    `least` see LEAST. `pinned`: whether the blocks are, beside a GPU. An environment that is observed by pictures has
+    one buffer.
     """
 
     resumes = True
@@ -49,8 +52,18 @@ class BridgedWorld(BufferedWorld):
         least: int = LEAST,
         changing: Sequence[str] = (),
     ) -> None:
-        self._world = world = DeviceWorld(env, lanes, seed=seed, params=params, lane0=lane0, stream=stream, threads=1, changing=changing)
-        super().__init__(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers if world.whole_step is not None else 1)
+        self._world = world = DeviceWorld(
+            env, lanes, seed=seed, params=params, lane0=lane0, stream=stream, threads=1, changing=changing
+        )
+        super().__init__(
+            env,
+            lanes,
+            seed=seed,
+            device=device,
+            lane0=lane0,
+            stream=stream,
+            buffers=buffers if world.whole_step is not None else 1,
+        )
         self.pinned = pinned and self.device.type == "cuda"
         self._rows, slot = True, world.slot()
         self._slot = self._staged(Slot(*(None if block is None else self._lying(block) for block in slot)))
@@ -61,11 +74,22 @@ class BridgedWorld(BufferedWorld):
             self._crew = Crew(world.whole_step, threads, world.bound, self._bound)
             self.late = len(self.buffers) // 2
         self.changing = world.changing
-        self.final_window, self.can_truncate, self.truncation_gap = world.final_window, world.can_truncate, world.truncation_gap
+        self.final_window, self.can_truncate, self.truncation_gap = (
+            world.final_window,
+            world.can_truncate,
+            world.truncation_gap,
+        )
         self._finals = slot.final_observation is not None
-        self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
-        # Of all lanes ages and running returns, as `advance` found them and as `episode_sums` did the last time; tallies of episodes that have ended since.
-        self._now, self._carried, self._tallies = (torch.zeros(n, dtype=torch.float64, device=self.device) for n in (2, 2, len(env.tally)))
+        self._bounds = (
+            [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()]
+            if isinstance(env.action, Box)
+            else None
+        )
+        # Of all lanes ages and running returns, as `advance` found them and as `episode_sums` did the last time;
+        # tallies of episodes that have ended since.
+        self._now, self._carried, self._tallies = (
+            torch.zeros(n, dtype=torch.float64, device=self.device) for n in (2, 2, len(env.tally))
+        )
 
     def _lying(self, block: Tensor) -> Tensor:
         """A block of a slot as it lies here: lane after lane, and pinned where the world is."""
@@ -76,9 +100,15 @@ class BridgedWorld(BufferedWorld):
     def _staged(self, slot: Slot) -> Slot:
         """The same slot, with the copies of each buffer made."""
         shown = {name: block for name in SHOWN if (block := getattr(slot, name)) is not None}
-        there = shown if self.device.type == "cpu" else {name: torch.empty_like(block, device=self.device) for name, block in shown.items()}
+        there = (
+            shown
+            if self.device.type == "cpu"
+            else {name: torch.empty_like(block, device=self.device) for name, block in shown.items()}
+        )
         for part in self.buffers:
-            pairs = [] if there is shown else [(block.t()[part], there[name].t()[part]) for name, block in shown.items()]
+            pairs = (
+                [] if there is shown else [(block.t()[part], there[name].t()[part]) for name, block in shown.items()]
+            )
             self._staging.append(Staging(pairs, {name: block[..., part] for name, block in there.items()}))
             self._actions.append(slot.action.t()[part])
         return slot
@@ -137,7 +167,9 @@ class BridgedWorld(BufferedWorld):
         self._world.seek(tick)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64. After `advance`."""
+        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call:
+        (3 + K) float64. After `advance`.
+        """
         gained = torch.stack([torch.full_like(self._now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
         episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
         sums = torch.cat([episodes[None], gained + self._carried - self._now, self._tallies])
@@ -151,7 +183,9 @@ class BridgedWorld(BufferedWorld):
         return self._world.running_tallies.to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name: as one world has it, whatever the buffers."""
+        """Everything that a resumed run needs to go on as if nothing had happened, by name: as one world has it,
+        whatever the buffers.
+        """
         return {**self._world.state(), "tick": self._tick, "carried": self._carried}
 
     def restored(self) -> None:

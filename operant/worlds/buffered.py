@@ -1,8 +1,10 @@
-"""Lanes that the host steps, in buffers, for a learner on another device: blocks, copies and the clock of such a `World`. Knows no environment.
+"""Lanes that the host steps, in buffers, for a learner on another device: blocks, copies and the clock of such a
+`World`. Knows no environment.
 
-What a buffer shows lies in fixed blocks on the host, pinned beside a GPU, and goes to the device by copies that nothing waits for; of what the device sends,
-the actions alone are waited for, by an event. `step` does it for all lanes; the parts of it are called one by one where acting and stepping overlap
-(operant/data/overlap.py): `send` and `sent`, `begin`, `finish`, `receive`.
+What a buffer shows lies in fixed blocks on the host, pinned beside a GPU, and goes to the device by copies that nothing
+waits for; of what the device sends, the actions alone are waited for, by an event. `step` does it for all lanes; the
+parts of it are called one by one where acting and stepping overlap (operant/data/overlap.py): `send` and `sent`,
+`begin`, `finish`, `receive`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SHOWN = ("observation", "legal", "reward", "terminated", "truncated")
 
 
 class Staging(NamedTuple):
-    """What a buffer shows, on its way: pairs (host, device) that are copied as they lie, then the device's as the slots want them, by name."""
+    """What a buffer shows, on its way: pairs (host, device) that are copied as they lie, then the device's as the slots
+    want them, by name.
+    """
 
     pairs: Sequence[tuple[Tensor, Tensor]]
     shown: Mapping[str, Tensor]
@@ -49,7 +53,9 @@ class BufferedWorld:
     changing: Mapping[str, Tensor] = MappingProxyType({})
     """Parameters that change, by name."""
 
-    def __init__(self, env: Env, lanes: int, *, seed: int, device: torch.device | str, lane0: int, stream: int, buffers: int) -> None:
+    def __init__(
+        self, env: Env, lanes: int, *, seed: int, device: torch.device | str, lane0: int, stream: int, buffers: int
+    ) -> None:
         self.spec, self.count, self.device = env, lanes, torch.device(device)
         count = max(1, min(buffers, lanes))
         self.buffers = tuple(slice(k * lanes // count, (k + 1) * lanes // count) for k in range(count))
@@ -79,7 +85,9 @@ class BufferedWorld:
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
+        `advance`.
+        """
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
             with self.timed("copy"):
@@ -209,7 +217,9 @@ class BufferedWorld:
         self._tick.fill_(tick)
 
     def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        (seed, lane, tick, purpose).
+        """
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> Tensor:

@@ -26,7 +26,9 @@ class Lanes(NamedTuple):
     """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
-    int_state: Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
+    int_state: (
+        Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
+    )
     workspace: Any  # (S, N) int32, worth nothing between calls; None likewise
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
@@ -39,7 +41,9 @@ class Lanes(NamedTuple):
 
 def _indexed(device: torch.device) -> torch.device:
     """The device with its number: "cuda" and "cuda:0" would otherwise be two, and compile twice."""
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    )
 
 
 FEWEST_SHARDS = 8
@@ -58,11 +62,19 @@ class _Kernels(NamedTuple):
 
 
 @functools.cache
-def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]) -> _Kernels:
+def _kernels(
+    env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]
+) -> _Kernels:
     """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
     if threads > 1:
         show = Kernel(shards_body(env, params, threads), device)
-        return _Kernels(Kernel(reset_body(env, params, True), device), Kernel(step_body(env, params, every_final, True), device), None, None, show)
+        return _Kernels(
+            Kernel(reset_body(env, params, True), device),
+            Kernel(step_body(env, params, every_final, True), device),
+            None,
+            None,
+            show,
+        )
     reset = Kernel(reset_body(env, params, changing=changing), device)
     if not env.pixels:
         return _Kernels(reset, Kernel(step_body(env, params, every_final, changing=changing), device), None, None, None)
@@ -70,7 +82,9 @@ def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, thr
     if not _shows_finals(env, every_final):
         return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
     show_final = Kernel(pixels.observe_final_body(env, params, every_final), device)
-    return _Kernels(reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show)
+    return _Kernels(
+        reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show
+    )
 
 
 def _shows_finals(env: Env, every_final: bool) -> bool:
@@ -115,12 +129,20 @@ class DeviceWorld:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        own = torch.tensor([float(getattr(self.params, name)) for name in changing], dtype=torch.float32, device=self.device) if values is None else values
+        own = (
+            torch.tensor(
+                [float(getattr(self.params, name)) for name in changing], dtype=torch.float32, device=self.device
+            )
+            if values is None
+            else values
+        )
         self.changing = {name: own[k] for k, name in enumerate(changing)}
         ints = env.int_state
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
-            int_state=zeros(ints.n if ints else 1, N, dtype=getattr(torch, ints.dtype if ints else "int8")) if has_int_state(env) else None,
+            int_state=zeros(ints.n if ints else 1, N, dtype=getattr(torch, ints.dtype if ints else "int8"))
+            if has_int_state(env)
+            else None,
             workspace=zeros(max(env.workspace, 1), N, dtype=torch.int32) if has_int_state(env) else None,
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
@@ -130,7 +152,9 @@ class DeviceWorld:
             lane0=lane0,
             changing=own if changing else None,
         )
-        self._before = zeros(3, dtype=torch.float64)  # 0, and sums over all lanes of age and running return when `episode_sums` was called last
+        self._before = zeros(
+            3, dtype=torch.float64
+        )  # 0, and sums over all lanes of age and running return when `episode_sums` was called last
         self._carried, self._parts = self._before[1:], zeros(2, 3, dtype=torch.float64)
         self._bound = bind(self.lanes)
         self._noise = NoiseSource(self.lanes.tick, self.lanes.seed, lane0)
@@ -159,7 +183,11 @@ class DeviceWorld:
         Step -1 of a rollout is what `reset` wants: it writes those of step 0.
         """
         slot = slot if step is None else step_slot(slot, step, self.final_window)
-        return bind(slot._replace(observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)))
+        return bind(
+            slot._replace(
+                observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)
+            )
+        )
 
     def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
         """Observations (O, N) as kernels want them: pictures as (N, H, W, 3)."""
@@ -233,8 +261,14 @@ class DeviceWorld:
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
         left_out = ("workspace", "seed", "changing")
-        kept = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in left_out}
-        own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # by its name in checkpoints
+        kept = {
+            name: value
+            for name, value in self.lanes._asdict().items()
+            if isinstance(value, torch.Tensor) and name not in left_out
+        }
+        own = {
+            "cells" if name == "int_state" else name: value for name, value in kept.items()
+        }  # by its name in checkpoints
         return {**own, "carried": self._carried}
 
     def restored(self) -> None:

@@ -2,24 +2,26 @@
 
 When an ended lane begins anew is Gymnasium's `AutoresetMode`, by the names of its values:
 
-    "same_step" (the default)    `step` returns the first observation of the next episode, and the last one of the old is in `info`
-    "next_step"                  `step` returns the last observation; the next step resets the lane in place of stepping it, with reward 0
-    "disabled"                   `step` returns the last observation; `reset(options={"reset_mask": ended})` must come before the next step
+    "same_step" (the default)    `step` returns the first observation of the next episode, and the last one of the old
+    is in `info` "next_step"                  `step` returns the last observation; the next step resets the lane in
+    place of stepping it, with reward 0 "disabled"                   `step` returns the last observation;
+    `reset(options={"reset_mask": ended})` must come before the next step
 
-The keys in which an episode's end is told are in all modes those of Gymnasium's own `SyncVectorEnv` with "same_step" and its `RecordEpisodeStatistics`
-around each environment, so that the wrapper of that name can add its own beside them:
+The keys in which an episode's end is told are in all modes those of Gymnasium's own `SyncVectorEnv` with "same_step"
+and its `RecordEpisodeStatistics` around each environment, so that the wrapper of that name can add its own beside them:
 
-    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes ("same_step" alone)
-    info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
+    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes ("same_step"
+    alone) info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
     info["final_info"]["tally"][name]                     the environment's own sums, where it keeps any
 
 Where an environment says which actions are legal, `reset` and `step` put into `info`
 
-    info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of MultiDiscrete one block after the other
+    info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of
+    MultiDiscrete one block after the other
 
-With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a copy. With `output="torch"` nothing
-leaves the device and nothing waits for it, so the host cannot know whether an episode ended: the keys are always there, the masks say where
-they hold, and there is no "t".
+With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a
+copy. With `output="torch"` nothing leaves the device and nothing waits for it, so the host cannot know whether an
+episode ended: the keys are always there, the masks say where they hold, and there is no "t".
 
 Needs `gymnasium`, which is optional in this package.
 """
@@ -48,7 +50,9 @@ try:
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 except ImportError as missing:
-    raise MachineError('operant.gym needs Gymnasium 1.2 or later, which is not installed: pip install "gymnasium>=1.2,<2"') from missing
+    raise MachineError(
+        'operant.gym needs Gymnasium 1.2 or later, which is not installed: pip install "gymnasium>=1.2,<2"'
+    ) from missing
 
 __all__ = ["OperantVectorEnv", "make_vec"]
 
@@ -68,13 +72,14 @@ def make_vec(
 ) -> OperantVectorEnv:
     """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
 
-    `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it is. `params` are
-    values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks one. `output="torch"` returns tensors
-    on `device`; "numpy" returns arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes each. `autoreset_mode` is "same_step",
-    "next_step" or "disabled", or one of Gymnasium's: several of its wrappers ask for "next_step".
+    `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it
+    is. `params` are values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks
+    one. `output="torch"` returns tensors on `device`; "numpy" returns arrays. With `pixels` observations are pictures,
+    (pixels, pixels, 3) bytes each. `autoreset_mode` is "same_step", "next_step" or "disabled", or one of Gymnasium's:
+    several of its wrappers ask for "next_step".
 
-    Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError (no such device),
-    NotFoundError (no such file).
+    Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError
+    (no such device), NotFoundError (no such file).
     """
     env = name if isinstance(name, Env) else _find(name)
     if num_envs < 1:
@@ -85,7 +90,9 @@ def make_vec(
         raise UsageError(f"output is {output!r}: it must be 'numpy' or 'torch'")
     seed = secrets.randbits(63) if seed is None else _checked_seed(seed)
     mode = _checked_mode(autoreset_mode)
-    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params, autoreset_mode=mode)
+    return OperantVectorEnv(
+        env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params, autoreset_mode=mode
+    )
 
 
 class _Ended(NamedTuple):
@@ -102,7 +109,17 @@ class OperantVectorEnv(VectorEnv):
     `world` is the world underneath. Its episodes are counted into `info`, so do not call its `take` as well.
     """
 
-    def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any, autoreset_mode: AutoresetMode) -> None:
+    def __init__(
+        self,
+        env: Env,
+        num_envs: int,
+        *,
+        device: torch.device,
+        seed: int,
+        output: str,
+        params: Any,
+        autoreset_mode: AutoresetMode,
+    ) -> None:
         self.num_envs = num_envs
         self.world = DeviceWorld(env, num_envs, seed=seed, device=device, params=params, every_final=True)
         self.single_observation_space = _observation_space(env.observation, bounded=self.world.params == env.Params())
@@ -117,27 +134,40 @@ class OperantVectorEnv(VectorEnv):
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
         self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
-        self._returns = torch.zeros(num_envs, dtype=torch.float64, device=self.world.device)  # (N), of the episodes under way: the world sums in float32
+        # (N), of the episodes under way: the world sums in float32
+        self._returns = torch.zeros(num_envs, dtype=torch.float64, device=self.world.device)
         self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
         self._started = False
-        self._waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.world.device)  # (N), lanes that have ended and were not seen to begin anew
+        # (N), lanes that have ended and were not seen to begin anew
+        self._waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.world.device)
         self._shown: torch.Tensor | None = None  # (O, N), the observations that were returned last
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions, where there is one.
+        """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions,
+        where there is one.
 
-        A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed of `make_vec`).
-        `options={"reset_mask": mask}`, (N) truth values, begins the lanes of the mask alone; the others stay as they are, and their last observations are
-        returned. There are no other options. Raises UsageError.
+        A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed
+        of `make_vec`). `options={"reset_mask": mask}`, (N) truth values, begins the lanes of the mask alone; the others
+        stay as they are, and their last observations are returned. There are no other options. Raises UsageError.
         """
         self._require_open()
         mask = self._reset_mask(options)
         if seed is not None:
             if mask is not None:
-                raise UsageError("reset got a seed and a reset_mask: a seed starts the numbers of all lanes again, so it takes no mask")
+                raise UsageError(
+                    "reset got a seed and a reset_mask: a seed starts the numbers of all lanes again, so it "
+                    "takes no mask"
+                )
             self._seed = _checked_seed(seed)
-            self.world = DeviceWorld(self.world.spec, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
+            self.world = DeviceWorld(
+                self.world.spec,
+                self.num_envs,
+                seed=self._seed,
+                device=self.world.device,
+                params=self.world.params,
+                every_final=True,
+            )
         super().reset(seed=self._seed if seed is not None or not self._started else None)
         before = Snapshot.of(self.world, self._slots[0][0])
         slot, bound = self._next_slot()
@@ -156,7 +186,10 @@ class OperantVectorEnv(VectorEnv):
     def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
         """The lanes to begin anew, (N); None for all. Raises UsageError."""
         if others := sorted(set(options or {}) - {"reset_mask"}):
-            raise UsageError(f"reset got the options {others}: it takes reset_mask alone; what an environment begins with is set by make_vec(params=...)")
+            raise UsageError(
+                f"reset got the options {others}: it takes reset_mask alone; what an environment begins with is set by "
+                "make_vec(params=...)"
+            )
         if not options:
             return None
         if not self._started:
@@ -164,24 +197,32 @@ class OperantVectorEnv(VectorEnv):
         given = options["reset_mask"]
         mask = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.array(given))
         if mask.dtype != torch.bool or tuple(mask.shape) != (self.num_envs,) or not bool(mask.any()):
-            raise UsageError(f"reset_mask is {given!r}: it must be an array of {self.num_envs} truth values, one of them True at least")
+            raise UsageError(
+                f"reset_mask is {given!r}: it must be an array of {self.num_envs} truth values, one of them True "
+                "at least"
+            )
         return mask.to(self.world.device)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane.
 
-        `actions` are an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped to their bounds.
-        Whole numbers are checked against theirs, unless they come as a tensor on a GPU, which only a wait could read.
+        `actions` are an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped
+        to their bounds. Whole numbers are checked against theirs, unless they come as a tensor on a GPU, which only a
+        wait could read.
 
-        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. As arrays: copies, rewards float64. As tensors:
-        observations are a transposed view, rewards float32, and what a step returns holds until the step after the next. Raises UsageError.
+        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. As arrays: copies, rewards
+        float64. As tensors: observations are a transposed view, rewards float32, and what a step returns holds until
+        the step after the next. Raises UsageError.
         """
         self._require_open()
         if not self._started:
             raise UsageError("step was called before reset: call reset() once first")
         if self._mode is AutoresetMode.DISABLED and bool(self._waiting.any()):
             lanes = self._waiting.nonzero().flatten().tolist()
-            raise UsageError(f"the episodes of lanes {lanes[:8]} have ended: call reset(options={{'reset_mask': terminated | truncated}}) before step")
+            raise UsageError(
+                f"the episodes of lanes {lanes[:8]} have ended: call reset(options={{'reset_mask': terminated | "
+                f"truncated}}) before step"
+            )
         before = Snapshot.of(self.world, self._slots[0][0]) if self._mode is AutoresetMode.NEXT_STEP else None
         slot, bound = self._next_slot()
         slot.action.copy_(self._checked_actions(actions))
@@ -199,14 +240,30 @@ class OperantVectorEnv(VectorEnv):
         ended = _Ended(length, total, self._tallies())
         observations = self._observations(self._shown)
         if self._numpy:
-            terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
+            terminated, truncated = (
+                flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated)
+            )
             info = self._numpy_info(slot, _Ended(*(column.cpu().numpy() for column in ended)), terminated | truncated)
-            return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info | self._mask(slot)
+            return (
+                observations,
+                slot.reward.cpu().numpy().astype(np.float64),
+                terminated,
+                truncated,
+                info | self._mask(slot),
+            )
         terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
-        return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated) | self._mask(slot)
+        return (
+            observations,
+            slot.reward,
+            terminated,
+            truncated,
+            self._torch_info(slot, ended, terminated | truncated) | self._mask(slot),
+        )
 
     def action_masks(self) -> Any:
-        """Which actions may be taken now, (N, H), as truth values: what MaskablePPO of sb3-contrib asks for. Raises UsageError where nothing says so."""
+        """Which actions may be taken now, (N, H), as truth values: what MaskablePPO of sb3-contrib asks for. Raises
+        UsageError where nothing says so.
+        """
         self._require_open()
         legal = self._slots[0][0].legal
         if legal is None:
@@ -218,7 +275,9 @@ class OperantVectorEnv(VectorEnv):
         if slot.legal is None:
             return {}
         if self._numpy:
-            return _masked({"action_mask": slot.legal.T.cpu().numpy().astype(np.int8)}, np.ones(self.num_envs, dtype=np.bool_))
+            return _masked(
+                {"action_mask": slot.legal.T.cpu().numpy().astype(np.int8)}, np.ones(self.num_envs, dtype=np.bool_)
+            )
         return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
 
     def _tallies(self) -> torch.Tensor:
@@ -244,7 +303,9 @@ class OperantVectorEnv(VectorEnv):
         return self._slots[0]
 
     def _observations(self, field_major: torch.Tensor) -> Any:
-        """(O, N) as (N, O), or with the shape that the environment gives its observations: a view as a tensor, a copy as an array."""
+        """(O, N) as (N, O), or with the shape that the environment gives its observations: a view as a tensor, a copy
+        as an array.
+        """
         shape = self.single_observation_space.shape
         assert shape is not None
         if self._numpy:
@@ -263,7 +324,10 @@ class OperantVectorEnv(VectorEnv):
         column = tensor.reshape(self.num_envs, -1).T
         if self._choices is not None:
             if column.is_floating_point() or column.is_complex():
-                raise UsageError(f"actions are {str(tensor.dtype).removeprefix('torch.')}: {self.single_action_space} takes whole numbers")
+                raise UsageError(
+                    f"actions are {str(tensor.dtype).removeprefix('torch.')}: {self.single_action_space} takes "
+                    "whole numbers"
+                )
             if not column.is_cuda and bool(((column < 0) | (column >= self._choices)).any()):
                 low, high = int(column.min()), int(column.max())
                 raise UsageError(f"an action is not in {self.single_action_space}: they run from {low} to {high}")
@@ -331,7 +395,11 @@ def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
 def _action_space(action: Any) -> gymnasium.Space:
     if isinstance(action, Box):
         return _observation_space(action)
-    return gymnasium.spaces.Discrete(action.n) if isinstance(action, Discrete) else gymnasium.spaces.MultiDiscrete(action.n)
+    return (
+        gymnasium.spaces.Discrete(action.n)
+        if isinstance(action, Discrete)
+        else gymnasium.spaces.MultiDiscrete(action.n)
+    )
 
 
 def _find(name: str) -> Env:
@@ -339,7 +407,9 @@ def _find(name: str) -> Env:
         return envs.find(name)
     except KeyError:
         near = _nearest(name, envs.names())
-        raise UsageError(f"there is no environment {name!r}{near}: give a name, a Gymnasium id, or a path ending in .py") from None
+        raise UsageError(
+            f"there is no environment {name!r}{near}: give a name, a Gymnasium id, or a path ending in .py"
+        ) from None
 
 
 def _with_pixels(env: Env, pixels: Any) -> Env:
@@ -368,7 +438,10 @@ def _checked_seed(seed: Any) -> int:
     try:
         number = operator.index(seed)
     except TypeError:
-        raise UsageError(f"seed is {seed!r}: it must be one whole number: lanes share a seed, and lane i draws the numbers of (seed, i)") from None
+        raise UsageError(
+            f"seed is {seed!r}: it must be one whole number: lanes share a seed, and lane i draws the numbers of "
+            "(seed, i)"
+        ) from None
     if not 0 <= number < 2**63:
         raise UsageError(f"seed is {number}: it must be at least 0 and below 2^63")
     return number
@@ -382,5 +455,7 @@ def _checked_device(device: str | torch.device) -> torch.device:
     if checked.type not in ("cpu", "cuda"):
         raise UsageError(f"device is {str(device)!r}: it must be 'cpu', 'cuda' or 'cuda:<number>'")
     if checked.type == "cuda" and not torch.cuda.is_available():
-        raise MachineError(f"device is {str(device)!r}, and this machine has no CUDA that torch can use: take device='cpu'")
+        raise MachineError(
+            f"device is {str(device)!r}, and this machine has no CUDA that torch can use: take device='cpu'"
+        )
     return checked

@@ -1,10 +1,13 @@
-"""N lanes of an outside environment, stepped on the host: a `World` of processes. Knows no policy, no algorithm, and of an environment only its rows.
+"""N lanes of an outside environment, stepped on the host: a `World` of processes. Knows no policy, no algorithm, and of
+an environment only its rows.
 
-Lanes lie in buffers. Processes step the first as soon as its actions have come from the device, while those of the second still come, and its observations go
-to the device while the second is stepped. Every step waits for all lanes, in their order: where the environment repeats itself, so do the bits of a run.
-The blocks are fixed and shared with the processes; beside a GPU they are pinned.
+Lanes lie in buffers. Processes step the first as soon as its actions have come from the device, while those of the
+second still come, and its observations go to the device while the second is stepped. Every step waits for all lanes, in
+their order: where the environment repeats itself, so do the bits of a run. The blocks are fixed and shared with the
+processes; beside a GPU they are pinned.
 
-A step of an ended lane is its last one: its true final observation is kept, and the slot shows the first observation of the next episode.
+A step of an ended lane is its last one: its true final observation is kept, and the slot shows the first observation of
+the next episode.
 """
 
 from __future__ import annotations
@@ -34,26 +37,42 @@ MOST_SIDE = 480
 
 
 def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) -> np.ndarray:
-    """The seeds with which lanes begin at a tick, (N) int64, each below 2^31: `env.reset(seed=...)`. Later episodes go on with the numbers they have."""
+    """The seeds with which lanes begin at a tick, (N) int64, each below 2^31: `env.reset(seed=...)`. Later episodes go
+    on with the numbers they have.
+    """
     return (np.random.SeedSequence([seed, stream, tick]).generate_state(lane0 + lanes)[lane0:] >> 1).astype(np.int64)
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures come to the device one at a time and as
-    they are, and are made grey, smaller and stacked there; by default on a GPU.
+    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures
+    come to the device one at a time and as they are, and are made grey, smaller and stacked there; by default on a GPU.
 
     Its processes start at the first reset, and end with this object or `close`, or with this process.
     """
 
     def __init__(
-        self, env: HostEnv, lanes: int, *, seed: int, device: torch.device | str = "cpu", lane0: int = 0, stream: int = 0, draws: bool = False,
+        self,
+        env: HostEnv,
+        lanes: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        lane0: int = 0,
+        stream: int = 0,
+        draws: bool = False,
         raw: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
         # Where processes have buffers of their own, their numbers are bytes. Evaluations take all lanes together.
         processes = min(hosting.processes, N)
         self.unordered = hosting.asynchronous and processes > 1 and not stream
-        buffers = 1 if stream else min(hosting.buffers * processes, 255 // processes * processes) if self.unordered else hosting.buffers
+        buffers = (
+            1
+            if stream
+            else min(hosting.buffers * processes, 255 // processes * processes)
+            if self.unordered
+            else hosting.buffers
+        )
         super().__init__(env, N, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers)
         self._seed, self._stream, self._lane0, self._draws, self._rows = seed, stream, lane0, draws, True
         boxed = isinstance(env.action, Box)
@@ -66,10 +85,15 @@ class HostWorld(BufferedWorld):
             size = math.prod(env.frame_shape)
         self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._started: Steppers | None = None
-        self.late = len(self.buffers) - 1 if hosting.processes else 0  # where an episode begins a lane takes long, and other processes have what to do
+        # where an episode begins a lane takes long, and other processes have what to do
+        self.late = len(self.buffers) - 1 if hosting.processes else 0
         self._blocks: dict[str, Tensor] = {}
         self._unpin: Callable[[], Any] = lambda: None
-        self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
+        self._bounds = (
+            [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()]
+            if isinstance(env.action, Box)
+            else None
+        )
         self._clip = None if stream else hosting.reward_clip
 
         # Sums of the episodes under way, and of those that ended since `advance`.
@@ -86,7 +110,9 @@ class HostWorld(BufferedWorld):
     def _reset(self) -> None:
         """Begin every lane anew with its seed. Raises EnvironmentFailedError."""
         steppers = self._started or self._start()
-        steppers.blocks.seed[:] = lane_seeds(self._seed, self._stream, int(self._tick), self.count, self._lane0)  # sync: a reset
+        steppers.blocks.seed[:] = lane_seeds(
+            self._seed, self._stream, int(self._tick), self.count, self._lane0
+        )  # sync: a reset
         for k in range(len(self.buffers)):
             steppers.begin("reset", k)
         for k in range(len(self.buffers)):
@@ -106,7 +132,9 @@ class HostWorld(BufferedWorld):
         self._count(k)
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers that have been stepped, in whichever order; with `wait` one at least. Raises EnvironmentFailedError."""
+        """Buffers that have been stepped, in whichever order; with `wait` one at least. Raises
+        EnvironmentFailedError.
+        """
         return self._steppers.ready(wait=wait)
 
     def _show_finals(self, k: int, slot: Slot) -> None:
@@ -116,15 +144,22 @@ class HostWorld(BufferedWorld):
         if self._pictures is not None and len(ended):
             lanes = torch.from_numpy(ended + part.start)
             there = lanes.to(self.device)
-            slot.final_observation.t()[there] = self._pictures.last(self._blocks["final_observation"][lanes].to(self.device), there)
+            slot.final_observation.t()[there] = self._pictures.last(
+                self._blocks["final_observation"][lanes].to(self.device), there
+            )
         elif len(ended):
-            self._turned(slot.final_observation[:, part], self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
+            self._turned(
+                slot.final_observation[:, part],
+                self._blocks["final_observation"][part].to(self.device, non_blocking=True).t(),
+            )
 
     def _put(self, k: int, name: str, place: Tensor) -> None:
         """Pictures that come as they are are made what is observed."""
         shown = self._staging[k].shown
         if name == "observation" and self._pictures is not None:
-            place.t().copy_(self._pictures.observed(shown[name].t(), self.buffers[k], shown["terminated"] | shown["truncated"]))
+            place.t().copy_(
+                self._pictures.observed(shown[name].t(), self.buffers[k], shown["terminated"] | shown["truncated"])
+            )
         elif name == "observation":
             self._turned(place, shown[name])
         else:
@@ -134,7 +169,9 @@ class HostWorld(BufferedWorld):
         """Pictures of channels first are turned where they are read."""
         if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
-            place.t().unflatten(1, (height, width, channels)).copy_(shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1))
+            place.t().unflatten(1, (height, width, channels)).copy_(
+                shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1)
+            )
         else:
             place.copy_(shown)
 
@@ -161,23 +198,43 @@ class HostWorld(BufferedWorld):
         """Raise EnvironmentFailedError where a number of a buffer is not finite."""
         blocks, part = self._steppers.blocks, self.buffers[k]
         ended = blocks.terminated[part] | blocks.truncated[part]
-        for name, rows in (("observation", blocks.observation), ("final_observation", blocks.final_observation), ("reward", blocks.reward[:, None])):
-            if rows.dtype != np.float32 or (call == "reset" and name != "observation") or (name == "final_observation" and not ended.any()):
+        for name, rows in (
+            ("observation", blocks.observation),
+            ("final_observation", blocks.final_observation),
+            ("reward", blocks.reward[:, None]),
+        ):
+            if (
+                rows.dtype != np.float32
+                or (call == "reset" and name != "observation")
+                or (name == "final_observation" and not ended.any())
+            ):
                 continue
             here = rows[part]
             if not math.isfinite(float(here.sum())) and len(found := np.argwhere(~np.isfinite(here))):
                 found = found[ended[found[:, 0]] != 0] if name == "final_observation" else found
                 if len(found):
                     lane, column = int(found[0][0]) + part.start, int(found[0][1])
-                    raise EnvironmentFailedError(self._sentence(name, lane, column, float(rows[lane, column]), list(map(float, blocks.action[lane])), call))
+                    raise EnvironmentFailedError(
+                        self._sentence(
+                            name, lane, column, float(rows[lane, column]), list(map(float, blocks.action[lane])), call
+                        )
+                    )
 
     def _sentence(self, name: str, lane: int, column: int, value: float, action: Any, call: str) -> str:
         if name == "reward":
             what = "the reward"
         else:
             field = next((field for field in self.spec.observed if field.start <= column < field.stop), None)
-            what = f"{field.name}[{column - field.start}] of the {name.replace('_', ' ')}" if field is not None else f"number {column} of the observation"
-        after = f" after action {action}, in step {int(self._age[lane]) + 1:,} of its episode" if call == "step" else " after reset"
+            what = (
+                f"{field.name}[{column - field.start}] of the {name.replace('_', ' ')}"
+                if field is not None
+                else f"number {column} of the observation"
+            )
+        after = (
+            f" after action {action}, in step {int(self._age[lane]) + 1:,} of its episode"
+            if call == "step"
+            else " after reset"
+        )
         return f"{self.spec.name}: {what} of lane {lane} is {value}{after}"
 
     # CLOCK
@@ -192,7 +249,9 @@ class HostWorld(BufferedWorld):
     # PICTURES AND PROCESSES
 
     def pictures(self, side: int) -> np.ndarray:
-        """A picture of every lane as it is, (N, side, side, 3) bytes, which the next call overwrites. Raises EnvironmentFailedError."""
+        """A picture of every lane as it is, (N, side, side, 3) bytes, which the next call overwrites. Raises
+        EnvironmentFailedError.
+        """
         side = min(side, MOST_SIDE)
         self._steppers.blocks.side[0] = side
         for k in range(len(self.buffers)):
@@ -214,26 +273,51 @@ class HostWorld(BufferedWorld):
         """Start the processes, and pin the blocks beside a GPU."""
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._started = steppers = Steppers(
-            self._source, self._shape, lanes, processes=min(hosting.processes, self.count), timeout_s=hosting.timeout_s, draws=self._draws,
+            self._source,
+            self._shape,
+            lanes,
+            processes=min(hosting.processes, self.count),
+            timeout_s=hosting.timeout_s,
+            draws=self._draws,
             apart=self.unordered,
-        )  # fmt: skip
-        names = ("observation", "final_observation", "action", "reward", "terminated", "truncated", *(("legal",) if self._shape.mask else ()))
+        )
+        names = (
+            "observation",
+            "final_observation",
+            "action",
+            "reward",
+            "terminated",
+            "truncated",
+            *(("legal",) if self._shape.mask else ()),
+        )
         self._blocks = {name: torch.from_numpy(getattr(steppers.blocks, name)) for name in names}
         if self.device.type == "cuda":  # all blocks at once, the first of which lies where the memory begins
             found = torch.cuda.cudart().cudaHostRegister(self._blocks["observation"].data_ptr(), self._shape.bytes(), 0)
             self.pinned = int(found) == 0
-            if self.pinned:  # before the memory goes, with this object at the latest: of `env.lanes = "auto"` there are several, one after the other
+            # before the memory goes, with this object at the latest: of `env.lanes = "auto"` there are several, one
+            # after the other
+            if self.pinned:
                 self._unpin = weakref.finalize(self, _unpinned, self._blocks["observation"].data_ptr(), self.device)
                 self._unpin.atexit = False
             else:
-                log.warning("the shared memory of the environments could not be pinned (CUDA error %d): copies are slower", int(found))
+                log.warning(
+                    "the shared memory of the environments could not be pinned (CUDA error %d): copies are slower",
+                    int(found),
+                )
         self._actions = [self._blocks["action"][part] for part in self.buffers]
-        self._staging = [self._staged({name: block[part] for name, block in self._blocks.items() if name in SHOWN}) for part in self.buffers]
+        self._staging = [
+            self._staged({name: block[part] for name, block in self._blocks.items() if name in SHOWN})
+            for part in self.buffers
+        ]
         return steppers
 
     def _staged(self, blocks: dict[str, Tensor]) -> Staging:
         """The copies of a buffer's blocks, rows (n, ...)."""
-        there = blocks if self.device.type == "cpu" else {name: torch.empty_like(block, device=self.device) for name, block in blocks.items()}
+        there = (
+            blocks
+            if self.device.type == "cpu"
+            else {name: torch.empty_like(block, device=self.device) for name, block in blocks.items()}
+        )
         pairs = [] if there is blocks else [(block, there[name]) for name, block in blocks.items()]
         return Staging(pairs, {name: block.t() if block.ndim == 2 else block for name, block in there.items()})
 

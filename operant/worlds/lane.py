@@ -1,18 +1,20 @@
-"""The one body that steps a lane of any environment, and that which resets it. Knows the environment contract; knows no buffers but by their names.
+"""The one body that steps a lane of any environment, and that which resets it. Knows the environment contract; knows no
+buffers but by their names.
 
-What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true final observation, episode sums, random
-numbers. One step of a lane, at tick t:
+What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true
+final observation, episode sums, random numbers. One step of a lane, at tick t:
 
     clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
     when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
     observe, and judge which actions are legal now, where the environment says so
 
-Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a pixel, and a step is cut where they
-come in: `begin_body`, the final pictures, `end_body`, the pictures.
+Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a
+pixel, and a step is cut where they come in: `begin_body`, the final pictures, `end_body`, the pictures.
 
-Where an environment's observation is written in shards (`Env.observation_shards`), all lanes are stepped first, and then a thread for each lane and shard
-writes them (`shards_body`), the first shard of all lanes before the second. A training's lanes are so few that they leave most of a GPU idle, and one thread
-alone would wait for each of its numbers; a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated
+Where an environment's observation is written in shards (`Env.observation_shards`), all lanes are stepped first, and
+then a thread for each lane and shard writes them (`shards_body`), the first shard of all lanes before the second. A
+training's lanes are so few that they leave most of a GPU idle, and one thread alone would wait for each of its numbers;
+a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated
 is still written by the one thread that steps it: that happens too rarely to be worth launches of its own in each step.
 
 `lanes` and `slot` are a `world.Lanes` and a `world.Slot` of arrays.
@@ -33,7 +35,9 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class _Functions(NamedTuple):
-    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know which buffers there are."""
+    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know
+    which buffers there are.
+    """
 
     reset: Any  # (lanes, i, p, key)
     step: Any  # (lanes, i, action column, p, key) -> reward, terminated
@@ -49,7 +53,9 @@ def _nothing(lanes, i, slot, p):
 
 
 def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Functions:
-    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has; with what parameters are now."""
+    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has;
+    with what parameters are now.
+    """
     reset_, step_ = env.reset, env.step
     if has_int_state(env):
 
@@ -59,7 +65,9 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
 
         @device
         def act(lanes, i, action, p, key):
-            return step_(lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], action, p, key, lanes.running[1:, i])
+            return step_(
+                lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], action, p, key, lanes.running[1:, i]
+            )
 
     else:
 
@@ -104,7 +112,9 @@ def _reading(functions: _Functions, params: Any, changing: Sequence[str]) -> _Fu
 
 
 def _values(params: Any, changing: Sequence[str]) -> Any:
-    """`(lanes)` to the values of all parameters, those that change from memory. Built one after the other, as compiled code knows no list of kinds."""
+    """`(lanes)` to the values of all parameters, those that change from memory. Built one after the other, as compiled
+    code knows no list of kinds.
+    """
     found: Any = _none
     for name, value in params._asdict().items():
         found = _with_read(found, list(changing).index(name)) if name in changing else _with_constant(found, value)
@@ -133,7 +143,9 @@ def _with_constant(before: Any, value: Any) -> Any:
 
 
 def _writing(env: Env, function: Any) -> Any:
-    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its shards, one after the other, where it has any."""
+    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its shards, one after the other, where it
+    has any.
+    """
     shards = env.observation_shards
     if shards and env.int_state is not None:
 
@@ -261,16 +273,27 @@ def _key(lanes, i, offset, purpose):
     """What names the random numbers of lane i at tick + offset."""
     tick = lanes.tick[0] + offset
     lane = uint32(uint32(lanes.lane0) + i)
-    return uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(purpose)
+    return (
+        uint32(lanes.seed[0]),
+        uint32(lanes.seed[1]),
+        lane,
+        uint32(tick & _LOW_32),
+        uint32(tick >> 32),
+        uint32(purpose),
+    )
 
 
-def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False, changing: Sequence[str] = ()) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `shards_body` does.
+def step_body(
+    env: Env, params: Any, every_final: bool = True, apart: bool = False, changing: Sequence[str] = ()
+) -> Any:
+    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which
+    `shards_body` does.
 
     Parameters named in `changing` are read from memory, `lanes.changing`: where there are none nothing pays for it.
 
-    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
-    by `episode_sums` from what is stored anyway. Without `every_final` a terminated lane's final observation, which nothing bootstraps from, is not written.
+    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's
+    end adds up to is worked out by `episode_sums` from what is stored anyway. Without `every_final` a terminated lane's
+    final observation, which nothing bootstraps from, is not written.
     """
     reset, step, show, show_final, judge, add_tallies = _functions(env, params, changing)
     if apart:
@@ -310,7 +333,9 @@ def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = Fal
 
 
 def begin_body(env: Env, params: Any) -> Any:
-    """The body that takes a step of lane i as `step_body` does, up to where its episode ends: `end_body` does the rest, once the final pictures are drawn."""
+    """The body that takes a step of lane i as `step_body` does, up to where its episode ends: `end_body` does the rest,
+    once the final pictures are drawn.
+    """
     step = _functions(env, params).step
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
@@ -346,7 +371,9 @@ def end_body(env: Env, params: Any) -> Any:
 
 
 def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[str] = ()) -> Any:
-    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `shards_body` does."""
+    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what
+    `shards_body` does.
+    """
     reset, _, show, _, judge, _ = _functions(env, params, changing)
     if apart:
         show, judge = _nothing, _nothing
@@ -366,9 +393,11 @@ def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[st
 
 
 def shards_body(env: Env, params: Any, threads: int) -> Any:
-    """The body that writes what lane i % N shows, and which actions are legal there: of all shards the share of thread i // N of `threads`.
+    """The body that writes what lane i % N shows, and which actions are legal there: of all shards the share of thread
+    i // N of `threads`.
 
-    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch of N at an offset k is thread k alone.
+    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch
+    of N at an offset k is thread k alone.
     """
     observe = shard_function(env, env.observe)
     judge: Any = shard_function(env, env.legal) if env.mask_size else None

@@ -1,4 +1,5 @@
-"""Random buffers of a world: uniform numbers for each lane and step. A pure function of (seed, lane, tick, purpose, index), so every device draws the same.
+"""Random buffers of a world: uniform numbers for each lane and step. A pure function of (seed, lane, tick, purpose,
+index), so every device draws the same.
 
 Knows nothing of policies.
 """
@@ -63,7 +64,8 @@ class NoiseSource:
         self._fill, self._bound = kernel(noise_body, tick.device), functools.cache(self._bind)
 
     def fill(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose).
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        (seed, lane, tick, purpose).
 
         A buffer that is filled again and again: it is remembered.
         """

@@ -1,4 +1,6 @@
-"""Draws the lanes of a world into a tensor of pixels. Knows worlds and their shaders; knows no policy, screen or file format."""
+"""Draws the lanes of a world into a tensor of pixels. Knows worlds and their shaders; knows no policy, screen or file
+format.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,18 @@ class Painter:
         self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
-        """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for any other tensor."""
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or (pixels.shape[0], pixels.shape[3]) != (self._count, 3) or not pixels.is_contiguous():
-            raise ValueError(f"a canvas is uint8 ({self._count}, H, W, 3) without gaps, not {pixels.dtype} {tuple(pixels.shape)}")
+        """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for
+        any other tensor.
+        """
+        if (
+            pixels.dtype != torch.uint8
+            or pixels.ndim != 4
+            or (pixels.shape[0], pixels.shape[3]) != (self._count, 3)
+            or not pixels.is_contiguous()
+        ):
+            raise ValueError(
+                f"a canvas is uint8 ({self._count}, H, W, 3) without gaps, not {pixels.dtype} {tuple(pixels.shape)}"
+            )
         return bind(Canvas(pixels))
 
     def __call__(self, canvas: Canvas) -> None:

@@ -1,4 +1,6 @@
-"""Pictures of outside environments made grey, smaller and stacked on the device that learns: the bytes of operant/host. Knows no environment."""
+"""Pictures of outside environments made grey, smaller and stacked on the device that learns: the bytes of operant/host.
+Knows no environment.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ from operant.host.pictures import LUMA, taps
 
 
 class Pictures:
-    """N lanes' frames as they come, rows of H x W x C bytes, made rows of what is observed, h x w x k x c: the last k of a lane, oldest first.
+    """N lanes' frames as they come, rows of H x W x C bytes, made rows of what is observed, h x w x k x c: the last k
+    of a lane, oldest first.
 
     Where an episode has just begun all are its first. Fixed tensors alone, so that a CUDA graph can hold it.
     """
 
-    def __init__(self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool) -> None:
+    def __init__(
+        self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool
+    ) -> None:
         """`frame` (H, W, C), `observed` (h, w, k x c)."""
         self._shape, self._grey, self._area = frame, grey, frame[0] * frame[1]
         self._taps = []
@@ -22,17 +27,23 @@ class Pictures:
             if frame[:2] != observed[:2]:
                 self._taps.append((axis, [_tap(*tap, axis, device) for tap in zip(*taps(before, after), strict=True)]))
         channels = 1 if self._grey else frame[2]
-        self._seen = torch.zeros(lanes, observed[0] * observed[1], observed[2] // channels, channels, dtype=torch.uint8, device=device)
+        self._seen = torch.zeros(
+            lanes, observed[0] * observed[1], observed[2] // channels, channels, dtype=torch.uint8, device=device
+        )
 
     def observed(self, frames: Tensor, lanes: slice, begun: Tensor) -> Tensor:
-        """What lanes show, (n, H x W x C), after which they observe this (n, h x w x k x c). `begun` (n): whether it is the first of an episode."""
+        """What lanes show, (n, H x W x C), after which they observe this (n, h x w x k x c). `begun` (n): whether it is
+        the first of an episode.
+        """
         seen, newest = self._seen[lanes], self._made(frames)
         older = seen[:, :, 1:]
         seen.copy_(torch.cat([torch.where(begun.bool()[:, None, None, None], newest, older), newest], 2))
         return seen.flatten(1)
 
     def last(self, frames: Tensor, lanes: Tensor) -> Tensor:
-        """What some lanes observe at the end of an episode, whose last frames these are: before `observed` is told of the next."""
+        """What some lanes observe at the end of an episode, whose last frames these are: before `observed` is told of
+        the next.
+        """
         return torch.cat([self._seen[lanes][:, :, 1:], self._made(frames)], 2).flatten(1)
 
     def _made(self, rows: Tensor) -> Tensor:
@@ -44,7 +55,10 @@ class Pictures:
             red, green, blue = (numbers[..., k] * weight for k, weight in enumerate(LUMA))
             numbers = ((red + green + blue + 32_768) >> 16)[..., None]
         for axis, pixels in self._taps:
-            numbers = sum((numbers.index_select(axis, at) * weight for at, weight in pixels[1:]), numbers.index_select(axis, pixels[0][0]) * pixels[0][1])
+            numbers = sum(
+                (numbers.index_select(axis, at) * weight for at, weight in pixels[1:]),
+                numbers.index_select(axis, pixels[0][0]) * pixels[0][1],
+            )
         if self._taps:  # the nearest whole number, of two the even one
             whole = numbers // self._area
             numbers = whole + ((numbers - whole * self._area) * 2 + (whole & 1) > self._area)

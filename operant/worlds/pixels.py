@@ -1,7 +1,8 @@
-"""The bodies that shade the pixels of N pictures at once, one thread a pixel. Knows the environment contract; knows no world, policy or file format.
+"""The bodies that shade the pixels of N pictures at once, one thread a pixel. Knows the environment contract; knows no
+world, policy or file format.
 
-The same body serves every picture: the live agent in the monitor, pixel observations, a film. A picture's size is read from the canvas when
-the kernel runs, so that one compilation serves every size.
+The same body serves every picture: the live agent in the monitor, pixel observations, a film. A picture's size is read
+from the canvas when the kernel runs, so that one compilation serves every size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Scene(NamedTuple):
 class Canvas(NamedTuple):
     """Where it is drawn."""
 
-    pixels: Any  # (N, H, W, 3) uint8, written: red, green and blue of each pixel, from the top row down; N * H * W < 2^32
+    pixels: (
+        Any  # (N, H, W, 3) uint8, written: red, green and blue of each pixel, from the top row down; N * H * W < 2^32
+    )
 
 
 @device
@@ -35,7 +38,9 @@ def _level(value: Any) -> Any:
 
 
 def colour_function(env: Env, params: Any) -> Any:
-    """`env.pixel_shader` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know which buffers there are."""
+    """`env.pixel_shader` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know
+    which buffers there are.
+    """
     shade, p = env.pixel_shader, device_params(params)
     assert shade is not None, "this environment draws no picture"
     if env.int_state is not None:
@@ -95,7 +100,9 @@ def observe_body(env: Env, params: Any) -> Any:
 
 
 def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
-    """As `observe_body`, of a step's true final observations: those of lanes that were truncated, or with `every_final` ended at all; all else returns."""
+    """As `observe_body`, of a step's true final observations: those of lanes that were truncated, or with `every_final`
+    ended at all; all else returns.
+    """
     paint = _paint_function(env, params)
 
     @device

@@ -1,4 +1,5 @@
-"""The quick part of `operant check`, which a user's file also goes through before a training begins: nothing here needs a GPU or many steps.
+"""The quick part of `operant check`, which a user's file also goes through before a training begins: nothing here needs
+a GPU or many steps.
 
 An author's mistake must come back as a sentence that names the line, never as a traceback, and never as a crash.
 """
@@ -28,7 +29,9 @@ LANES, LONG_STEPS = 64, 1000
 
 
 class Finding(NamedTuple):
-    """The result of one check: its name, whether it passed, and what was found; a `warning` passed, and still deserves a look."""
+    """The result of one check: its name, whether it passed, and what was found; a `warning` passed, and still deserves
+    a look.
+    """
 
     name: str
     passed: bool
@@ -37,7 +40,9 @@ class Finding(NamedTuple):
 
 
 def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> list[str]:
-    """The warnings about an environment of a user's file. Raises ConfigError for what the quick checks find wrong in it."""
+    """The warnings about an environment of a user's file. Raises ConfigError for what the quick checks find wrong in
+    it.
+    """
     findings = list(quick_check(env, params, device))
     if problems := [finding.detail for finding in findings if not finding.passed]:
         raise ConfigError(file.name, problems, advice=f"to check it whole: operant check {file}")
@@ -45,7 +50,9 @@ def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> li
 
 
 def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding]:
-    """The checks that take no longer than compiling does, in order; what an earlier process compiled is not compiled again. Ends at the first failure."""
+    """The checks that take no longer than compiling does, in order; what an earlier process compiled is not compiled
+    again. Ends at the first failure.
+    """
     yield (finding := declared(env))
     if not finding.passed:
         return
@@ -68,7 +75,9 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
 def declared(env: Env) -> Finding:
     """Whether the declaration fits together: spaces, functions, parameters."""
     problems = declaration_problems(env)
-    return Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
+    return Finding(
+        "declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed"
+    )
 
 
 def compiles(checked: BoundsChecked) -> Finding:
@@ -84,7 +93,9 @@ def compiles(checked: BoundsChecked) -> Finding:
 
 
 def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
-    """Whether a world of the environment steps on a device. Its kernels are those of every later world there, so compiling them now costs nothing."""
+    """Whether a world of the environment steps on a device. Its kernels are those of every later world there, so
+    compiling them now costs nothing.
+    """
     name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
     slot = world.bind(world.slot())
     try:
@@ -125,7 +136,12 @@ def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
     """A warning where no episode ended in some steps and no time limit ever ends one."""
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
-        yield Finding("episodes end", True, f"none ended in {steps:,} steps of {lanes:,} lanes, and there is no time limit; {sentence}", warning=True)
+        yield Finding(
+            "episodes end",
+            True,
+            f"none ended in {steps:,} steps of {lanes:,} lanes, and there is no time limit; {sentence}",
+            warning=True,
+        )
 
 
 def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
@@ -138,9 +154,18 @@ def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
                 checked.slot.action.copy_(rollout_actions(checked.env, generator, t, checked.count, checked.slot.legal))
                 checked.run("step")
     except IndexError:
-        return Finding(name, False, index_error(checked.env, checked.params) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
+        return Finding(
+            name,
+            False,
+            index_error(checked.env, checked.params)
+            or "an index is outside s, int_state, workspace, obs, mask, action or tally",
+        )
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
     if buffer := checked.trespass():
-        return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
+        return Finding(
+            name,
+            False,
+            f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers",
+        )
     return Finding(name, True, f"{steps} steps with every index checked")

@@ -26,9 +26,9 @@ except ImportError:
 class SB3VecEnv(VecEnv):
     """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv: see `make_vec` for the arguments.
 
-    `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor writes it, "episode"
-    (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of legal actions.
-    The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
+    `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor
+    writes it, "episode" (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of
+    legal actions. The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
 
     Raises MachineError without stable_baselines3, and what `make_vec` raises.
     """
@@ -44,7 +44,9 @@ class SB3VecEnv(VecEnv):
         pixels: int | None = None,
     ) -> None:
         if not _SB3:
-            raise MachineError('SB3VecEnv needs Stable-Baselines3, which is not installed: pip install "stable-baselines3>=2.3"')
+            raise MachineError(
+                'SB3VecEnv needs Stable-Baselines3, which is not installed: pip install "stable-baselines3>=2.3"'
+            )
         self.vector = make_vec(name, num_envs, device=device, seed=seed, params=params, pixels=pixels)
         self._actions: np.ndarray | None = None
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
@@ -68,7 +70,12 @@ class SB3VecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for i in np.flatnonzero(ended):
             final = info["final_info"]
-            sums = {"r": final["episode"]["r"], "l": final["episode"]["l"], "t": final["episode"]["t"], **self._tallies(final)}
+            sums = {
+                "r": final["episode"]["r"],
+                "l": final["episode"]["l"],
+                "t": final["episode"]["t"],
+                **self._tallies(final),
+            }
             infos[i] = {
                 "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
                 "terminal_observation": info["final_obs"][i],
@@ -89,7 +96,10 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Raises UsageError: see the class."""
-        raise UsageError(f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to SB3VecEnv(params=...)")
+        raise UsageError(
+            f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to "
+            "SB3VecEnv(params=...)"
+        )
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Of "action_masks", each lane's mask, (H); of any other method raises UsageError: see the class."""

@@ -1,4 +1,6 @@
-"""Advantage actor-critic (Mnih et al. 2016), as somebody might write it: one file, with everything that Operant asks of an algorithm. Used by the tests."""
+"""Advantage actor-critic (Mnih et al. 2016), as somebody might write it: one file, with everything that Operant asks of
+an algorithm. Used by the tests.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ class A2C:
     metrics = (
         MetricSpec("loss/actor", "actor loss", order=50),
         MetricSpec(
-            "loss/critic", "critic loss", figure="critic", order=40, advice="lower algo.learning_rate",
+            "loss/critic",
+            "critic loss",
+            figure="critic",
+            order=40,
+            advice="lower algo.learning_rate",
             thresholds=(Threshold("warn", at_least=1e-9, advice="the critic is not perfect"),),
         ),
         MetricSpec("entropy", "entropy", figure="entropy", order=60),
-    )  # fmt: skip
+    )
 
     def __init__(self, world, config, net, *, seed, steps, eager=False):
         T, N, device = config.horizon, world.count, world.device
@@ -44,10 +50,20 @@ class A2C:
         self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.collector = Collector(world, T, self.actor.noise_rows)
         self.rollout = self.collector.rollout
-        self._raw = torch.zeros(T, self.actor.distribution.action_rows, N, dtype=self.rollout.action.dtype, device=device)
-        self._adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, torch.tensor(config.learning_rate, device=device), 1e-5)
+        self._raw = torch.zeros(
+            T, self.actor.distribution.action_rows, N, dtype=self.rollout.action.dtype, device=device
+        )
+        self._adam = Adam(
+            self.actor.flat.values.data,
+            self.actor.flat.gradient,
+            torch.tensor(config.learning_rate, device=device),
+            1e-5,
+        )
         self.stats = torch.zeros(len(self.metrics) + 1, device=device)
-        self.phases = (Phase("collect", Graphed(self._collect, device, eager=eager)), Phase("learn", Graphed(self._learn, device, eager=eager)))
+        self.phases = (
+            Phase("collect", Graphed(self._collect, device, eager=eager)),
+            Phase("learn", Graphed(self._learn, device, eager=eager)),
+        )
 
     @classmethod
     def make_actor(cls, spec, config, net, device, *, seed=0):
@@ -74,14 +90,21 @@ class A2C:
 
     def _learn(self):
         policy, rollout, T = self.actor, self.rollout, self.config.horizon
-        # Returns backwards in time: R_t = r_t + gamma R_{t+1}, cut where an episode terminated, with V of its true final observation where it was truncated.
+        # Returns backwards in time: R_t = r_t + gamma R_{t+1}, cut where an episode terminated, with V of its true
+        # final observation where it was truncated.
         with torch.no_grad():
             following, returns = policy.forward(rollout.observation[T])[1], torch.zeros_like(rollout.reward)
             for t in reversed(range(T)):
-                following = torch.where(rollout.truncated[t] > 0, policy.forward(rollout.final_observation[t])[1], following)
-                following = returns[t] = rollout.reward[t] + self.config.gamma * torch.where(rollout.terminated[t] > 0, 0.0, following)
+                following = torch.where(
+                    rollout.truncated[t] > 0, policy.forward(rollout.final_observation[t])[1], following
+                )
+                following = returns[t] = rollout.reward[t] + self.config.gamma * torch.where(
+                    rollout.terminated[t] > 0, 0.0, following
+                )
         observation, raw = (rows.transpose(0, 1).flatten(1) for rows in (rollout.observation[:-1], self._raw))
-        parameters, value = policy.forward(observation, None if rollout.legal is None else rollout.legal[:-1].transpose(0, 1).flatten(1))
+        parameters, value = policy.forward(
+            observation, None if rollout.legal is None else rollout.legal[:-1].transpose(0, 1).flatten(1)
+        )
         log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, raw)
         advantage = returns.flatten() - value
         actor_loss, critic_loss = -(log_probability * advantage.detach()).mean(), 0.5 * advantage.square().mean()
@@ -99,7 +122,9 @@ class A2C:
         if tier == "policy":
             return policy_state(self.actor)
         parts = {"world": self.world.state(), "adam": self._adam.tensors(), "algo": self.collector.tensors()}
-        return policy_state(self.actor) | {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        return policy_state(self.actor) | {
+            f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()
+        }
 
 
 ALGO = A2C

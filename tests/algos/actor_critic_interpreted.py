@@ -22,12 +22,18 @@ def iteration_case(name, env, net, algo, iterations=3):
     assert (ours.backend.name, theirs.backend.name) == ("fused", "torch")
     found, wanted = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (ours, theirs))
     assert float(wanted["stats"][-2]) > 0  # updates were made
-    return {part: float((found[part].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9)) for part, want in wanted.items()}
+    return {
+        part: float((found[part].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9))
+        for part, want in wanted.items()
+    }
 
 
 def bits_case(name, env, net, algo):
     """Whether two runs of one seed end with the same bytes, and one of another seed does not."""
-    ends = [iterate(on(name, env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes() for seed in (1, 1, 2)]
+    ends = [
+        iterate(on(name, env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes()
+        for seed in (1, 1, 2)
+    ]
     return [ends[0] == ends[1], ends[0] == ends[2]]
 
 
@@ -41,4 +47,8 @@ def large_mean_case(name, env, net, algo, by=1000.0):
         return iterate(made, 2).state("all")
 
     ours, theirs = moved("fused"), moved("torch")
-    return {part: float((ours[part] - want).norm() / want.norm()) for part, want in theirs.items() if part.endswith("exp_avg")}
+    return {
+        part: float((ours[part] - want).norm() / want.norm())
+        for part, want in theirs.items()
+        if part.endswith("exp_avg")
+    }

@@ -51,11 +51,15 @@ def words(case):
     return dict(zip(("name", "env", "net", "algo"), CASES[case], strict=True))
 
 
-@pytest.mark.parametrize("cases", [(1, 3, 5, 9), pytest.param((0, 2, 4, 6, 7, 8, 10), marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize(
+    "cases", [(1, 3, 5, 9), pytest.param((0, 2, 4, 6, 7, 8, 10), marks=pytest.mark.soak)], ids=["few", "others"]
+)
 def test_whole_iterations_are_the_torch_paths(cases):
     for differences in interpreted([("iteration", words(case)) for case in cases], "actor_critic_interpreted"):
         assert max(differences.values()) < 1e-5, differences
-        assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(differences)
+        assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(
+            differences
+        )
 
 
 def test_rows_far_from_zero_are_normalized():
@@ -140,7 +144,10 @@ def actor_critic_task(backend):
 
 def most_shared(architecture, made, precision):
     """The most shared memory that a kernel asks for, once all are compiled."""
-    seen = {(kernel.__name__, repr(options)): (kernel, values, options) for kernel, values, options in launches(made, precision)}
+    seen = {
+        (kernel.__name__, repr(options)): (kernel, values, options)
+        for kernel, values, options in launches(made, precision)
+    }
     return max(compile_for(architecture, *launch) for launch in seen.values())
 
 
@@ -165,10 +172,24 @@ def test_kernels_compile(make, env, precision, net, algo):
     ("precision", "layer_norm", "hidden", "own"),
     [
         ("bf16", True, (256, 96, 64), {"project", "improve_few"}),
-        ("bf16", True, (768, 384, 192), {"first_layer", "first_layers", "hidden_layer", "input_gradient", "improve_few"}),
-        ("bf16", False, (768, 384, 192), {"first_layers", "first_slopes", "first_gradient", "first_reduce", "action_slopes", "improve_few"}),
-        pytest.param("tf32", False, (768, 384, 192), {"first_layer", "hidden_layer", "improve_few"}, marks=pytest.mark.soak),
-        pytest.param("bf16", True, (512, 200), {"first_layer", "forward_layer", "value", "improve"}, marks=pytest.mark.soak),
+        (
+            "bf16",
+            True,
+            (768, 384, 192),
+            {"first_layer", "first_layers", "hidden_layer", "input_gradient", "improve_few"},
+        ),
+        (
+            "bf16",
+            False,
+            (768, 384, 192),
+            {"first_layers", "first_slopes", "first_gradient", "first_reduce", "action_slopes", "improve_few"},
+        ),
+        pytest.param(
+            "tf32", False, (768, 384, 192), {"first_layer", "hidden_layer", "improve_few"}, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "bf16", True, (512, 200), {"first_layer", "forward_layer", "value", "improve"}, marks=pytest.mark.soak
+        ),
     ],
 )
 def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
@@ -180,7 +201,9 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic).backend)
     learner, found = (AtomsLearner if critic == "c51" else WideLearner)(wide_shape.describe(task, precision), task), {}
     learner._asked = 0  # no products
-    learner.launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
+    learner.launch = lambda kernel, grid, *arguments, **options: found.setdefault(
+        (kernel.__name__, repr(options)), (kernel, arguments, options)
+    )
     learner.prepare()
     learner.act(0)
     learner.store(0)
@@ -189,7 +212,9 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     every = {"read_lanes", "act", "draw", "criticise", "judge", "backward_layer", "reduce", "step", "count", "finish"}
     assert every | own <= {name for name, _ in found}
     assert max(compile_for(90, *launch) for launch in found.values()) <= 227 << 10
-    slopes = [launch for (name, _), launch in found.items() if name in ("first_slopes", "first_gradient")]  # whose tiles are the same on every GPU
+    slopes = [
+        launch for (name, _), launch in found.items() if name in ("first_slopes", "first_gradient")
+    ]  # whose tiles are the same on every GPU
     assert all(compile_for(120, *launch) <= 99 << 10 for launch in slopes)
 
 
@@ -200,5 +225,11 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_every_variant_compiles(make, architecture, precision):
     for hidden in ((256, 256), (16,), (256, 33, 128)):
-        made = make(PUSH, net=mlp.Config(hidden=hidden, activation="relu"), start=False, batch_size=256, normalize_observations=True)
+        made = make(
+            PUSH,
+            net=mlp.Config(hidden=hidden, activation="relu"),
+            start=False,
+            batch_size=256,
+            normalize_observations=True,
+        )
         assert most_shared(architecture, made, precision) <= 227 << 10

@@ -1,5 +1,6 @@
-"""Collecting beside an update: what is learned from was collected by the policy of one iteration before; one seed has one result, with graphs and without;
-a resume goes on to the bit."""
+"""Collecting beside an update: what is learned from was collected by the policy of one iteration before; one seed has
+one result, with graphs and without; a resume goes on to the bit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ CARTPOLE = find("cartpole")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WORDS = ["env.lanes=64", "algo.horizon=8", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16]", "algo.learning_rate=0.01"]
+WORDS = [
+    "env.lanes=64",
+    "algo.horizon=8",
+    "algo.minibatches=2",
+    "algo.epochs=2",
+    "run.steps=100k",
+    "net.hidden=[16]",
+    "algo.learning_rate=0.01",
+]
 NORMALISED = ["algo.normalize_observations=true", "algo.normalize_rewards=true"]
 
 
@@ -39,9 +48,11 @@ def bytes_of(algo):
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_what_is_learned_from_was_collected_one_policy_ago(kernels):
-    """One minibatch and one epoch: the ratio of probabilities is 1 where a policy learns from its own steps, as the first does from the first rollout.
+    """One minibatch and one epoch: the ratio of probabilities is 1 where a policy learns from its own steps, as the
+    first does from the first rollout.
 
-    The second rollout is the first policy's, too, so the second update finds r = pi_1 / pi_0, and reports the mean of (r - 1) - log r.
+    The second rollout is the first policy's, too, so the second update finds r = pi_1 / pi_0, and reports the mean of
+    (r - 1) - log r.
     """
     ahead = made("algo.epochs=1", "algo.minibatches=1", f"algo.kernels={kernels}")
     turns = made("algo.epochs=1", "algo.minibatches=1", f"algo.kernels={kernels}", "algo.overlap=false")
@@ -52,17 +63,25 @@ def test_what_is_learned_from_was_collected_one_policy_ago(kernels):
     assert torch.equal(turns.policy.flat.values, policy.flat.values) and not torch.equal(policy.flat.values, first)
     assert torch.equal(ahead.rollout.observation[0], turns.rollout.observation[-1])
     assert abs(float(ahead.stats[kl])) < 1e-7
-    observation, action = (ahead.rollout.observation[:-1].transpose(0, 1).flatten(1), ahead.rollout.action.transpose(0, 1).flatten(1))
+    observation, action = (
+        ahead.rollout.observation[:-1].transpose(0, 1).flatten(1),
+        ahead.rollout.action.transpose(0, 1).flatten(1),
+    )
     second = policy.flat.values.detach().clone()
     log_probability = []
     with torch.no_grad():
         for parameters in (first, second):
             policy.flat.values.data.copy_(parameters)
-            log_probability.append(policy.distribution.log_probability_and_entropy(policy.forward(observation)[0], action)[0])
+            log_probability.append(
+                policy.distribution.log_probability_and_entropy(policy.forward(observation)[0], action)[0]
+            )
     log_ratio = log_probability[1] - log_probability[0]
     for algo in (turns, ahead):
         iterate(algo, 1)
-    assert float(ahead.stats[kl]) == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-3) and float(ahead.stats[kl]) > 1e-5
+    assert (
+        float(ahead.stats[kl]) == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-3)
+        and float(ahead.stats[kl]) > 1e-5
+    )
     assert abs(float(turns.stats[kl])) < 1e-7
 
 
@@ -77,15 +96,25 @@ def counted(algo, first, times):
 
 
 def toy(env, net, algo):
-    return lambda **more: ppo_on(env, 24, mlp.Config(**{"hidden": (8,), **net}), horizon=4, steps=24 * 4 * 8, overlap=True, **algo, **more)
+    return lambda **more: ppo_on(
+        env, 24, mlp.Config(**{"hidden": (8,), **net}), horizon=4, steps=24 * 4 * 8, overlap=True, **algo, **more
+    )
 
 
-EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
+EVERYTHING = {
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "value_clip": 0.2,
+    "target_kl": 0.002,
+    "learning_rate": 0.01,
+}
 RESUMED = {
     "everything": toy(CARTPOLE, {}, EVERYTHING),
     "torch": toy(PUSH, {}, {"kernels": "torch", "normalize_observations": True}),
     "legal actions and muon": toy(GATE, {}, {**EVERYTHING, "optimizer": "muon"}),
-    "a parameter that changes": lambda **more: made("env.params.gravity={linear=[1,9.8],over=2000}", *NORMALISED, **more),
+    "a parameter that changes": lambda **more: made(
+        "env.params.gravity={linear=[1,9.8],over=2000}", *NORMALISED, **more
+    ),
 }
 
 

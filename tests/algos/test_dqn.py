@@ -23,7 +23,14 @@ from operant.worlds.device_world import DeviceWorld
 
 CARTPOLE = find("cartpole")
 NET = mlp.Config(hidden=(16, 16), activation="relu")
-SMALL = {"horizon": 8, "batch_size": 32, "learning_starts": 128, "replay_capacity": 1024, "epsilon_steps": 2000, "target_every": 4}
+SMALL = {
+    "horizon": 8,
+    "batch_size": 32,
+    "learning_starts": 128,
+    "replay_capacity": 1024,
+    "epsilon_steps": 2000,
+    "target_every": 4,
+}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,7 +87,9 @@ def test_the_projection_is_algorithm_1():
             else:
                 expected[below, k] += probability[i, k] * (above - place)
                 expected[above, k] += probability[i, k] * (place - below)
-    found = projected(*(torch.tensor(x, dtype=torch.float32) for x in (probability, reward, discount)), torch.linspace(low, high, K))
+    found = projected(
+        *(torch.tensor(x, dtype=torch.float32) for x in (probability, reward, discount)), torch.linspace(low, high, K)
+    )
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
     np.testing.assert_allclose(found.sum(dim=0).numpy(), 1.0, atol=1e-4)
 
@@ -149,12 +158,20 @@ def test_time_limits_and_true_ends_by_hand(tmp_path):
 
 # GRADIENTS
 
-HEADS = [{}, {"duelling": True}, {"critic": "c51", "v_min": 0.0, "v_max": 20.0, "atoms": 11}, {"critic": "c51", "v_max": 20.0, "atoms": 11, "duelling": True}]
+HEADS = [
+    {},
+    {"duelling": True},
+    {"critic": "c51", "v_min": 0.0, "v_max": 20.0, "atoms": 11},
+    {"critic": "c51", "v_max": 20.0, "atoms": 11, "duelling": True},
+]
 
 
 def plain_loss(policy, config, batch, target, weight):
     """The loss in float64, written on its own for two hidden layers with relu, from parameters by name."""
-    parameters = {name: value.detach().double().requires_grad_() for name, value in zip(policy.flat.names, policy.flat.parameters, strict=True)}
+    parameters = {
+        name: value.detach().double().requires_grad_()
+        for name, value in zip(policy.flat.names, policy.flat.parameters, strict=True)
+    }
     features = (batch.observation.double().t() @ parameters["first_weight"].t() + parameters["first_bias"][:, 0]).relu()
     features = (features @ parameters["weights.0"][0].t() + parameters["biases.0"][0, :, 0]).relu()
     rows = features @ parameters["head_weight"].t() + parameters["head_bias"][:, 0]
@@ -259,9 +276,19 @@ def test_other_actions_are_refused_with_what_to_use(env, kind):
 
 def test_priorities_are_the_errors_of_the_last_visit():
     """The first samples that are learned from get |Q - y|^alpha; the weights of the loss make up for that, the more the nearer the end."""
-    dqn = dqn_on(CARTPOLE, 16, replay_sampling="prioritised", priority_exponent=0.5, priority_weight=0.4, updates_per_step=0.125, steps=1280)
+    dqn = dqn_on(
+        CARTPOLE,
+        16,
+        replay_sampling="prioritised",
+        priority_exponent=0.5,
+        priority_weight=0.4,
+        updates_per_step=0.125,
+        steps=1280,
+    )
     seen, learned = [], dqn.cycle.sampler.learned
-    dqn.cycle.sampler.learned = lambda error, skip: seen.append((error.clone(), dqn.cycle.replay.index.clone())) or learned(error, skip)
+    dqn.cycle.sampler.learned = lambda error, skip: (
+        seen.append((error.clone(), dqn.cycle.replay.index.clone())) or learned(error, skip)
+    )
     iterate(dqn, 3)
     assert len(seen) == 2  # the first iteration learns nothing
     error, index = seen[-1]
@@ -280,7 +307,15 @@ def test_a_resume_keeps_the_ends_of_schedules():
 
 # REPEATABILITY
 
-EVERYTHING = {"double": True, "duelling": True, "critic": "c51", "v_max": 50.0, "n_step": 3, "exploration": "ladder", "normalize_observations": True}
+EVERYTHING = {
+    "double": True,
+    "duelling": True,
+    "critic": "c51",
+    "v_max": 50.0,
+    "n_step": 3,
+    "exploration": "ladder",
+    "normalize_observations": True,
+}
 
 
 PRIORITISED = {"replay_sampling": "prioritised", "critic": "c51", "v_max": 50.0}
@@ -328,7 +363,9 @@ def test_the_manual_backward_pass_learns_what_autograd_learns(how):
 def test_a_network_of_ones_own_and_pictures_train(tmp_path):
     (tmp_path / "net.py").write_text(MY_NET)
     own = iterate(dqn_on(CARTPOLE, 16, mlp.Config(kind=f"{tmp_path / 'net.py'}:MyNet")), 3)
-    board = iterate(dqn_on(SEEN, 16, mlp.Config(kind="cnn", cnn="board", channels=(4, 4, 4), hidden=(16,)), critic="c51"), 3)
+    board = iterate(
+        dqn_on(SEEN, 16, mlp.Config(kind="cnn", cnn="board", channels=(4, 4, 4), hidden=(16,)), critic="c51"), 3
+    )
     for dqn in (own, board):
         assert torch.isfinite(dqn.stats).all() and dqn.stats[-1] == 0 and dqn.policy.flat.gradient.abs().sum() > 0
 
@@ -348,7 +385,15 @@ def test_a_support_without_length_is_refused():
 
 
 def test_cartpole_is_learned():
-    recipe = {"horizon": 32, "batch_size": 256, "learning_rate": 1e-3, "n_step": 5, "learning_starts": 2000, "target_every": 200, "replay_capacity": 200_000}
+    recipe = {
+        "horizon": 32,
+        "batch_size": 256,
+        "learning_rate": 1e-3,
+        "n_step": 5,
+        "learning_starts": 2000,
+        "target_every": 200,
+        "replay_capacity": 200_000,
+    }
     net = mlp.Config(hidden=(120, 84), activation="relu")
     dqn = iterate(dqn_on(CARTPOLE, 128, net, **recipe, normalize_observations=True, epsilon_steps=200_000), 18)
     assert Evaluator(dqn.policy, CARTPOLE, None, episodes=50, seed=1).run(0).mean > 150.0

@@ -56,7 +56,12 @@ LAYERED = [
     ("categorical", {"hidden": [24, 40]}, CLIPPED, SMALL),
     ("multi", {"hidden": [24, 16, 33], "shared": True, "activation": "silu"}, CLIPPED, BROAD),
     ("gaussian", {"hidden": [20], "activation": "gelu", "squash": True}, PLAIN, SMALL),
-    ("gaussian", {"hidden": [16, 16], "shared": True, "activation": "relu"}, {**PLAIN, "normalize_advantages": False}, BROAD),
+    (
+        "gaussian",
+        {"hidden": [16, 16], "shared": True, "activation": "relu"},
+        {**PLAIN, "normalize_advantages": False},
+        BROAD,
+    ),
 ]
 
 LAYERED += [
@@ -88,11 +93,19 @@ def gradient_groups():
     resident = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
     per_layer = [{"env": e, "net": n, "algo": a, "config": config} for e, n, a, config in LAYERED]
     # A tile of the head ends within one of the other layers', and so do the samples.
-    per_layer.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10})
-    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": config, "precision": precision} for precision, config in ROUGH]
+    per_layer.append(
+        {"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10}
+    )
+    rough = [
+        {"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": config, "precision": precision}
+        for precision, config in ROUGH
+    ]
     rough += [{**case, "net": {**case["net"], "layer_norm": True}} for case in rough if case["config"] == SMALL]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "config": WIDE}
-    rough += [{"env": env, **small, "precision": precision} for precision, env in zip(("tf32", "bf16", "tf32"), (BYTES, NAMES, MIXED), strict=True)]
+    rough += [
+        {"env": env, **small, "precision": precision}
+        for precision, env in zip(("tf32", "bf16", "tf32"), (BYTES, NAMES, MIXED), strict=True)
+    ]
     return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 
@@ -110,8 +123,14 @@ def test_the_bits_depend_on_the_chunks_alone():
     """Not on how many of them a microbatch holds, nor on which lanes are acted on together; other chunks add up in another order."""
     line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
     case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
-    cases = [("bits", {**case, "config": line.format(chunks, microbatch)}) for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))]
-    some = [("some", {"env": "multi", "net": {"hidden": [16]}, "lanes": 150, "cut": 128, "config": config}) for config in (None, line.format(2, 32))]
+    cases = [
+        ("bits", {**case, "config": line.format(chunks, microbatch)})
+        for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))
+    ]
+    some = [
+        ("some", {"env": "multi", "net": {"hidden": [16]}, "lanes": 150, "cut": 128, "config": config})
+        for config in (None, line.format(2, 32))
+    ]
     *found, whole, layers = interpreted([*cases, *some])
     assert found[0] == found[1] == found[2] != found[3] and whole == layers == [True] * 5
 
@@ -125,7 +144,9 @@ def test_rows_of_partial_sums_are_added_in_a_binary_tree():
 
 def test_the_exchange_inside_the_reduction_adds_what_one_rank_would():
     cases = [{"chunks": 16, "shards": 8, "ranks": ranks, "rank": rank} for ranks, rank in ((2, 0), (2, 1), (4, 2))]
-    gathers = [("gather", {"size": size, "ranks": ranks, "rank": rank}) for size, ranks, rank in ((3, 2, 1), (300, 4, 2))]
+    gathers = [
+        ("gather", {"size": size, "ranks": ranks, "rank": rank}) for size, ranks, rank in ((3, 2, 1), (300, 4, 2))
+    ]
     assert interpreted([*(("exchange", case) for case in cases), *gathers]) == [[True] * 3] * 3 + [[True] * 2] * 2
 
 
@@ -150,39 +171,83 @@ def test_the_exchange_compiles(ranks):
     from operant.kernels import exchange, reduce
     from operant.nn import moments
 
-    rows, numbers, counts, places = torch.zeros(16, 96), torch.zeros(96), torch.zeros(3, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int64)
+    rows, numbers, counts, places = (
+        torch.zeros(16, 96),
+        torch.zeros(96),
+        torch.zeros(3, dtype=torch.int32),
+        torch.zeros(ranks, dtype=torch.int64),
+    )
     shards = {"SHARDS": 8 // ranks, "SHARD_ROWS": 2, "num_warps": 4}
     compile_for(90, reduce.sum_shards, (rows, 96, numbers), shards)
     link = Link(places, places, counts, places)
     for batch in (numbers, numbers.double(), numbers.byte()):
         compile_for(90, moments.part_moments, (batch, numbers.double(), 3, 64, 64, 64), {"TILE": 4096, "num_warps": 8})
-    compile_for(90, moments.take_in, (numbers.double(), 5, *(numbers.double(),) * 3, numbers, numbers, 1e-8), {"ROWS": 8, "num_warps": 1})
+    compile_for(
+        90,
+        moments.take_in,
+        (numbers.double(), 5, *(numbers.double(),) * 3, numbers, numbers, 1e-8),
+        {"ROWS": 8, "num_warps": 1},
+    )
     compile_for(90, exchange.gather_words, (counts, counts, 300, 384, link), {"RANKS": ranks, "num_warps": 4})
-    compile_for(90, reduce.exchange_partials, (rows, 96, numbers, numbers, numbers, numbers, link), {"SPEC": 0, "RECORD": no_record, "RANKS": ranks, **shards})
+    compile_for(
+        90,
+        reduce.exchange_partials,
+        (rows, 96, numbers, numbers, numbers, numbers, link),
+        {"SPEC": 0, "RECORD": no_record, "RANKS": ranks, **shards},
+    )
 
 
 @pytest.mark.soak
 def test_the_gradient_of_every_combination_is_float64_autograds():
     activations, widths = ("tanh", "relu", "gelu", "silu"), ([64, 64], [128], [33, 17, 64], [128, 128])
     every = [
-        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED if shared else PLAIN, "lanes": 32})
-        for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, widths, (False, True))
+        (
+            "gradient",
+            {
+                "env": env,
+                "net": {"hidden": hidden, "activation": activation, "shared": shared},
+                "algo": CLIPPED if shared else PLAIN,
+                "lanes": 32,
+            },
+        )
+        for env, activation, hidden, shared in itertools.product(
+            ("categorical", "multi", "gaussian"), activations, widths, (False, True)
+        )
     ]
-    every.append(("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "config": {"block_m": 32}}))
+    every.append(
+        ("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "config": {"block_m": 32}})
+    )
     every.append(("gradient", {"env": [128, 2], "net": {"hidden": [32]}, "algo": PLAIN}))
     wide = {"env": [118, 3], "net": {"hidden": [256, 256]}, "algo": PLAIN, "lanes": 64}
     wide_config = "per-layer block_m=64 block_n=128 block_k=32 warps=4 stages=1 chunks=4 microbatch=128"
     every += [("gradient", {**wide, "config": wide_config, "precision": precision}) for precision in LIMITS]
     every += [
-        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED, "lanes": 32, "config": SMALL})
-        for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, ([48], [33, 17, 64]), (False, True))
+        (
+            "gradient",
+            {
+                "env": env,
+                "net": {"hidden": hidden, "activation": activation, "shared": shared},
+                "algo": CLIPPED,
+                "lanes": 32,
+                "config": SMALL,
+            },
+        )
+        for env, activation, hidden, shared in itertools.product(
+            ("categorical", "multi", "gaussian"), activations, ([48], [33, 17, 64]), (False, True)
+        )
     ]
     for case, found in zip(every, interpreted(every), strict=True):
         limit = LIMITS[case[1].get("precision", "ieee")]
         assert found["gradient"] <= limit and found["numbers"] <= 5 * limit, (case, found)
 
 
-SCHEDULED = {"clip": [0.02, 0.3], "value_clip": [0.01, 0.4], "entropy_coefficient": [0.0, 0.1], "value_coefficient": [1.0, 0.2], "learning_rate": [1e-3, 5e-3]}
+SCHEDULED = {
+    "clip": [0.02, 0.3],
+    "value_clip": [0.01, 0.4],
+    "entropy_coefficient": [0.0, 0.1],
+    "value_coefficient": [1.0, 0.2],
+    "learning_rate": [1e-3, 5e-3],
+}
 ITERATIONS = [
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
     {
@@ -201,7 +266,11 @@ ITERATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [[*ITERATIONS[:2], *ITERATIONS[3:5], ITERATIONS[-1]], pytest.param(ITERATIONS, marks=pytest.mark.soak)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    "cases",
+    [[*ITERATIONS[:2], *ITERATIONS[3:5], ITERATIONS[-1]], pytest.param(ITERATIONS, marks=pytest.mark.soak)],
+    ids=["few", "all"],
+)
 def test_whole_iterations_are_the_torch_paths(cases):
     """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop, whose skipped steps are not counted."""
     *runs, (_, broken) = zip(cases, interpreted([("iteration", case) for case in cases]), strict=True)
@@ -212,7 +281,9 @@ def test_whole_iterations_are_the_torch_paths(cases):
         assert differences["moved"] > 1e-3, (case, differences)
         assert differences["not_finite"] == [0.0, 0.0]
     truncated = [differences["final"] for differences in found if differences["final"] is not None]
-    assert truncated and max(truncated) <= 2e-5, "no episode was truncated: the values of final observations are not put to the test"
+    assert truncated and max(truncated) <= 2e-5, (
+        "no episode was truncated: the values of final observations are not put to the test"
+    )
     assert all(count > 0 for count in broken["not_finite"]), "a broken parameter goes unnoticed"
 
 
@@ -238,14 +309,20 @@ def test_what_cannot_be_fused_is_said(tmp_path):
     )
     cartpole = find("cartpole")
     assert unsupported_reason(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
-    assert "fused kernels take dense layers" in unsupported_reason(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
+    assert "fused kernels take dense layers" in unsupported_reason(
+        policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000
+    )
     assert "[513, 16]" in unsupported_reason(policy_of(cartpole, hidden=(513, 16)), 1000)
     assert "up to 3 hidden layers" in unsupported_reason(policy_of(cartpole, hidden=(16,) * 4), 1000)
     assert unsupported_reason(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
     assert unsupported_reason(policy_of(wide(64, 4, seen="uint8", categories=16, judged=True)), 1000) is None
     assert "1025 wide, and" in unsupported_reason(policy_of(broad(1025, 2)), 1000)
-    assert "1040 wide (65 numbers of 16 categories)" in unsupported_reason(policy_of(wide(65, 4, seen="uint8", categories=16)), 1000)
-    assert "1026 wide (3 numbers, some categorical)" in unsupported_reason(policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000)
+    assert "1040 wide (65 numbers of 16 categories)" in unsupported_reason(
+        policy_of(wide(65, 4, seen="uint8", categories=16)), 1000
+    )
+    assert "1026 wide (3 numbers, some categorical)" in unsupported_reason(
+        policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000
+    )
     assert "128 parameters" in unsupported_reason(policy_of(broad(4, 128)), 1000)
     assert "a picture" in unsupported_reason(policy_of(SEEN), 1000)
     assert "a convolutional one" in unsupported_reason(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
@@ -272,7 +349,10 @@ def test_shapes_suit_their_work(hidden, precision):
             assert from_text(str(shape)) == shape
             if isinstance(shape, PerLayer):
                 assert shape.block_m % shape.block_k == 0 and shape.microbatch % 32 == 0 and shape.block_n <= 128
-                assert shape.microbatch * spec.towers * sum(spec.widths) * 12 <= 2**31 and shape.microbatch < minibatch + 128
+                assert (
+                    shape.microbatch * spec.towers * sum(spec.widths) * 12 <= 2**31
+                    and shape.microbatch < minibatch + 128
+                )
                 assert minibatch <= shape.chunks * shape.microbatch, "no chunk fits into a microbatch"
             else:
                 assert 1 <= shape.chunks <= math.ceil(minibatch / shape.block_m) and max(hidden) <= 128
@@ -287,7 +367,10 @@ def test_games_have_shapes(name, precision):
     policy = policy_of(find(name), hidden=(256, 256), shared=True)
     assert unsupported_reason(policy, 8193 * 64) is None
     spec = describe(policy, precision)
-    assert spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128) and len(policy.net.first_weight[0]) == spec.columns
+    assert (
+        spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128)
+        and len(policy.net.first_weight[0]) == spec.columns
+    )
     for shape in itertools.chain(*candidates(spec, Work(65536, 132))):
         assert isinstance(shape, PerLayer) and spec.columns_pad % shape.block_k == 0
 
@@ -299,7 +382,13 @@ def choice_of(env, precision, net, **algo):
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PPO(DeviceWorld(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
+        PPO(
+            DeviceWorld(env, 64, seed=1),
+            PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo),
+            mlp.Config(**net),
+            seed=1,
+            steps=100,
+        )
     choice = Selection(describe(given[0].policy, precision), *given)
     choice._multiprocessors = 132
     return choice
@@ -317,29 +406,54 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
     caplog.set_level("INFO")
     choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
     rollout = [buffer for buffer in choice.task.buffers.rollout if buffer is not None]
-    before = [tensor.clone() for tensor in (*choice.task.buffers[1:], *rollout, *choice.task.optimizer.tensors().values(), choice.task.policy.flat.gradient)]
+    before = [
+        tensor.clone()
+        for tensor in (
+            *choice.task.buffers[1:],
+            *rollout,
+            *choice.task.optimizer.tensors().values(),
+            choice.task.policy.flat.gradient,
+        )
+    ]
     asked = []
 
     def measure(learner):
         """As a GPU on which 128 rows are the fastest; it scribbles over all that a measurement may touch."""
         asked.append(learner.config)
         buffers = learner.buffers
-        for scratch in (buffers.raw, buffers.samples, buffers.final_value, buffers.rollout.action, buffers.skip, buffers.stats, learner._gradient):
+        for scratch in (
+            buffers.raw,
+            buffers.samples,
+            buffers.final_value,
+            buffers.rollout.action,
+            buffers.skip,
+            buffers.stats,
+            learner._gradient,
+        ):
             scratch.fill_(7)
         learner.adam["step"] += 1
-        assert learner.layout.minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
+        assert learner.layout.minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, (
+            "the order is no shuffled one"
+        )
         return {32: 0.9, 64: 1.0, 128: 0.7}[learner.config.block_m] + 0.01 * len(asked)
 
     chosen = choice.learner(None, measure)
     assert len(asked) == len(set(asked)) == 4 and chosen.config == asked[1] and chosen.config.block_m == 128
     assert chosen.buffers is choice.task.buffers, "it would learn from the copies that it was measured with"
-    after = (*choice.task.buffers[1:], *rollout, *choice.task.optimizer.tensors().values(), choice.task.policy.flat.gradient)
+    after = (
+        *choice.task.buffers[1:],
+        *rollout,
+        *choice.task.optimizer.tensors().values(),
+        choice.task.policy.flat.gradient,
+    )
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
     assert f"{chosen.config} (the fastest of 4" in caplog.text
 
     asked.clear()
     assert choice.learner(None, measure).config == chosen.config and not asked and "earlier start" in caplog.text
-    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 64)}).learner(None, measure).config and asked, "another precision is another question"
+    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 64)}).learner(None, measure).config and asked, (
+        "another precision is another question"
+    )
     asked.clear()
     for file in forgetful.iterdir():
         file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -366,7 +480,10 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
         raise AssertionError("nothing is to be measured")
 
     assert choice.learner(given, measure).config == given and not caplog.records
-    assert str(choice.learner(given, measure).config) == "resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1 max_registers=0"
+    assert (
+        str(choice.learner(given, measure).config)
+        == "resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1 max_registers=0"
+    )
     assert isinstance(other.learner(given, None).config, PerLayer) and "does not suit" in caplog.text
 
 
@@ -381,7 +498,8 @@ def test_given_chunks_are_taken():
 
 
 @pytest.mark.parametrize(
-    ("samples", "shared", "chunks"), [(8192, False, 128), (131_072, False, 128), (2**20, False, 256), (131_072, True, 256), (512, True, 8)]
+    ("samples", "shared", "chunks"),
+    [(8192, False, 128), (131_072, False, 128), (2**20, False, 256), (131_072, True, 256), (512, True, 8)],
 )
 def test_chunks_by_the_rule(samples, shared, chunks):
     """A minibatch has as many as were measured best, and each a tile at least."""
@@ -392,10 +510,25 @@ def test_chunks_by_the_rule(samples, shared, chunks):
 def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ConfigError, match=r"algo\.kernel_config: a tile config begins with"):
-        PPO(DeviceWorld(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernel_config="square"), mlp.Config(), seed=1, steps=100)
+        PPO(
+            DeviceWorld(COUNT, 4, seed=1),
+            PPO.Config(horizon=4, kernels="fused", kernel_config="square"),
+            mlp.Config(),
+            seed=1,
+            steps=100,
+        )
 
 
-@pytest.mark.parametrize("line", ["", "round rows=3", "resident", "resident block_m=64 warps=four chunks=1 act_block_m=64 act_warps=4", "per-layer block_m=1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "round rows=3",
+        "resident",
+        "resident block_m=64 warps=four chunks=1 act_block_m=64 act_warps=4",
+        "per-layer block_m=1",
+    ],
+)
 def test_what_is_no_shape_is_said(line):
     with pytest.raises(ValueError, match=r"a tile config |chunks should be"):
         from_text(line)
@@ -406,16 +539,30 @@ def test_where_parameters_lie():
         policy = policy_of(env, **net)
         spec, values = describe(policy, "fp32"), policy.flat.values.data
         values.copy_(torch.arange(len(values)))
-        assert policy.net.first_weight.flatten()[0] == spec.first_weight and policy.net.first_bias.flatten()[0] == spec.first_bias
+        assert (
+            policy.net.first_weight.flatten()[0] == spec.first_weight
+            and policy.net.first_bias.flatten()[0] == spec.first_bias
+        )
         assert [weight.flatten()[0].item() for weight in policy.net.weights] == list(spec.weights)
         assert [bias.flatten()[0].item() for bias in policy.net.biases] == list(spec.biases)
-        assert policy.net.head_weight.flatten()[0] == spec.head_weight and policy.net.head_bias.flatten()[0] == spec.head_bias
-        assert policy.net.value_weight.flatten()[0] == spec.value_weight and policy.net.value_bias.flatten()[0] == spec.value_bias
-        assert spec.log_std == (policy.distribution.log_std.flatten()[0] if isinstance(policy.distribution, Gaussian) else -1)
+        assert (
+            policy.net.head_weight.flatten()[0] == spec.head_weight
+            and policy.net.head_bias.flatten()[0] == spec.head_bias
+        )
+        assert (
+            policy.net.value_weight.flatten()[0] == spec.value_weight
+            and policy.net.value_bias.flatten()[0] == spec.value_bias
+        )
+        assert spec.log_std == (
+            policy.distribution.log_std.flatten()[0] if isinstance(policy.distribution, Gaussian) else -1
+        )
         assert spec.starts[-1] == sum(spec.sizes)
 
 
-@pytest.mark.parametrize(("width", "tile", "deep"), [(1, 16, 16), (16, 16, 16), (17, 32, 32), (64, 64, 64), (65, 128, 128), (301, 512, 320), (385, 512, 448)])
+@pytest.mark.parametrize(
+    ("width", "tile", "deep"),
+    [(1, 16, 16), (16, 16, 16), (17, 32, 32), (64, 64, 64), (65, 128, 128), (301, 512, 320), (385, 512, 448)],
+)
 def test_padding(width, tile, deep):
     assert padded(width) == tile and deep_padded(width) == deep
 
@@ -448,7 +595,10 @@ def compile_all(architecture: int, *arguments, most_shared: int = 227 << 10, **m
     """Every kernel of an iteration: a GPU must have the shared memory."""
     seen = set()
     for kernel, values, options in launches(*arguments, **more):
-        kinds = tuple(str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value for value in values)
+        kinds = tuple(
+            str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value
+            for value in values
+        )
         if (key := (kernel.__name__, kinds, repr(options))) not in seen:
             seen.add(key)
             assert compile_for(architecture, kernel, values, options) <= most_shared
@@ -477,7 +627,14 @@ BROAD_TF32 = "per-layer block_m=128 block_n=128 block_k=32 warps=8 stages=3 chun
         (86, PUSH, "tf32", {"hidden": (256, 33, 16), "layer_norm": True, "shared": True, "activation": "gelu"}, FEW),
         (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
         (86, wide(16, 4, seen="uint8", categories=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
-        pytest.param(100, wide(9, 82, seen="uint8", judged=True), "bf16", {"hidden": (32,), "shared": True}, BROADER, marks=pytest.mark.soak),
+        pytest.param(
+            100,
+            wide(9, 82, seen="uint8", judged=True),
+            "bf16",
+            {"hidden": (32,), "shared": True},
+            BROADER,
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_kernels_compile(architecture, env, precision, net, shape):
@@ -507,7 +664,9 @@ def test_muons_step_compiles(architecture, half):
         taken.append(compile_for(architecture, kernel, arguments, options))
 
     size, at = MOST_SIDE if half else 64, torch.zeros(64)
-    Matrices([(0, (2, size, size)), (2 * size**2, (2, 256, 200))], CPU, half=half).step(launch, at, at, at, at, at, at, 0.5)
+    Matrices([(0, (2, size, size)), (2 * size**2, (2, 256, 200))], CPU, half=half).step(
+        launch, at, at, at, at, at, at, 0.5
+    )
     assert len(taken) == 19 and max(taken) <= LEAST_SHARED[architecture]
     if half:  # products load the next two tiles meanwhile, which takes all numbers' places to be known as multiples
         assert taken[3:6] == [3 * 2 * 64 * 64 * 2] * 3
@@ -524,7 +683,14 @@ def test_every_variant_compiles(architecture):
     for precision, env, net in itertools.product(precisions, (find("cartpole"), PICK, PUSH), networks):
         if precision == "fp32":
             net = {**net, "hidden": tuple(min(width, 32) for width in net["hidden"])}
-        compile_all(architecture, env, precision, net, normalize_observations=net["hidden"] == (16,), value_clip=0.1 if len(net["hidden"]) == 3 else None)
+        compile_all(
+            architecture,
+            env,
+            precision,
+            net,
+            normalize_observations=net["hidden"] == (16,),
+            value_clip=0.1 if len(net["hidden"]) == 3 else None,
+        )
     for precision in precisions[1:]:
         compile_all(architecture, broad(118, 3), precision, {"hidden": (128, 128)})
 
@@ -538,7 +704,9 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
     But for Blackwell Triton 3.6 compiles a shared trunk's head in the last shape alone.
     """
     precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
-    for precision, net in itertools.product(precisions, ({"hidden": (256, 256)}, {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"})):
+    for precision, net in itertools.product(
+        precisions, ({"hidden": (256, 256)}, {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"})
+    ):
         env = broad(118, 3) if "shared" not in net else PUSH
         groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))
         last_alone = architecture == 100 and "shared" in net and precision != "fp32"
@@ -551,7 +719,8 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", [75, 86, 90, 100])
 @pytest.mark.parametrize(
-    ("name", "hidden", "shared"), [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)]
+    ("name", "hidden", "shared"),
+    [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)],
 )
 def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architecture):
     """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has few rows in every shape."""

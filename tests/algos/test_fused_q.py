@@ -35,9 +35,20 @@ PQN_CASES = [
     {"env": "cartpole", "net": NORMED, "config": {**SHORT, "normalize_observations": True}},
     {"env": JUDGED, "net": NORMED, "config": SHORT},
     {"env": JUDGED, "net": PLAIN, "config": {**SHORT, "kernel_config": PER_LAYER, "anneal": False, "horizon": 10}},
-    {"env": "count", "net": NORMED, "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5}, "iterations": 1},
+    {
+        "env": "count",
+        "net": NORMED,
+        "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5},
+        "iterations": 1,
+    },
     {"env": "cells", "net": BOARD, "config": {"horizon": 4, "epochs": 1, "minibatches": 2}, "lanes": 32},
-    {"env": "board", "net": {**BOARD, "channels": [32]}, "config": {"horizon": 4, "epochs": 2, "minibatches": 1}, "lanes": 64, "iterations": 1},
+    {
+        "env": "board",
+        "net": {**BOARD, "channels": [32]},
+        "config": {"horizon": 4, "epochs": 2, "minibatches": 1},
+        "lanes": 64,
+        "iterations": 1,
+    },
     {"env": "count", "net": PLAIN, "config": {**SHORT, "max_gradient_norm": 0.1}},
     {"env": BYTES, "net": PLAIN, "config": SHORT},
 ]
@@ -49,19 +60,31 @@ def same(case, found):
     assert found["moved"] > 1e-3, (case, found)
 
 
-@pytest.mark.parametrize("cases", [PQN_CASES[1:6], pytest.param([*PQN_CASES[:1], *PQN_CASES[6:]], marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize(
+    "cases",
+    [PQN_CASES[1:6], pytest.param([*PQN_CASES[:1], *PQN_CASES[6:]], marks=pytest.mark.soak)],
+    ids=["few", "others"],
+)
 def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
     """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
     found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
     for case, differences in zip(cases, found, strict=True):
         same(case, differences)
-    assert any(differences["truncated"] for differences in found), "no episode was truncated: the values of final observations are not put to the test"
+    assert any(differences["truncated"] for differences in found), (
+        "no episode was truncated: the values of final observations are not put to the test"
+    )
 
 
 @needs_compiler
 def test_fused_kernels_need_a_gpu():
     with pytest.raises(ConfigError, match="there is no GPU"):
-        PQN(DeviceWorld(find("cartpole"), 4, seed=1), PQN.Config(horizon=4, minibatches=2, kernels="fused"), mlp.Config(), seed=1, steps=100)
+        PQN(
+            DeviceWorld(find("cartpole"), 4, seed=1),
+            PQN.Config(horizon=4, minibatches=2, kernels="fused"),
+            mlp.Config(),
+            seed=1,
+            steps=100,
+        )
 
 
 def pqn_launches(env, precision, net, shape):
@@ -89,9 +112,20 @@ def pqn_launches(env, precision, net, shape):
 @pytest.mark.parametrize(
     ("env", "precision", "net", "shape"),
     [
-        (find("cartpole"), "bf16", {"layer_norm": True, "activation": "relu"}, "resident block_m=64 warps=8 chunks=4 act_block_m=64 act_warps=4"),
+        (
+            find("cartpole"),
+            "bf16",
+            {"layer_norm": True, "activation": "relu"},
+            "resident block_m=64 warps=8 chunks=4 act_block_m=64 act_warps=4",
+        ),
         (wide(**JUDGED), "tf32", {"hidden": (32,)}, "resident block_m=32 warps=4 chunks=4 act_block_m=32 act_warps=4"),
-        pytest.param(wide(**JUDGED), "bf16", {"hidden": (128, 64), "layer_norm": True}, PER_LAYER.replace("stages=1", "stages=3"), marks=pytest.mark.soak),
+        pytest.param(
+            wide(**JUDGED),
+            "bf16",
+            {"hidden": (128, 64), "layer_norm": True},
+            PER_LAYER.replace("stages=1", "stages=3"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_pqns_kernels_compile(env, precision, net, shape):
@@ -110,7 +144,13 @@ def made_for_board(game, precision, lanes, **config):
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PQN(DeviceWorld(find(game), lanes, seed=1), PQN.Config(**config), mlp.Config(**{**BOARD, "hidden": [128]}), seed=1, steps=100)
+        PQN(
+            DeviceWorld(find(game), lanes, seed=1),
+            PQN.Config(**config),
+            mlp.Config(**{**BOARD, "hidden": [128]}),
+            seed=1,
+            steps=100,
+        )
     learner, reason = board.build(given[0], precision)
     assert learner is not None, reason
     return learner
@@ -148,7 +188,12 @@ def test_kernels_for_boards_compile(game, precision):
 @pytest.mark.parametrize(("lanes", "horizon", "blocks"), [(32, 8, 4), (64, 32, 32)])
 def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, blocks):
     """Also where it takes its samples from several shards of the lanes."""
-    launches = [(arguments, options) for kernel, arguments, options in board_launches("minatar_breakout", "tf32", lanes, horizon=horizon, minibatches=2)]
+    launches = [
+        (arguments, options)
+        for kernel, arguments, options in board_launches(
+            "minatar_breakout", "tf32", lanes, horizon=horizon, minibatches=2
+        )
+    ]
     assert [arguments[2] for arguments, options in launches if options.get("ACT") is False] == [0, blocks]
 
 
@@ -186,7 +231,13 @@ def test_boards_that_are_not_for_fused_kernels(monkeypatch, net, config, lanes, 
     monkeypatch.setattr("operant.kernels.dense.machine_reason", lambda device, precision: None)
     with pytest.raises(ConfigError, match=reason):
         made = PQN.Config(**{"horizon": 8, "minibatches": 2, "kernels": "fused", **config})
-        PQN(DeviceWorld(find("minatar_breakout"), lanes, seed=1), made, mlp.Config(**{**BOARD, **net}), seed=1, steps=100)
+        PQN(
+            DeviceWorld(find("minatar_breakout"), lanes, seed=1),
+            made,
+            mlp.Config(**{**BOARD, **net}),
+            seed=1,
+            steps=100,
+        )
 
 
 # DQN
@@ -208,7 +259,9 @@ DQN_CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize(
+    "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
+)
 def test_whole_iterations_of_dqn_are_the_torch_paths(cases):
     """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal actions and truncated episodes, too."""
     found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in cases])
@@ -243,7 +296,12 @@ def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
     [
         (find("cartpole"), "bf16", {"hidden": (120, 84)}, {"n_step": 3, "double": True}),
         (find("cartpole"), "tf32", {"hidden": (32,), "layer_norm": True}, {"batch_size": 4096, "duelling": True}),
-        (wide(**{**BYTES, "observation": 70}), "bf16", {"hidden": (64, 32)}, {"updates_per_step": 0.5, "replay_place": "host"}),
+        (
+            wide(**{**BYTES, "observation": 70}),
+            "bf16",
+            {"hidden": (64, 32)},
+            {"updates_per_step": 0.5, "replay_place": "host"},
+        ),
     ],
 )
 def test_dqns_kernels_compile(env, precision, net, config):
@@ -256,7 +314,9 @@ def test_dqns_kernels_compile(env, precision, net, config):
     learner.act(3)
     learner.update(4, learner.parts.config.due(3)[0])
     learner._reduce_and_step(0, 3, 0, 1)  # as on a GPU
-    names = {"choose", "store_tick", "act_and_learn", "reduce_and_step"} | ({"move_tick"} if config.get("replay_place") == "host" else set())
+    names = {"choose", "store_tick", "act_and_learn", "reduce_and_step"} | (
+        {"move_tick"} if config.get("replay_place") == "host" else set()
+    )
     assert names == {kernel.__name__ for kernel, *_ in found}
     for kernel, arguments, options in found:
         assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]

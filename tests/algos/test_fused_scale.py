@@ -47,7 +47,8 @@ CASES = [
 def test_torch_rounds_where_the_kernels_round():
     """What is left between the two, sums in another order, is small beside what rounding does to each case."""
     cases = [
-        {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision} for precision, env, net, algo, shape in CASES
+        {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision}
+        for precision, env, net, algo, shape in CASES
     ]
     for case, (error, unrounded) in zip(cases, interpreted([("rounded", case) for case in cases]), strict=True):
         assert error < 0.1 * unrounded and unrounded > 1e-4, (case, error, unrounded)
@@ -106,7 +107,10 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
         gradient, wanted = both_gradients(algo, k)
         error, clip, precision = relative_error(gradient, wanted), algo.config.clip, learner.spec.precision
         if not error < ALLOWED:
-            error = min(error, *(relative_error(gradient, expected(algo, k, precision, clip + shift)) for shift in (-EDGE, EDGE)))
+            error = min(
+                error,
+                *(relative_error(gradient, expected(algo, k, precision, clip + shift)) for shift in (-EDGE, EDGE)),
+            )
             algo.policy.flat.gradient.copy_(gradient)
         learner.step()
         found.append((error, float(wanted.norm())))
@@ -119,7 +123,9 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
 @pytest.mark.usefixtures("_own_products")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
-@pytest.mark.parametrize(("game", "size"), [(game, USUAL) for game in GAMES] + [("go", RAGGED)], ids=[*GAMES, "go, ragged"])
+@pytest.mark.parametrize(
+    ("game", "size"), [(game, USUAL) for game in GAMES] + [("go", RAGGED)], ids=[*GAMES, "go, ragged"]
+)
 def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision):
     first = trainer(game, precision, "first", **size)
     assert first.backend.name == "fused"
@@ -131,11 +137,19 @@ def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision
     wrong, worst = [], 0.0
     for shape in ours:
         algo = trainer(game, precision, shape, **size)
-        assert algo.backend.name == "fused" and str(algo.backend.learner.config) == shape and isinstance(algo.backend.learner.config, PerLayer)
+        assert (
+            algo.backend.name == "fused"
+            and str(algo.backend.learner.config) == shape
+            and isinstance(algo.backend.learner.config, PerLayer)
+        )
         for iteration in range(ITERATIONS):
             for k, (error, length) in enumerate(errors(algo)):
                 worst = max(worst, error)
                 if not error < ALLOWED:  # nor NaN
-                    wrong.append(f"{game} {precision} {shape}: iteration {iteration}, minibatch {k}: off by {error:.4f} of a gradient of {length:.4f}")
+                    wrong.append(
+                        f"{game} {precision} {shape}: iteration {iteration}, minibatch {k}: off by {error:.4f} of a gradient of {length:.4f}"
+                    )
     log.info("%s %s, minibatches of %d: at most %.5f of a gradient's length", game, precision, minibatch, worst)
-    assert not wrong, f"{len(wrong)} of {len(ours) * ITERATIONS * EPOCHS * MINIBATCHES} minibatches:\n" + "\n".join(wrong)
+    assert not wrong, f"{len(wrong)} of {len(ours) * ITERATIONS * EPOCHS * MINIBATCHES} minibatches:\n" + "\n".join(
+        wrong
+    )

@@ -21,7 +21,13 @@ from operant.envs import find
 from operant.nn import chunked, manual, mlp
 
 CARTPOLE = find("cartpole")
-HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True), "masked": (GATE, False)}
+HEADS = {
+    "categorical": (CARTPOLE, False),
+    "multi": (PICK, False),
+    "gaussian": (PUSH, False),
+    "squashed": (PUSH, True),
+    "masked": (GATE, False),
+}
 NUMBERS = ("policy loss", "value loss", "entropy", "KL", "clip fraction")
 B = 75
 
@@ -56,16 +62,30 @@ def batch_for(ppo, samples=B):
         return torch.randn(*shape, generator=generator)
 
     size = env.observation.size
-    observation = torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8) if env in (PICK, GATE) else normal(size, samples)
-    legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[:, torch.arange(samples) % 3] if env is GATE else None
+    observation = (
+        torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8)
+        if env in (PICK, GATE)
+        else normal(size, samples)
+    )
+    legal = (
+        torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[
+            :, torch.arange(samples) % 3
+        ]
+        if env is GATE
+        else None
+    )
     if policy.normalizer is not None:
         policy.normalizer.update(3.0 * normal(size, 50) + 1.0)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.noise_rows, samples, generator=generator))
+        action = policy.distribution.sample(
+            parameters, torch.rand(policy.distribution.noise_rows, samples, generator=generator)
+        )
         log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
     old = log_probability + 0.25 * normal(samples)
-    return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples), legal)
+    return Batch(
+        observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples), legal
+    )
 
 
 def by_autograd(ppo, batch):
@@ -308,7 +328,10 @@ def test_a_thread_pool_waits_for_all_before_it_raises():
 def test_forward_is_the_policys(head, activation, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
-    batch, forward = batch_for(ppo), chunked.Forward(ppo.policy, minibatches.layout(1, B, 1)._replace(shards=3).lane_sizes(), pool())
+    batch, forward = (
+        batch_for(ppo),
+        chunked.Forward(ppo.policy, minibatches.layout(1, B, 1)._replace(shards=3).lane_sizes(), pool()),
+    )
     for _ in range(2):
         forward.refresh()
         found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
@@ -339,7 +362,10 @@ def test_what_it_cannot_compute_it_says(tmp_path):
 
 
 def descended(kernels, iterations, *, env=PUSH, **algo):
-    return iterate(ppo_on(env, 64, mlp.Config(hidden=(16, 16)), horizon=16, seed=2, minibatches=2, kernels=kernels, **algo), iterations)
+    return iterate(
+        ppo_on(env, 64, mlp.Config(hidden=(16, 16)), horizon=16, seed=2, minibatches=2, kernels=kernels, **algo),
+        iterations,
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -389,14 +415,20 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
     ("kernels", "own", "line"),
     [
         ("auto", False, "kernels: torch's, and a manual backward pass, on 1 thread"),
-        ("auto", True, "kernels: torch's and autograd, not the manual backward pass: its network is not a built-in MLP"),
+        (
+            "auto",
+            True,
+            "kernels: torch's and autograd, not the manual backward pass: its network is not a built-in MLP",
+        ),
         ("torch", False, None),
     ],
 )
 def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, caplog):
     (tmp_path / "net.py").write_text(USER)
     caplog.set_level("INFO", "operant")
-    ppo = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels)
+    ppo = ppo_on(
+        CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels
+    )
     assert [record.getMessage() for record in caplog.records] == ([line] if line else [])
     assert (ppo.backend.name == "manual_backward") == (kernels == "auto" and not own)
     assert torch.isfinite(iterate(ppo, 1).stats).all()

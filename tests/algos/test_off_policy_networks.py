@@ -36,7 +36,11 @@ def made(tmp_path):
 
     def make(case, **keys):
         algorithm, env, net = CASES[case]
-        return algorithm(env, net=net or own, **{"horizon": 4, "learning_starts": 32, "replay_capacity": 512, "batch_size": 16, **keys})
+        return algorithm(
+            env,
+            net=net or own,
+            **{"horizon": 4, "learning_starts": 32, "replay_capacity": 512, "batch_size": 16, **keys},
+        )
 
     return make
 
@@ -44,7 +48,9 @@ def made(tmp_path):
 def error(network, flat, loss):
     """How far a flat vector's gradient is from that of a loss by the network's parameters in float64."""
     expected = torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
-    found = [flat.gradient[begin : begin + part.numel()].double() for begin, part in zip(flat.offsets, expected, strict=True)]
+    found = [
+        flat.gradient[begin : begin + part.numel()].double() for begin, part in zip(flat.offsets, expected, strict=True)
+    ]
     expected, found = (torch.cat([part.flatten() for part in parts]) for parts in (expected, found))
     assert expected.norm() > 0
     return float((found - expected).norm() / expected.norm())
@@ -79,9 +85,13 @@ def test_the_critics_gradient_is_that_of_float64(made, case, sampling):
     else:
         if case.startswith("sac"):
             rows = len(noise) // 2
-            action, log_probability = algo.actor.distribution.sample_with_log_probability(following(after)[0], noise[:rows])
+            action, log_probability = algo.actor.distribution.sample_with_log_probability(
+                following(after)[0], noise[:rows]
+            )
         else:
-            drawn = torch.sqrt(-2.0 * torch.log1p(-noise[: len(noise) // 2])) * torch.cos(2.0 * torch.pi * noise[len(noise) // 2 :])
+            drawn = torch.sqrt(-2.0 * torch.log1p(-noise[: len(noise) // 2])) * torch.cos(
+                2.0 * torch.pi * noise[len(noise) // 2 :]
+            )
             action = (following(after)[0].tanh() + (0.2 * drawn).clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
             log_probability = 0.0
         value = target(after, action).min(0).values[0] - alpha * log_probability
@@ -124,14 +134,18 @@ def test_a_network_that_cannot_read_observations_is_told_why():
 @pytest.mark.parametrize(("activation", "layer_norm"), [("relu", False), ("relu", True), ("silu", False)])
 def test_bf16_is_near_float32(activation, layer_norm):
     net = mlp.Config(hidden=(64, 64), activation=activation, layer_norm=layer_norm)
-    exact, short = (Towers(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype) for dtype in (None, torch.bfloat16))
+    exact, short = (
+        Towers(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype) for dtype in (None, torch.bfloat16)
+    )
     features = torch.randn(6, 256, generator=torch.Generator().manual_seed(2))
     action = torch.rand(2, 256, generator=torch.Generator().manual_seed(3)).requires_grad_()
     one, other = exact(features, action), short(features, action)
     assert other.dtype == torch.float32
     assert 0 < (one - other).norm() / one.norm() < 0.02
     ways = ((exact, False), (short, False), (short, True))
-    expected, found, constant = (torch.autograd.grad(net(features, action, constant=flag).square().mean(), action)[0] for net, flag in ways)
+    expected, found, constant = (
+        torch.autograd.grad(net(features, action, constant=flag).square().mean(), action)[0] for net, flag in ways
+    )
     assert (expected - found).norm() <= 0.1 * expected.norm() and torch.equal(found, constant)
     one.square().mean().backward()
     other.square().mean().backward()

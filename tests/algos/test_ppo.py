@@ -1,5 +1,7 @@
-"""PPO: bootstrapping by hand, the gradient, whole and in parts, against a plain float64 version of the paper, the optimiser's step by hand, normalisation,
-the KL stop, minibatches, repeatability to the bit, resuming, users' networks, and that it learns."""
+"""PPO: bootstrapping by hand, the gradient, whole and in parts, against a plain float64 version of the paper, the
+optimiser's step by hand, normalisation, the KL stop, minibatches, repeatability to the bit, resuming, users' networks,
+and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ from operant.worlds.base import EPISODES, TALLIES
 from operant.worlds.device_world import DeviceWorld
 
 CARTPOLE = find("cartpole")
-EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
+EVERYTHING = {
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "value_clip": 0.2,
+    "target_kl": 0.002,
+    "learning_rate": 0.01,
+}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,10 +65,12 @@ class Net(nn.Module):
 
 
 def test_bootstrapping_by_hand(tmp_path):
-    """A network with V(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma = lambda = 1/2, four steps.
+    """A network with V(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma = lambda
+    = 1/2, four steps.
 
-    Lane 0 is truncated at 3, where V of the true final observation is 9 and V of the next episode's first is 0. Lane 3 is terminated there at once, which
-    rules. Lane 2 terminates at 2 and plays two more steps, to the end of the rollout. All A_t = r + V'/2 - V + A_{t+1}/4, A_{t+1} only within an episode.
+    Lane 0 is truncated at 3, where V of the true final observation is 9 and V of the next episode's first is 0. Lane 3
+    is terminated there at once, which rules. Lane 2 terminates at 2 and plays two more steps, to the end of the
+    rollout. All A_t = r + V'/2 - V + A_{t+1}/4, A_{t+1} only within an episode.
 
     t   o  r    lane 0                               lane 3
     0   0  1    1 + 1/2 - 0 = 1.5,  + 3.875/4        1.5,   + 2.75/4 = 2.1875
@@ -69,16 +79,35 @@ def test_bootstrapping_by_hand(tmp_path):
     2   2  3    3 + 9/2 - 4 = 3.5                    3 + 0 - 4 = -1
     3   0  1    1 + 1/2 - 0 = 1.5                    1.5
 
-    Lane 2: (0, 1), (1, 2) terminated, (0, 1), (1, 2) terminated: A = 1.5 + 1/4, 2 - 1, and again. Lane 1: r = 1 terminates every step: A = 1.
+    Lane 2: (0, 1), (1, 2) terminated, (0, 1), (1, 2) terminated: A = 1.5 + 1/4, 2 - 1, and again. Lane 1: r = 1
+    terminates every step: A = 1.
     """
     (tmp_path / "net.py").write_text(SQUARE)
-    ppo = ppo_on(COUNT, 4, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=4, gamma=0.5, gae_lambda=0.5, normalize_advantages=False)
+    ppo = ppo_on(
+        COUNT,
+        4,
+        mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"),
+        horizon=4,
+        gamma=0.5,
+        gae_lambda=0.5,
+        normalize_advantages=False,
+    )
     ppo.collect()
     lane0, lane1, lane2, lane3 = range(4)
     rollout = ppo.rollout
     assert rollout.observation[:, 0, lane0].tolist() == [0, 1, 2, 0, 1]
-    assert rollout.truncated[:, lane0].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane0].tolist() == [0, 0, 0, 0]
-    assert rollout.truncated[:, lane3].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane3].tolist() == [0, 0, 1, 0]
+    assert rollout.truncated[:, lane0].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane0].tolist() == [
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert rollout.truncated[:, lane3].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane3].tolist() == [
+        0,
+        0,
+        1,
+        0,
+    ]
     assert rollout.final_observation[2, 0, [lane0, lane3]].tolist() == [3, 0]  # lane 3 terminated: nobody asks
     ppo.estimate_advantages()
     expected = torch.empty(4, 4)
@@ -104,7 +133,10 @@ def test_what_is_collected_belongs_together(env, kernels):
         parameters, value = ppo.backend.forward(ppo.rollout.observation[t], legal)
         torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t], legal))
         assert torch.equal(ppo.experience.raw[t], distribution.sample(parameters, ppo.collector.noise[t]))
-        assert torch.equal(ppo.experience.log_probability[t], distribution.log_probability_and_entropy(parameters, ppo.experience.raw[t])[0])
+        assert torch.equal(
+            ppo.experience.log_probability[t],
+            distribution.log_probability_and_entropy(parameters, ppo.experience.raw[t])[0],
+        )
         assert torch.equal(ppo.experience.value[t], value)
         torch.testing.assert_close(ppo.rollout.action[t], distribution.to_env(ppo.experience.raw[t]))
     assert torch.equal(ppo.experience.value[8], ppo.backend.forward(ppo.rollout.observation[8])[1])
@@ -119,7 +151,9 @@ def test_what_is_collected_belongs_together(env, kernels):
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("env", [GATE, FILL])
 def test_a_policy_takes_nothing_illegal(env, kernels):
-    """In training, and in evaluations of both kinds: the environment itself counts. Where it says nothing of what is legal, the same policy does."""
+    """In training, and in evaluations of both kinds: the environment itself counts. Where it says nothing of what is
+    legal, the same policy does.
+    """
     illegal = TALLIES
     net = mlp.Config(hidden=(8,))
     ppo = ppo_on(env, 32, net, horizon=8, kernels=kernels, learning_rate=0.02)
@@ -143,7 +177,9 @@ CNN = {"kind": "cnn", "cnn": "impala", "channels": (3,), "hidden": (8,)}
 
 @pytest.mark.parametrize("horizon", [3, 4, 6, 8])
 def test_captured_or_not_final_pictures_have_the_same_values(horizon):
-    """A graph evaluates every buffer whole, a CPU only what was truncated: where the advantages look, both find the same."""
+    """A graph evaluates every buffer whole, a CPU only what was truncated: where the advantages look, both find the
+    same.
+    """
     ppo = iterate(ppo_on(SEEN, 16, mlp.Config(**CNN), horizon=horizon), 1)
     ppo.collect()
     plainly, read = ppo.experience.final_value.clone(), (ppo.rollout.truncated & ~ppo.rollout.terminated).bool()
@@ -211,7 +247,9 @@ def test_every_iteration_has_random_numbers_of_its_own():
 
 def plain_loss(env, net, parameters, batch, config):
     """The loss of the paper in float64, sample by sample, written on its own. `parameters` by name."""
-    activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[net.activation]
+    activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[
+        net.activation
+    ]
     observation = batch.observation.double().t()
     if env in (PICK, GATE):  # bytes, read as shares of their bound
         observation = observation / 255
@@ -238,7 +276,9 @@ def plain_loss(env, net, parameters, batch, config):
         log_probability = sum(choice.log_prob(action) for choice, action in zip(choices, batch.action, strict=True))
         entropy = sum(choice.entropy() for choice in choices)
 
-    old, advantage, target, before = (x.double() for x in (batch.log_probability, batch.advantage, batch.returns, batch.value))
+    old, advantage, target, before = (
+        x.double() for x in (batch.log_probability, batch.advantage, batch.returns, batch.value)
+    )
     surrogate, errors, clipped, kl = [], [], 0, []
     for j in range(len(old)):
         ratio = torch.exp(log_probability[j] - old[j])
@@ -258,7 +298,9 @@ def plain_loss(env, net, parameters, batch, config):
 
 
 def legal_choices(logits, action, legal):
-    """Log-probabilities and entropies, (B) each, of a choice of three and one of two, by a softmax over the legal ones alone."""
+    """Log-probabilities and entropies, (B) each, of a choice of three and one of two, by a softmax over the legal ones
+    alone.
+    """
     log_probability, entropy = [], []
     for j in range(len(logits)):
         chance, spread = 0.0, 0.0
@@ -282,16 +324,28 @@ def samples_for(ppo, B):
     policy.flat.values.data.add_(0.2 * normal(policy.flat.values.shape))
     legal = None
     if env is GATE:
-        legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[:, torch.arange(B) % 3]
+        legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[
+            :, torch.arange(B) % 3
+        ]
     if env in (PICK, GATE):
         observation = torch.randint(0, 4, (3, B), generator=generator, dtype=torch.uint8)
     else:
         observation = normal(env.observation.size, B)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.noise_rows, B, generator=generator))
+        action = policy.distribution.sample(
+            parameters, torch.rand(policy.distribution.noise_rows, B, generator=generator)
+        )
         log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
-    return Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B), legal)
+    return Batch(
+        observation,
+        action,
+        log_probability + 0.25 * normal(B),
+        value + 0.2 * normal(B),
+        normal(B),
+        value + normal(B),
+        legal,
+    )
 
 
 NETS = [("tanh", False), ("tanh", True), ("relu", False), ("gelu", True), ("silu", False)]
@@ -307,7 +361,10 @@ def test_the_gradient_is_that_of_the_paper(env, activation, shared, value_clip):
 
     loss, numbers = ppo_loss(ppo.policy, batch, config)
     flat.backward(loss)
-    doubles = {name: parameter.detach().double().requires_grad_() for name, parameter in zip(flat.names, flat.parameters, strict=True)}
+    doubles = {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in zip(flat.names, flat.parameters, strict=True)
+    }
     expected_loss, expected_numbers = plain_loss(env, net, doubles, batch, config)
     expected = torch.autograd.grad(expected_loss, list(doubles.values()))
 
@@ -321,16 +378,20 @@ def test_the_gradient_is_that_of_the_paper(env, activation, shared, value_clip):
 
 
 def test_the_clip_by_hand():
-    """Two samples, a policy that gives both actions 1/2, epsilon = 0.2: at old probability 1/4 the ratio is 2, at 1 it is 1/2.
+    """Two samples, a policy that gives both actions 1/2, epsilon = 0.2: at old probability 1/4 the ratio is 2, at 1 it
+    is 1/2.
 
-    A = +1: min(2, 1.2) = 1.2 and min(0.5, 0.8) = 0.5. A = -1: min(-2, -1.2) = -2 and min(-0.5, -0.8) = -0.8. The loss is minus the mean.
+    A = +1: min(2, 1.2) = 1.2 and min(0.5, 0.8) = 0.5. A = -1: min(-2, -1.2) = -2 and min(-0.5, -0.8) = -0.8. The loss
+    is minus the mean.
     """
     ppo = ppo_on(CARTPOLE, 8, horizon=4, start=False, entropy_coefficient=0.0, value_coefficient=0.0)
     ppo.policy.flat.values.data.zero_()
     zero = torch.zeros(2)
     old = torch.tensor([0.25, 1.0]).log()
     for advantage, expected in ((1.0, -(1.2 + 0.5) / 2), (-1.0, (2.0 + 0.8) / 2)):
-        batch = Batch(torch.zeros(4, 2), torch.tensor([[0, 1]], dtype=torch.int32), old, zero, torch.full((2,), advantage), zero)
+        batch = Batch(
+            torch.zeros(4, 2), torch.tensor([[0, 1]], dtype=torch.int32), old, zero, torch.full((2,), advantage), zero
+        )
         loss, numbers = ppo_loss(ppo.policy, batch, ppo.config)
         assert loss.item() == pytest.approx(expected, rel=1e-6)
         # (r - 1) - log r: (1 - ln 2 + -1/2 + ln 2) / 2 = 1/4.
@@ -338,7 +399,8 @@ def test_the_clip_by_hand():
 
 
 def test_the_value_clip_by_hand():
-    # V = 0 now, R = 1. Old value 0.5, clip 0.2: near = 0.3, so (0 - 1)^2 = 1 counts. Old value -0.5: near = -0.3, so (1.3)^2 = 1.69. Half the mean.
+    # V = 0 now, R = 1. Old value 0.5, clip 0.2: near = 0.3, so (0 - 1)^2 = 1 counts. Old value -0.5: near = -0.3, so
+    # (1.3)^2 = 1.69. Half the mean.
     ppo = ppo_on(CARTPOLE, 8, horizon=4, start=False, value_clip=0.2)
     ppo.policy.flat.values.data.zero_()
     zero, one = torch.zeros(2), torch.ones(2)
@@ -353,15 +415,35 @@ def test_the_value_clip_by_hand():
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE], ids=["categorical", "gaussian", "multi", "masked"])
 @pytest.mark.parametrize("microbatch", [1, 7, 16, 59, 60, 1000])
 def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
-    """The gradient and the numbers are those of the whole minibatch in float64, to float32's rounding, whether or not the parts divide it."""
+    """The gradient and the numbers are those of the whole minibatch in float64, to float32's rounding, whether or not
+    the parts divide it.
+    """
     net, B = mlp.Config(hidden=(7, 5)), 60
-    ppo = ppo_on(env, 8, net, horizon=8, start=False, kernels="torch", microbatch=microbatch, value_clip=0.1, entropy_coefficient=0.03, clip=0.15)
+    ppo = ppo_on(
+        env,
+        8,
+        net,
+        horizon=8,
+        start=False,
+        kernels="torch",
+        microbatch=microbatch,
+        value_clip=0.1,
+        entropy_coefficient=0.03,
+        clip=0.15,
+    )
     flat, batch = ppo.policy.flat, samples_for(ppo, B)
-    doubles = {name: parameter.detach().double().requires_grad_() for name, parameter in zip(flat.names, flat.parameters, strict=True)}
+    doubles = {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in zip(flat.names, flat.parameters, strict=True)
+    }
     whole_loss, whole_numbers = plain_loss(env, net, doubles, batch, ppo.config)
     expected = torch.autograd.grad(whole_loss, list(doubles.values()))
     sizes = []
-    monkeypatch.setattr(backends, "ppo_loss", lambda policy, part, config: sizes.append(len(part.returns)) or ppo_loss(policy, part, config))
+    monkeypatch.setattr(
+        backends,
+        "ppo_loss",
+        lambda policy, part, config: sizes.append(len(part.returns)) or ppo_loss(policy, part, config),
+    )
     flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
     numbers = ppo.backend.gradient(batch)
     assert [number.item() for number in numbers] == pytest.approx(whole_numbers, rel=1e-4, abs=1e-6)
@@ -370,12 +452,17 @@ def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
         assert error <= 1e-5 * float(wanted.norm()) + 1e-6, f"the gradient of {name} is {error} off"
     assert sum(sizes) == B and max(sizes) <= microbatch and len(sizes) == math.ceil(B / microbatch)
     bits = flat.gradient.clone()
-    assert torch.equal(torch.stack(ppo.backend.gradient(batch)), torch.stack(numbers)) and torch.equal(flat.gradient, bits)
+    assert torch.equal(torch.stack(ppo.backend.gradient(batch)), torch.stack(numbers)) and torch.equal(
+        flat.gradient, bits
+    )
 
 
 def test_parts_make_one_step_and_one_stop():
     """The KL stop looks at the whole minibatch: where it stops and what it leaves is what whole minibatches come to."""
-    whole, parts = (ppo_on(CARTPOLE, 32, horizon=8, kernels="torch", microbatch=microbatch, **EVERYTHING) for microbatch in (None, 24))
+    whole, parts = (
+        ppo_on(CARTPOLE, 32, horizon=8, kernels="torch", microbatch=microbatch, **EVERYTHING)
+        for microbatch in (None, 24)
+    )
     for _ in range(3):
         iterate(whole, 1)
         iterate(parts, 1)
@@ -395,7 +482,9 @@ def test_where_the_backward_pass_is_manual_parts_change_nothing():
 
 @pytest.mark.parametrize("max_norm", [1e-2, 1e6])
 def test_clip_adam_and_annealing_by_hand(max_norm):
-    """One minibatch of one epoch, so that each update is one step, which float64 repeats: Kingma & Ba 2015, algorithm 1."""
+    """One minibatch of one epoch, so that each update is one step, which float64 repeats: Kingma & Ba 2015, algorithm
+    1.
+    """
     iterations = 5
     algo = {"epochs": 1, "minibatches": 1, "max_gradient_norm": max_norm, "learning_rate": 0.02, "adam_epsilon": 1e-3}
     ppo = ppo_on(PUSH, 8, horizon=4, steps=iterations * 32, **algo)
@@ -421,8 +510,17 @@ def test_clip_adam_and_annealing_by_hand(max_norm):
 
 
 def test_muon_by_hand():
-    """Hidden weights move along U V^T of their momentum U S V^T, 0.2 sqrt(16) times the learning rate; all else moves by Adam."""
-    config = {"epochs": 1, "minibatches": 1, "max_gradient_norm": 1e6, "learning_rate": 0.02, "anneal": False, "adam_epsilon": 1e-12}
+    """Hidden weights move along U V^T of their momentum U S V^T, 0.2 sqrt(16) times the learning rate; all else moves
+    by Adam.
+    """
+    config = {
+        "epochs": 1,
+        "minibatches": 1,
+        "max_gradient_norm": 1e6,
+        "learning_rate": 0.02,
+        "anneal": False,
+        "adam_epsilon": 1e-12,
+    }
     ppo = ppo_on(PUSH, 8, mlp.Config(hidden=(16, 8)), horizon=4, optimizer="muon", **config)
     flat, step, gradients = ppo.policy.flat, ppo.optimizer.step, []
 
@@ -433,7 +531,8 @@ def test_muon_by_hand():
     ppo.optimizer.step = recorded
     places = dict(zip(flat.names, zip(flat.offsets, flat.parameters, strict=True), strict=True))
     (weight, shape), (bias, _), (head, _) = (
-        (slice(place, place + parameter.numel()), parameter.shape) for place, parameter in (places[name] for name in ("weights.0", "biases.0", "head_weight"))
+        (slice(place, place + parameter.numel()), parameter.shape)
+        for place, parameter in (places[name] for name in ("weights.0", "biases.0", "head_weight"))
     )
     momentum = torch.zeros(shape, dtype=torch.float64)
     for k in range(3):
@@ -496,7 +595,9 @@ def test_minibatches_hold_every_sample_once_an_epoch():
             for field in (*batch.observation, *batch.action, batch.log_probability):
                 assert torch.equal(field, batch.value)
             step, lane = batch.value.long() // N, batch.value.long() % N
-            assert torch.equal(batch.advantage, ppo.experience.advantage[step, lane]) and torch.equal(batch.returns, ppo.experience.returns[step, lane])
+            assert torch.equal(batch.advantage, ppo.experience.advantage[step, lane]) and torch.equal(
+                batch.returns, ppo.experience.returns[step, lane]
+            )
     assert len({tuple(order) for order in orders}) == 3
 
 
@@ -507,7 +608,10 @@ def test_the_replay_ratio_counts_samples_learned_from(net):
         return iterate(ppo, 2)
 
     # In whole minibatches of a quarter of the samples: 1.42 is six of them, and a whole number as many epochs.
-    assert int(run(replay_ratio=1.42).state("all")["adam/step"]) == 2 * 6 and int(run(replay_ratio=0.01).state("all")["adam/step"]) == 2
+    assert (
+        int(run(replay_ratio=1.42).state("all")["adam/step"]) == 2 * 6
+        and int(run(replay_ratio=0.01).state("all")["adam/step"]) == 2
+    )
     assert bytes_of(run(replay_ratio=2, epochs=7)) == bytes_of(run(epochs=2))
 
 
@@ -519,7 +623,10 @@ def test_advantages_are_normalised_over_the_iteration():
     assert float(ppo.experience.advantage.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(ppo.experience.advantage.std()) == pytest.approx(1.0, abs=1e-5)
     assert torch.equal(ppo.experience.returns, plain.experience.returns)
-    torch.testing.assert_close(ppo.experience.advantage, (plain.experience.advantage - plain.experience.advantage.mean()) / plain.experience.advantage.std())
+    torch.testing.assert_close(
+        ppo.experience.advantage,
+        (plain.experience.advantage - plain.experience.advantage.mean()) / plain.experience.advantage.std(),
+    )
 
 
 def recorded(ppo):
@@ -553,13 +660,19 @@ def test_normalizers_stand_still_during_an_iteration():
         names = [name for name in before if name.startswith(("policy/observation", "return/"))]
         assert len(names) == 10
         for _, after in steps:
-            assert all(torch.equal(before[name], after[name]) for name in names), "a normalizer moved within an iteration"
+            assert all(torch.equal(before[name], after[name]) for name in names), (
+                "a normalizer moved within an iteration"
+            )
         torch.testing.assert_close(ppo.experience.reward, (reward * before["return/scale"]).clamp(-10, 10))
         # After it they are those of everything seen so far (the weight of their beginning is 1e-4).
         seen, spread = torch.cat(samples, dim=1).double(), torch.stack(accrued).double()
         torch.testing.assert_close(ppo.policy.normalizer.running_mean[:, 0], seen.mean(1), rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(ppo.policy.normalizer.running_variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ppo.return_normalizer.running_variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ppo.policy.normalizer.running_variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            ppo.return_normalizer.running_variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5
+        )
         del ppo.backend.step
     assert ppo.return_normalizer.inv_std.item() != 1.0
 
@@ -610,7 +723,9 @@ def test_the_kl_stop_skips():
         for numbers, after in steps:
             stopped = stopped or bool(numbers[3] > 1.5e-3)
             for name, tensor in before.items():
-                assert torch.equal(tensor, after[name]) == stopped, f"{name} {'moved after' if stopped else 'stood still before'} the stop"
+                assert torch.equal(tensor, after[name]) == stopped, (
+                    f"{name} {'moved after' if stopped else 'stood still before'} the stop"
+                )
             before = {name: after[name] for name in before}
         stopped_in += stopped
         assert torch.isfinite(ppo.stats).all()
@@ -632,7 +747,9 @@ def test_stats():
     named = ("loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm")
     assert [stats[name] for name in named] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
     residual = ppo.experience.returns - ppo.experience.value[:-1]
-    assert stats["explained_variance"] == pytest.approx(1 - float(residual.var() / ppo.experience.returns.var()), rel=1e-4)
+    assert stats["explained_variance"] == pytest.approx(
+        1 - float(residual.var() / ppo.experience.returns.var()), rel=1e-4
+    )
     assert stats["not_finite"] == 0.0
 
 
@@ -660,8 +777,18 @@ def digest(ppo):
 
 @pytest.mark.parametrize(
     ("env", "algo"),
-    [(CARTPOLE, {}), (GATE, EVERYTHING), (PUSH, EVERYTHING), (PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING})],
-    ids=["cartpole", "masked, everything on", "gaussian, everything on", "gaussian, everything on, by autograd in parts"],
+    [
+        (CARTPOLE, {}),
+        (GATE, EVERYTHING),
+        (PUSH, EVERYTHING),
+        (PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING}),
+    ],
+    ids=[
+        "cartpole",
+        "masked, everything on",
+        "gaussian, everything on",
+        "gaussian, everything on, by autograd in parts",
+    ],
 )
 def test_same_seed_same_bits_other_seed_other_bits(env, algo):
     def after_50_iterations(seed):
@@ -689,7 +816,9 @@ RESUMED = [
     pytest.param(CARTPOLE, {}, {"kernels": "torch", **EVERYTHING}, id="by autograd, everything on"),
     pytest.param(PUSH, {}, {"kernels": "torch", "microbatch": 10}, id="by autograd in parts"),
     pytest.param(PUSH, {}, {**EVERYTHING, "optimizer": "muon"}, id="gaussian, everything on"),
-    pytest.param(PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"),
+    pytest.param(
+        PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"
+    ),
     pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
     pytest.param(GATE, {}, EVERYTHING, id="masked, everything on"),
     pytest.param(SEEN, CNN, EVERYTHING, id="pictures, everything on"),
@@ -744,7 +873,9 @@ def test_threads_make_no_difference(monkeypatch):
 
 def test_eager_makes_no_difference_on_a_cpu():
     first = iterate(ppo_on(PUSH, 8, horizon=4), 2)
-    second = PPO(DeviceWorld(PUSH, 8, seed=1), first.config, mlp.Config(hidden=(16,)), seed=1, steps=100_000, eager=True)
+    second = PPO(
+        DeviceWorld(PUSH, 8, seed=1), first.config, mlp.Config(hidden=(16,)), seed=1, steps=100_000, eager=True
+    )
     second.start()
     assert bytes_of(iterate(second, 2)) == bytes_of(first)
 
@@ -773,8 +904,13 @@ def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
     first, second = (iterate(ppo_on(env, 16, net, horizon=4), 3) for _ in range(2))
     assert bytes_of(first) == bytes_of(second)
     untrained = ppo_on(env, 16, net, horizon=4, start=False)
-    moved = {name for name, a, b in zip(first.policy.flat.names, first.policy.flat.parameters, untrained.policy.flat.parameters, strict=True)
-             if not torch.equal(a, b)}  # fmt: skip
+    moved = {
+        name
+        for name, a, b in zip(
+            first.policy.flat.names, first.policy.flat.parameters, untrained.policy.flat.parameters, strict=True
+        )
+        if not torch.equal(a, b)
+    }
     assert moved == set(first.policy.flat.names)
     for name, tensor in untrained.state("all").items():
         tensor.copy_(first.state("all")[name])
@@ -792,7 +928,16 @@ def test_found_by_its_file_name():
 
 @pytest.mark.parametrize(
     ("lanes", "horizon", "minibatches", "fits"),
-    [(1024, 16, 4, True), (32, 4, 4, True), (32, 4, 8, False), (32, 6, 4, False), (100, 3, 5, True), (100, 3, 7, False), (1, 4, 4, True), (1, 4, 8, False)],
+    [
+        (1024, 16, 4, True),
+        (32, 4, 4, True),
+        (32, 4, 8, False),
+        (32, 6, 4, False),
+        (100, 3, 5, True),
+        (100, 3, 7, False),
+        (1, 4, 4, True),
+        (1, 4, 8, False),
+    ],
 )
 def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
     config = PPOConfig(horizon=horizon, minibatches=minibatches)
@@ -804,7 +949,12 @@ def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
         assert int(ppo.state("all")["adam/step"]) == minibatches and torch.isfinite(ppo.stats).all()
     else:
         [(key, sentence)] = found
-        assert key == "minibatches" and str(minibatches) in sentence and str(lanes) in sentence and str(horizon) in sentence
+        assert (
+            key == "minibatches"
+            and str(minibatches) in sentence
+            and str(lanes) in sentence
+            and str(horizon) in sentence
+        )
 
 
 def test_one_sample_is_too_few():
@@ -817,11 +967,24 @@ def test_one_sample_is_too_few():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"horizon": 0}, {"horizon": 1.5}, {"epochs": 2000}, {"minibatches": 0}, {"learning_rate": 0}, {"learning_rate": math.nan}, {"gamma": 1.01},
-        {"gae_lambda": -0.1}, {"clip": 0}, {"value_clip": 0}, {"target_kl": -1}, {"max_gradient_norm": 0}, {"microbatch": 0}, {"microbatch": 2.5},
-        {"precision": "fp16"}, {"lerning_rate": 1},
+        {"horizon": 0},
+        {"horizon": 1.5},
+        {"epochs": 2000},
+        {"minibatches": 0},
+        {"learning_rate": 0},
+        {"learning_rate": math.nan},
+        {"gamma": 1.01},
+        {"gae_lambda": -0.1},
+        {"clip": 0},
+        {"value_clip": 0},
+        {"target_kl": -1},
+        {"max_gradient_norm": 0},
+        {"microbatch": 0},
+        {"microbatch": 2.5},
+        {"precision": "fp16"},
+        {"lerning_rate": 1},
     ],
-)  # fmt: skip
+)
 def test_values_that_are_refused(wrong):
     with pytest.raises(ValidationError):
         PPOConfig(**wrong)
@@ -849,7 +1012,15 @@ def test_cartpole_learns():
 
 def test_pushing_learns():
     # Standing at zero costs nothing but the noise of the pushes.
-    ppo = ppo_on(PUSH, 128, horizon=16, steps=128 * 16 * 40, learning_rate=5e-3, normalize_observations=True, entropy_coefficient=0.0)
+    ppo = ppo_on(
+        PUSH,
+        128,
+        horizon=16,
+        steps=128 * 16 * 40,
+        learning_rate=5e-3,
+        normalize_observations=True,
+        entropy_coefficient=0.0,
+    )
     before = returns_of(ppo, 2)
     iterate(ppo, 30)
     assert returns_of(ppo, 3) > before / 3
@@ -869,7 +1040,9 @@ def test_pictures_are_learned_from():
 
 def test_picking_learns():
     # Two right answers a step are worth 2; guessing 1/3 + 1/2.
-    ppo = ppo_on(PICK, 64, horizon=10, steps=64 * 10 * 40, learning_rate=5e-3, minibatches=4, normalize_observations=True)
+    ppo = ppo_on(
+        PICK, 64, horizon=10, steps=64 * 10 * 40, learning_rate=5e-3, minibatches=4, normalize_observations=True
+    )
     assert returns_of(ppo, 2) / 5 < 1.0
     iterate(ppo, 20)
     assert returns_of(ppo, 3) / 5 > 1.6

@@ -84,12 +84,21 @@ def test_rewards_are_scaled_where_they_are_learned_from():
 
 def plain_values(policy, observation):
     """Q (B, A) in float64, written on its own for two hidden layers with layer normalization and relu, from parameters by name."""
-    parameters = {name: parameter.detach().double().requires_grad_() for name, parameter in zip(policy.flat.names, policy.flat.parameters, strict=True)}
+    parameters = {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in zip(policy.flat.names, policy.flat.parameters, strict=True)
+    }
     features = observation.double().t()
-    weights = [(parameters["first_weight"], parameters["first_bias"][:, 0]), (parameters["weights.0"][0], parameters["biases.0"][0, :, 0])]
+    weights = [
+        (parameters["first_weight"], parameters["first_bias"][:, 0]),
+        (parameters["weights.0"][0], parameters["biases.0"][0, :, 0]),
+    ]
     for k, (weight, bias) in enumerate(weights):
         features = torch.nn.functional.layer_norm(
-            features @ weight.t() + bias, (len(weight),), parameters[f"norm_gains.{k}"][0, :, 0], parameters[f"norm_biases.{k}"][0, :, 0]
+            features @ weight.t() + bias,
+            (len(weight),),
+            parameters[f"norm_gains.{k}"][0, :, 0],
+            parameters[f"norm_biases.{k}"][0, :, 0],
         ).relu()
     return parameters, features @ parameters["head_weight"].t() + parameters["head_bias"][:, 0]
 
@@ -101,7 +110,11 @@ def test_the_gradient_is_that_of_the_squared_error(kernels):
     pqn.collect()
     pqn.compute_returns()
     policy, rollout = pqn.policy, pqn.rollout
-    batch = Batch(rollout.observation[:-1].transpose(0, 1).flatten(1), rollout.action.transpose(0, 1).flatten(1), pqn.experience.returns.flatten())
+    batch = Batch(
+        rollout.observation[:-1].transpose(0, 1).flatten(1),
+        rollout.action.transpose(0, 1).flatten(1),
+        pqn.experience.returns.flatten(),
+    )
     parameters, values = plain_values(policy, batch.observation)
     taken = values[torch.arange(len(values)), batch.action[0].long()]
     expected_loss = ((taken - batch.returns.double()) ** 2).mean() / 2
@@ -112,12 +125,16 @@ def test_the_gradient_is_that_of_the_squared_error(kernels):
     assert float(terms.td_error) == pytest.approx((taken - batch.returns).abs().mean().item(), rel=1e-5)
     for parameter, offset, wanted in zip(policy.flat.parameters, policy.flat.offsets, expected, strict=True):
         found = policy.flat.gradient[offset : offset + parameter.numel()].view(parameter.shape)
-        torch.testing.assert_close(found.double(), torch.zeros_like(found).double() if wanted is None else wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.double(), torch.zeros_like(found).double() if wanted is None else wanted, rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, FILL])
 def test_the_manual_backward_pass_learns_what_autograd_learns(env):
-    one, other = (iterate(pqn_on(env, 64, horizon=32, kernels=kernels, **EVERYTHING), 3) for kernels in ("torch", "auto"))
+    one, other = (
+        iterate(pqn_on(env, 64, horizon=32, kernels=kernels, **EVERYTHING), 3) for kernels in ("torch", "auto")
+    )
     torch.testing.assert_close(one.policy.flat.values.data, other.policy.flat.values.data, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(one.stats, other.stats, rtol=1e-3, atol=1e-4)
 
@@ -187,7 +204,9 @@ def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env):
 def test_a_network_of_ones_own_and_pictures_train(tmp_path):
     (tmp_path / "net.py").write_text(MY_NET)
     own = iterate(pqn_on(CARTPOLE, 16, mlp.Config(kind=f"{tmp_path / 'net.py'}:MyNet"), horizon=4), 2)
-    board = iterate(pqn_on(SEEN, 16, mlp.Config(kind="cnn", cnn="board", channels=(4, 4, 4), hidden=(16,)), horizon=4), 2)
+    board = iterate(
+        pqn_on(SEEN, 16, mlp.Config(kind="cnn", cnn="board", channels=(4, 4, 4), hidden=(16,)), horizon=4), 2
+    )
     for pqn in (own, board):
         assert torch.isfinite(pqn.stats).all() and pqn.stats[-1] == 0 and pqn.policy.flat.gradient.abs().sum() > 0
 

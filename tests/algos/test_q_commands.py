@@ -1,4 +1,6 @@
-"""Q-learning through the commands: a run is trained, resumed to the bit, evaluated, rendered, profiled and shown in the monitor."""
+"""Q-learning through the commands: a run is trained, resumed to the bit, evaluated, rendered, profiled and shown in the
+monitor.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,25 @@ from operant import runs
 
 SMALL = {
     "pqn": ("env.lanes=64", "algo.horizon=8", "algo.minibatches=2", "net.layer_norm=true", "algo.anneal=false"),
-    "dqn": ("env.lanes=64", "algo.horizon=8", "algo.batch_size=64", "algo.learning_starts=2000", "algo.replay_capacity=16k"),
+    "dqn": (
+        "env.lanes=64",
+        "algo.horizon=8",
+        "algo.batch_size=64",
+        "algo.learning_starts=2000",
+        "algo.replay_capacity=16k",
+    ),
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ITERATION = 64 * 8  # steps
-COMMON = ("run.threads=1", "run.device=cpu", "eval.every=15", "eval.episodes=8", "checkpoint.every=20", "algo.epsilon_steps=4000")
+COMMON = (
+    "run.threads=1",
+    "run.device=cpu",
+    "eval.every=15",
+    "eval.episodes=8",
+    "checkpoint.every=20",
+    "algo.epsilon_steps=4000",
+)
 STEPS = ITERATION * 40
 
 
@@ -53,7 +68,9 @@ def test_it_evaluates_and_renders_or_profiles(trained, here, monkeypatch):
     profiled = here("profile", *trained.words, "--updates", 1, "--json")
     assert profiled.code == 0, profiled.err
     found = json.loads(profiled.out)
-    assert found["algorithm"] == trained.name and {"environment", "network"} <= {phase["name"] for phase in found["phases"]}
+    assert found["algorithm"] == trained.name and {"environment", "network"} <= {
+        phase["name"] for phase in found["phases"]
+    }
 
 
 def test_the_monitor_shows_q_values(trained):

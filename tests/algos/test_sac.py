@@ -22,7 +22,13 @@ SMALL = {"horizon": 8, "batch_size": 32, "learning_starts": 64, "replay_capacity
 
 def sac_on(env, lanes=8, *, seed=1, net=None, start=True, **algo):
     """SAC on a fresh world, begun."""
-    made = SAC(DeviceWorld(env, lanes, seed=seed), SAC.Config(**{**SMALL, **algo}), net or mlp.Config(hidden=(16, 16), activation="relu"), seed=seed, steps=1)
+    made = SAC(
+        DeviceWorld(env, lanes, seed=seed),
+        SAC.Config(**{**SMALL, **algo}),
+        net or mlp.Config(hidden=(16, 16), activation="relu"),
+        seed=seed,
+        steps=1,
+    )
     if start:
         made.start()
     return made
@@ -44,7 +50,10 @@ def bytes_of(algo):
 
 def doubles(flat):
     """The parameters of a flat vector by name, as float64 that may receive gradients."""
-    return {name: parameter.detach().double().requires_grad_() for name, parameter in zip(flat.names, flat.parameters, strict=True)}
+    return {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in zip(flat.names, flat.parameters, strict=True)
+    }
 
 
 def plain(weights, features, tower):
@@ -56,7 +65,10 @@ def plain(weights, features, tower):
         if k < last:
             if f"norm_gains.{k}" in weights:
                 centred = hidden - hidden.mean(dim=0)
-                hidden = centred / (centred.square().mean(dim=0) + 1e-5).sqrt() * weights[f"norm_gains.{k}"][tower] + weights[f"norm_biases.{k}"][tower]
+                hidden = (
+                    centred / (centred.square().mean(dim=0) + 1e-5).sqrt() * weights[f"norm_gains.{k}"][tower]
+                    + weights[f"norm_biases.{k}"][tower]
+                )
             hidden = hidden.clamp_min(0.0)
     return hidden
 
@@ -86,20 +98,26 @@ def gradient_error(flat, gradient, weights):
 @pytest.mark.parametrize(("layer_norm", "n_step"), [(False, 1), (True, 3)])
 def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
     net = mlp.Config(hidden=(16, 24), activation="relu", layer_norm=layer_norm)
-    algo = iterate(sac_on(PUSH, net=net, critics=critics, n_step=n_step, initial_temperature=0.3, tau=0.01, batch_size=512), 12)
+    algo = iterate(
+        sac_on(PUSH, net=net, critics=critics, n_step=n_step, initial_temperature=0.3, tau=0.01, batch_size=512), 12
+    )
     actor, critic, target = doubles(algo.actor.flat), doubles(algo.critic_flat), doubles(algo.target_flat)
     state = {name: tensor.clone() for name, tensor in algo.state("train").items()}
     alpha = state["algo/log_temperature"].double().exp()
     algo.backend.update(0, 5)
     after = algo.state("train")
     batch = algo.cycle.replay.batch  # what the update drew
-    observation, action, following, noise = (part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise))
+    observation, action, following, noise = (
+        part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise)
+    )
     assert (batch.discount == 0).any() and (batch.discount > 0).any()
 
     # The critics: (Q - y)^2 with y = r + discount (min Q' - alpha log pi).
     next_action, log_probability = drawn(actor, following, noise[:4])
     values = torch.stack([plain(target, torch.cat([following, next_action]), k)[0] for k in range(critics)])
-    y = (batch.reward.double() + batch.discount.double() * (values.min(dim=0).values - alpha * log_probability)).detach()
+    y = (
+        batch.reward.double() + batch.discount.double() * (values.min(dim=0).values - alpha * log_probability)
+    ).detach()
     sum(((plain(critic, torch.cat([observation, action]), k)[0] - y) ** 2).mean() for k in range(critics)).backward()
     assert gradient_error(algo.critic_flat, algo.critic_flat.gradient, critic) < 1e-5
 
@@ -118,14 +136,20 @@ def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
     assert gradient_error(algo.actor.flat, algo.actor.flat.gradient, actor) < 1e-5
 
     # The temperature falls where the entropy is above its target of -2, here by Adam's step of about the learning rate.
-    rising = log_probability.mean() + algo.config.target_entropy if algo.config.target_entropy else log_probability.mean() - 2.0
+    rising = (
+        log_probability.mean() + algo.config.target_entropy
+        if algo.config.target_entropy
+        else log_probability.mean() - 2.0
+    )
     moved = after["algo/log_temperature"] - state["algo/log_temperature"]
     assert moved.item() * rising.item() >= 0 or abs(moved.item()) < 3e-4
 
 
 @pytest.mark.parametrize("env", [PUSH, FILL])
 def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
-    algo = iterate(sac_on(env, actor_delay=4, net=mlp.Config(hidden=(16,), critic_hidden=(24, 16), activation="relu")), 12)
+    algo = iterate(
+        sac_on(env, actor_delay=4, net=mlp.Config(hidden=(16,), critic_hidden=(24, 16), activation="relu")), 12
+    )
     for number in range(4, 8):
         before = {name: tensor.clone() for name, tensor in algo.state("train").items()}
         algo.backend.update(0, number)
@@ -136,7 +160,9 @@ def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
         assert own <= changed if number == 7 else not own & changed
         if number == 6 and env is PUSH:  # what the temperature learns from where the actor does not
             batch = algo.cycle.replay.batch
-            _, log_probability = drawn(doubles(algo.actor.flat), batch.next_observation.double(), batch.noise.double()[:4])
+            _, log_probability = drawn(
+                doubles(algo.actor.flat), batch.next_observation.double(), batch.noise.double()[:4]
+            )
             gradient = (after["adam/temperature/exp_avg"] - 0.9 * before["adam/temperature/exp_avg"]) / 0.1
             assert gradient.item() == pytest.approx(-(log_probability.mean().item() - 2.0), rel=1e-3)
     assert [key for key, _ in SAC.Config(**SMALL, actor_delay=3).problems(8)] == ["actor_delay"]
@@ -144,7 +170,10 @@ def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
 
 def test_the_loss_of_the_actor_is_the_mean_of_the_updates_that_have_one():
     still = {"learning_rate": 1e-9, "critic_learning_rate": 1e-9, "tau": 1e-9, "batch_size": 512}
-    losses = [dict(zip(Stats._fields, iterate(sac_on(PUSH, actor_delay=delay, **still), 10).stats.tolist(), strict=True)) for delay in (1, 8)]
+    losses = [
+        dict(zip(Stats._fields, iterate(sac_on(PUSH, actor_delay=delay, **still), 10).stats.tolist(), strict=True))
+        for delay in (1, 8)
+    ]
     assert losses[1]["actor_loss"] == pytest.approx(losses[0]["actor_loss"], rel=0.2)
     assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.2)
 
@@ -182,7 +211,9 @@ def test_actions_are_scaled_to_their_bounds():
 
 def test_a_fixed_temperature_stays():
     algo = iterate(sac_on(PUSH, temperature=0.2), 12)
-    assert dict(zip([spec.name for spec in algo.metrics], algo.stats.tolist(), strict=False))["temperature"] == pytest.approx(0.2)
+    assert dict(zip([spec.name for spec in algo.metrics], algo.stats.tolist(), strict=False))[
+        "temperature"
+    ] == pytest.approx(0.2)
     assert not any("temperature" in name for name in algo.state("train") if name.startswith("adam"))
 
 
@@ -202,7 +233,9 @@ def test_what_does_not_fit_is_said(env, net, sentence):
 
 
 def test_the_same_seed_gives_the_same_bytes():
-    assert bytes_of(iterate(sac_on(PUSH, normalize_observations=True), 12)) == bytes_of(iterate(sac_on(PUSH, normalize_observations=True), 12))
+    assert bytes_of(iterate(sac_on(PUSH, normalize_observations=True), 12)) == bytes_of(
+        iterate(sac_on(PUSH, normalize_observations=True), 12)
+    )
     assert bytes_of(iterate(sac_on(PUSH), 12)) != bytes_of(iterate(sac_on(PUSH, seed=2), 12))
 
 
@@ -242,7 +275,15 @@ def test_it_learns_where_to_stand():
 
 
 def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
-    keys = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.05, "gamma": 0.9, "critic": "c51", "atoms": 21, "target_entropy": -4.0}
+    keys = {
+        "learning_rate": 3e-3,
+        "critic_learning_rate": 3e-3,
+        "tau": 0.05,
+        "gamma": 0.9,
+        "critic": "c51",
+        "atoms": 21,
+        "target_entropy": -4.0,
+    }
     algo = sac_on(PUSH, lanes=16, batch_size=64, initial_temperature=0.02, **keys)
     rewards = []
     for _ in range(60):

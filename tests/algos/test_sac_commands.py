@@ -1,4 +1,6 @@
-"""SAC through the commands: a run trains, resumes to the bit with its replay, evaluates, renders and shows in the monitor."""
+"""SAC through the commands: a run trains, resumes to the bit with its replay, evaluates, renders and shows in the
+monitor.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,22 @@ from operant import runs
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = (
-    "pendulum", "algo.name=sac", "env.lanes=8", "run.device=cpu", "run.threads=1", "algo.horizon=16", "algo.batch_size=32", "algo.learning_starts=256",
-    "algo.replay_capacity=2000", "algo.n_step=2", "algo.normalize_observations=true", "eval.every=20", "eval.episodes=8", "checkpoint.every=30",
+    "pendulum",
+    "algo.name=sac",
+    "env.lanes=8",
+    "run.device=cpu",
+    "run.threads=1",
+    "algo.horizon=16",
+    "algo.batch_size=32",
+    "algo.learning_starts=256",
+    "algo.replay_capacity=2000",
+    "algo.n_step=2",
+    "algo.normalize_observations=true",
+    "eval.every=20",
+    "eval.episodes=8",
+    "checkpoint.every=30",
     "net.hidden=[16]",
-)  # fmt: skip
+)
 STEPS = 60 * 8 * 16
 
 
@@ -45,7 +59,14 @@ def test_it_evaluates_renders_and_shows_its_figures(trained, here, monkeypatch):
     assert filmed.code == 0 and (trained / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
     with contextlib.closing(LiveFeed(runs.load(trained / "runs" / "whole"))) as feed:
         snapshot = feed.snapshot()
-    assert {"q_mean", "td_error", "temperature", "entropy", "replay_fill", "updates_per_second"} <= snapshot.series.keys()
+    assert {
+        "q_mean",
+        "td_error",
+        "temperature",
+        "entropy",
+        "replay_fill",
+        "updates_per_second",
+    } <= snapshot.series.keys()
     assert {"Q", "temperature", "updates/s"} <= {figure.label for figure in snapshot.figures}
     assert any("temperature" in line.title for line in snapshot.health), snapshot.health
 

@@ -39,9 +39,13 @@ def test_an_update_is_that_of_float64(critics):
     probability, log_probability = policy(batch.next_observation, batch.next_legal)
     assert (probability[batch.next_legal == 0] == 0).all()
     values = torch.stack([plain(target, read(batch.next_observation), k) for k in range(critics)]).min(dim=0).values
-    y = (batch.reward.double() + batch.discount.double() * (probability * (values - alpha * log_probability)).sum(dim=0)).detach()
+    y = (
+        batch.reward.double() + batch.discount.double() * (probability * (values - alpha * log_probability)).sum(dim=0)
+    ).detach()
     taken = torch.nn.functional.one_hot(batch.action[0].long(), 6).t()
-    sum((((plain(critic, read(batch.observation), k) * taken).sum(dim=0) - y) ** 2).mean() for k in range(critics)).backward()
+    sum(
+        (((plain(critic, read(batch.observation), k) * taken).sum(dim=0) - y) ** 2).mean() for k in range(critics)
+    ).backward()
     assert gradient_error(algo.critic_flat, algo.critic_flat.gradient, critic) < 1e-5
 
     # The actor: sum pi (alpha log pi - min Q), by the critics after their step.
@@ -67,9 +71,25 @@ def test_only_legal_actions_are_taken():
 def test_it_learns_cartpole_and_goes_on_to_the_bit():
     def made(**keys):
         config = SAC.Config(
-            **{**SMALL, "horizon": 32, "batch_size": 64, "learning_starts": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3, "tau": 0.02, "n_step": 3}
+            **{
+                **SMALL,
+                "horizon": 32,
+                "batch_size": 64,
+                "learning_starts": 512,
+                "learning_rate": 2e-3,
+                "critic_learning_rate": 2e-3,
+                "tau": 0.02,
+                "n_step": 3,
+            }
         )
-        return SAC(DeviceWorld(find("cartpole"), 8, seed=1), config, NetConfig(hidden=(32, 32), activation="relu"), seed=1, steps=1, **keys)
+        return SAC(
+            DeviceWorld(find("cartpole"), 8, seed=1),
+            config,
+            NetConfig(hidden=(32, 32), activation="relu"),
+            seed=1,
+            steps=1,
+            **keys,
+        )
 
     algo = made()
     algo.start()

@@ -1,5 +1,6 @@
-"""An algorithm with its metrics, and a network, are one file each: a scratch A2C trains, resumes, evaluates, renders, profiles and shows in the monitor with
-no other edit, as a file that `algo.name` names and as one in `operant/algos/`."""
+"""An algorithm with its metrics, and a network, are one file each: a scratch A2C trains, resumes, evaluates, renders,
+profiles and shows in the monitor with no other edit, as a file that `algo.name` names and as one in `operant/algos/`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def test_it_trains_with_as_many_lanes_as_fit(trained):
     assert (document["algo"], document["lanes"]) == ("a2c", 64) and document["sources"].keys() == {"source/a2c.py"}
     assert "env.lanes = auto: 64 lanes" in (trained.path / "log.txt").read_text()
     assert (trained.path / "source" / "a2c.py").read_text() == A2C.read_text()
-    evaluations = [json.loads(line)["mean"] for line in (trained.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
+    evaluations = [
+        json.loads(line)["mean"] for line in (trained.path / "eval" / "evaluations.jsonl").read_text().splitlines()
+    ]
     assert max(evaluations) > 40.0, "it learned nothing"
 
 
@@ -69,7 +72,12 @@ def test_checkpoints_say_what_they_hold_and_how_large_it_is(trained):
     for path in (trained.path / "checkpoints").glob("step-*"):
         document, manifest = (json.loads((path / name).read_text()) for name in ("state.json", "manifest.json"))
         found[document["tier"]] = manifest["best"]
-        assert 0 < document["tensor_bytes"] < manifest["files"]["tensors.safetensors"]["bytes"] < document["tensor_bytes"] + 4096
+        assert (
+            0
+            < document["tensor_bytes"]
+            < manifest["files"]["tensors.safetensors"]["bytes"]
+            < document["tensor_bytes"] + 4096
+        )
     assert found.keys() <= {"train", "all"} and "all" in found
 
 
@@ -85,7 +93,9 @@ def test_it_profiles(trained, there):
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["algorithm"] == "a2c" and list(found["phase_s"]) == ["collect", "learn"] and found["horizon"] == 8
-    assert {"environment", "network", "learn, the rest"} <= {phase["name"] for phase in found["phases"]} and found["work"]["flops"] > 0
+    assert {"environment", "network", "learn, the rest"} <= {phase["name"] for phase in found["phases"]} and found[
+        "work"
+    ]["flops"] > 0
 
 
 def test_the_monitor_shows_its_own_losses(trained):
@@ -93,13 +103,19 @@ def test_the_monitor_shows_its_own_losses(trained):
         snapshot = feed.snapshot()
     assert {"loss/actor", "loss/critic", "entropy"} <= snapshot.series.keys()  # as charts
     assert ("loss/critic", "critic") in [(figure.metric, figure.label) for figure in snapshot.figures]
-    assert any("the critic is not perfect" in f"{line.title} {line.advice}" for line in snapshot.health), snapshot.health
+    assert any("the critic is not perfect" in f"{line.title} {line.advice}" for line in snapshot.health), (
+        snapshot.health
+    )
     assert {"collect", "learn"} <= {share.name for share in snapshot.phases}
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("class A2C: pass", "has no algorithm 'A2C'"), ("import nothing_of_the_kind", "could not be imported"), (None, "there is no file")],
+    [
+        ("class A2C: pass", "has no algorithm 'A2C'"),
+        ("import nothing_of_the_kind", "could not be imported"),
+        (None, "there is no file"),
+    ],
 )
 def test_what_is_wrong_with_a_file_is_said(text, sentence, there, trained):
     if text is not None:
@@ -119,7 +135,14 @@ def test_a_file_in_the_folder_of_algorithms_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(algos, "__path__", [*algos.__path__, str(folder)])
     assert "a2c" in algos.names()
     try:
-        words = ("cartpole", "algo.name=a2c", "env.lanes=32", "run.steps=1024", f"net.kind={tmp_path / 'net.py'}:MyNet", *SMALL)
+        words = (
+            "cartpole",
+            "algo.name=a2c",
+            "env.lanes=32",
+            "run.steps=1024",
+            f"net.kind={tmp_path / 'net.py'}:MyNet",
+            *SMALL,
+        )
         asked = request.make(words, config=None, environment_file=None, settings={})
         run = runs.create(tmp_path / "runs", "inside", asked.prefix, asked.document())
         worker.work(run.path, resume=None)
@@ -127,5 +150,7 @@ def test_a_file_in_the_folder_of_algorithms_is_one(tmp_path, monkeypatch):
         sys.modules.pop("operant.algos.a2c", None)
         vars(algos).pop("a2c", None)
     document = runs.read_json(run.path / "run.json")
-    assert (document["algo"], asked.prefix) == ("a2c", "cartpole-a2c") and document["sources"].keys() == {"source/net.py"}
+    assert (document["algo"], asked.prefix) == ("a2c", "cartpole-a2c") and document["sources"].keys() == {
+        "source/net.py"
+    }
     assert torch.get_num_threads() == 1 and len(list((run.path / "checkpoints").glob("step-*"))) >= 1

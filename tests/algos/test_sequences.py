@@ -1,4 +1,6 @@
-"""PPO for policies with a memory: what a lane remembers and when it forgets, segments, the gradient against plain sequences, repeatability, resuming."""
+"""PPO for policies with a memory: what a lane remembers and when it forgets, segments, the gradient against plain
+sequences, repeatability, resuming.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from operant.nn import NetConfig
 from operant.training.evaluate import Evaluator
 
 CELLS = ["mingru", "gru", "lstm"]
-EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
+EVERYTHING = {
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "value_clip": 0.2,
+    "target_kl": 0.002,
+    "learning_rate": 0.01,
+}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,18 +36,28 @@ def memory(cell="gru", **net):
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_an_episode_leaves_nothing_to_the_next_and_a_time_limit_ends_with_what_it_knew(kind):
-    """Every value of a rollout is that of its episode alone, played from its beginning by a policy that knows nothing of other episodes.
+    """Every value of a rollout is that of its episode alone, played from its beginning by a policy that knows nothing
+    of other episodes.
 
-    COUNT's lane 0 is truncated at every third step, others end before: V of the true final observation follows from the whole episode. The second of two
-    rollouts of 8 steps begins within an episode.
+    COUNT's lane 0 is truncated at every third step, others end before: V of the true final observation follows from the
+    whole episode. The second of two rollouts of 8 steps begins within an episode.
     """
     ppo = ppo_on(COUNT, 4, memory(kind), horizon=8, minibatches=2)
     rollout, policy, found, halves = ppo.rollout, ppo.policy, ppo.experience, []
     for _ in range(2):
         ppo.collect()
-        parts = rollout.observation[:8], rollout.final_observation, rollout.terminated, rollout.truncated, found.value[:8], found.final_value
+        parts = (
+            rollout.observation[:8],
+            rollout.final_observation,
+            rollout.terminated,
+            rollout.truncated,
+            found.value[:8],
+            found.final_value,
+        )
         halves.append([part.clone() for part in parts])
-    observation, final, terminated, truncated, values, final_values = (torch.cat(parts) for parts in zip(*halves, strict=True))
+    observation, final, terminated, truncated, values, final_values = (
+        torch.cat(parts) for parts in zip(*halves, strict=True)
+    )
     for lane in range(4):
         begin = 0
         for t in range(16):
@@ -57,7 +75,9 @@ def test_an_episode_leaves_nothing_to_the_next_and_a_time_limit_ends_with_what_i
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_cut_in_two_iterations_as_uncut(kind):
-    """What is remembered is carried from one iteration to the next, and forgotten between them where that is asked for."""
+    """What is remembered is carried from one iteration to the next, and forgotten between them where that is
+    asked for.
+    """
     whole = ppo_on(PICK, 4, memory(kind), horizon=8, minibatches=2)
     whole.collect()
     for carried in (True, False):
@@ -75,7 +95,8 @@ def test_cut_in_two_iterations_as_uncut(kind):
 
 
 @pytest.mark.parametrize(
-    ("T", "N", "parts", "length", "block"), [(8, 64, 2, 8, 32), (8, 64, 4, 8, 16), (8, 64, 4, 2, 32), (12, 6, 3, 4, 2), (4, 1024, 4, 4, 32)]
+    ("T", "N", "parts", "length", "block"),
+    [(8, 64, 2, 8, 32), (8, 64, 4, 8, 16), (8, 64, 4, 2, 32), (12, 6, 3, 4, 2), (4, 1024, 4, 4, 32)],
 )
 def test_segments_of_a_rollout(T, N, parts, length, block):
     """An epoch has every segment once, whole and in its order."""
@@ -88,7 +109,9 @@ def test_segments_of_a_rollout(T, N, parts, length, block):
     for blocks in made.order[0].long().chunk(parts):
         found = made.gather_segments(number, blocks)
         assert found.shape == (length, T * N // parts // length)
-        assert torch.equal(found, found[0] + N * torch.arange(length)[:, None]) and bool((found[0] // N % length == 0).all())
+        assert torch.equal(found, found[0] + N * torch.arange(length)[:, None]) and bool(
+            (found[0] // N % length == 0).all()
+        )
         rows = made.gather_segments(torch.stack([number, -number], dim=1), blocks)
         assert torch.equal(rows, torch.stack([found, -found]))
         starts = made.gather(number[::length].contiguous(), blocks)
@@ -111,8 +134,20 @@ def test_shards_own_segments_too():
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_the_gradient_of_segments_is_that_of_the_steps_from_their_beginning(kind):
-    """PPO's first loss by a plain loop over lanes and steps: the state before a segment is data, and nothing crosses an episode's end."""
-    ppo = ppo_on(PICK, 4, memory(kind, hidden=(6,)), horizon=8, bptt=4, minibatches=1, epochs=1, normalize_advantages=False, max_gradient_norm=1e9)
+    """PPO's first loss by a plain loop over lanes and steps: the state before a segment is data, and nothing crosses an
+    episode's end.
+    """
+    ppo = ppo_on(
+        PICK,
+        4,
+        memory(kind, hidden=(6,)),
+        horizon=8,
+        bptt=4,
+        minibatches=1,
+        epochs=1,
+        normalize_advantages=False,
+        max_gradient_norm=1e9,
+    )
     iterate(ppo, 2)
     ppo.collect()
     ppo.estimate_advantages()
@@ -124,22 +159,39 @@ def test_the_gradient_of_segments_is_that_of_the_steps_from_their_beginning(kind
 
     losses = []
     starts = segments.state[0]
-    order = minibatches.Minibatches.gather_segments(ppo.minibatches, torch.arange(32).view(8, 4), ppo.minibatches.order[0].long())
+    order = minibatches.Minibatches.gather_segments(
+        ppo.minibatches, torch.arange(32).view(8, 4), ppo.minibatches.order[0].long()
+    )
     for k in range(order.shape[1]):
         state, lane = (starts[:, k : k + 1],), int(order[0, k]) % 4
         for t in (order[:, k] // 4).tolist():
             parameters, value, state = unrolled_step(policy, rollout.observation[t, :, lane, None], state)
-            log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, found.raw[t, :, lane, None])
+            log_probability, entropy = policy.distribution.log_probability_and_entropy(
+                parameters, found.raw[t, :, lane, None]
+            )
             ratio = (log_probability - found.log_probability[t, lane]).exp()
-            surrogate = torch.minimum(ratio, ratio.clamp(0.8, 1.2)) if found.advantage[t, lane] > 0 else torch.maximum(ratio, ratio.clamp(0.8, 1.2))
+            surrogate = (
+                torch.minimum(ratio, ratio.clamp(0.8, 1.2))
+                if found.advantage[t, lane] > 0
+                else torch.maximum(ratio, ratio.clamp(0.8, 1.2))
+            )
             policy_loss = -surrogate * found.advantage[t, lane]
-            losses.append(policy_loss + config.value_coefficient * 0.5 * (value - found.returns[t, lane]) ** 2 - config.entropy_coefficient * entropy)
+            losses.append(
+                policy_loss
+                + config.value_coefficient * 0.5 * (value - found.returns[t, lane]) ** 2
+                - config.entropy_coefficient * entropy
+            )
             if rollout.terminated[t, lane] | rollout.truncated[t, lane]:
                 state = policy.initial_state(1)
     expected = torch.autograd.grad(torch.cat(losses).mean(), policy.flat.parameters, materialize_grads=True)
-    ends = [slice(offset, offset + parameter.numel()) for offset, parameter in zip(policy.flat.offsets, policy.flat.parameters, strict=True)]
+    ends = [
+        slice(offset, offset + parameter.numel())
+        for offset, parameter in zip(policy.flat.offsets, policy.flat.parameters, strict=True)
+    ]
     for name, window, other in zip(policy.flat.names, ends, expected, strict=True):
-        torch.testing.assert_close(gradient[window], other.flatten(), rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            gradient[window], other.flatten(), rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def unrolled_step(policy, observation, state):
@@ -175,7 +227,10 @@ def unrolled_step(policy, observation, state):
 
 def test_in_parts_as_at_once():
     """Gradient accumulation over segments."""
-    whole, parts = (iterate(ppo_on(PUSH, 8, memory(), horizon=8, bptt=4, minibatches=2, microbatch=micro), 2) for micro in (None, 12))
+    whole, parts = (
+        iterate(ppo_on(PUSH, 8, memory(), horizon=8, bptt=4, minibatches=2, microbatch=micro), 2)
+        for micro in (None, 12)
+    )
     torch.testing.assert_close(whole.policy.flat.values, parts.policy.flat.values, rtol=1e-3, atol=1e-5)
 
 
@@ -215,7 +270,10 @@ def test_an_evaluation_gives_each_episode_a_memory_of_its_own():
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_what_forgets_with_each_iteration_forgets_as_often_where_it_plays(kind):
-    forgetful, other = (iterate(ppo_on(PICK, 4, memory(kind), horizon=3, minibatches=1, carry_state=carried), 1) for carried in (False, True))
+    forgetful, other = (
+        iterate(ppo_on(PICK, 4, memory(kind), horizon=3, minibatches=1, carry_state=carried), 1)
+        for carried in (False, True)
+    )
     for name, tensor in other.state("policy").items():
         tensor.copy_(forgetful.state("policy")[name])
     seen = torch.randn(8, forgetful.rollout.observation.shape[1], 4)
@@ -249,6 +307,13 @@ def test_cells_that_torch_may_do_faster_stay_with_it_where_it_may_choose():
     def policy(cell, units):
         return ppo_on(PICK, 4, memory(cell, hidden=(units,)), horizon=8, minibatches=2).policy
 
-    assert "faster" in reason_for_torch(policy("gru", 80), "fp32") and "faster" in reason_for_torch(policy("mingru", 80), "fp32")
-    assert reason_for_torch(policy("gru", 80), "tf32") is reason_for_torch(policy("gru", 64), "fp32") is reason_for_torch(policy("mingru", 80), "bf16") is None
+    assert "faster" in reason_for_torch(policy("gru", 80), "fp32") and "faster" in reason_for_torch(
+        policy("mingru", 80), "fp32"
+    )
+    assert (
+        reason_for_torch(policy("gru", 80), "tf32")
+        is reason_for_torch(policy("gru", 64), "fp32")
+        is reason_for_torch(policy("mingru", 80), "bf16")
+        is None
+    )
     assert reason_for_torch(policy("lstm", 256), "bf16") is reason_for_torch(policy("mingru", 256), "tf32") is None

@@ -19,7 +19,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def td3_on(env, lanes=8, *, seed=1, net=None, start=True, **algo):
     """TD3 on a fresh world, begun."""
-    made = TD3(DeviceWorld(env, lanes, seed=seed), TD3.Config(**{**SMALL, **algo}), net or NetConfig(hidden=(16, 16), activation="relu"), seed=seed, steps=1)
+    made = TD3(
+        DeviceWorld(env, lanes, seed=seed),
+        TD3.Config(**{**SMALL, **algo}),
+        net or NetConfig(hidden=(16, 16), activation="relu"),
+        seed=seed,
+        steps=1,
+    )
     if start:
         made.start()
     return made
@@ -33,12 +39,19 @@ def normal(noise):
 
 @pytest.mark.parametrize(("critics", "n_step"), [(1, 1), (2, 3)])
 def test_an_update_is_that_of_float64(critics, n_step):
-    algo = iterate(td3_on(PUSH, critics=critics, n_step=n_step, tau=0.01, batch_size=512, target_noise=0.4, target_noise_clip=0.5), 12)
-    actor, target_actor, critic, target = map(doubles, (algo.actor.flat, algo.target_actor.flat, algo.critic_flat, algo.target_flat))
+    algo = iterate(
+        td3_on(PUSH, critics=critics, n_step=n_step, tau=0.01, batch_size=512, target_noise=0.4, target_noise_clip=0.5),
+        12,
+    )
+    actor, target_actor, critic, target = map(
+        doubles, (algo.actor.flat, algo.target_actor.flat, algo.critic_flat, algo.target_flat)
+    )
     state = {name: tensor.clone() for name, tensor in algo.state("train").items()}
     algo.backend.update(0, 5)  # the second of a pair: the actor learns too
     after, batch = algo.state("train"), algo.cycle.replay.batch
-    observation, action, following, noise = (part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise))
+    observation, action, following, noise = (
+        part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise)
+    )
 
     # The critics: (Q - y)^2 with y = r + discount min Q'(s', clip(mu'(s') + clip(noise))).
     error = (0.4 * normal(noise)).clamp(-0.5, 0.5)
@@ -71,13 +84,27 @@ def test_actor_and_targets_learn_with_every_second_update():
 
 
 def test_each_lane_has_noise_of_its_own():
-    algo = td3_on(PUSH, lanes=64, horizon=64, learning_starts=0, exploration_noise=0.0, exploration_noise_max=0.3, learning_rate=1e-9)
+    algo = td3_on(
+        PUSH,
+        lanes=64,
+        horizon=64,
+        learning_starts=0,
+        exploration_noise=0.0,
+        exploration_noise_max=0.3,
+        learning_rate=1e-9,
+    )
     iterate(algo, 1)
     std = algo.cycle.action.std(dim=0).mean(dim=0)  # of each lane
-    assert std[0] < 0.02 and abs(std[-1].item() - 0.3) < 0.06 and std[:16].mean() < std[16:32].mean() < std[32:48].mean() < std[48:].mean()
+    assert (
+        std[0] < 0.02
+        and abs(std[-1].item() - 0.3) < 0.06
+        and std[:16].mean() < std[16:32].mean() < std[32:48].mean() < std[48:].mean()
+    )
 
 
-@pytest.mark.parametrize(("env", "net", "sentence"), [(COUNT, {}, "has Discrete actions"), (PUSH, {"kind": "cnn"}, "cnn")])
+@pytest.mark.parametrize(
+    ("env", "net", "sentence"), [(COUNT, {}, "has Discrete actions"), (PUSH, {"kind": "cnn"}, "cnn")]
+)
 def test_what_does_not_fit_is_said(env, net, sentence):
     with pytest.raises(ConfigError, match=sentence):
         td3_on(env, net=NetConfig(**net))

@@ -1,6 +1,7 @@
 """The command line: training from the first word to the last, and no traceback for anything a user can get wrong.
 
-What needs a process of its own (waiter, worker, viewer, signals, kills) has one. All else runs `cli.main` in this process, which has torch already.
+What needs a process of its own (waiter, worker, viewer, signals, kills) has one. All else runs `cli.main` in this
+process, which has torch already.
 """
 
 from __future__ import annotations
@@ -53,7 +54,15 @@ def test_its_folder_holds_what_the_design_names(trained):
     names = {path.name for path in trained.path.iterdir()}
     assert names >= {"run.json", "config.toml", "log.txt", "run.lock", "metrics.mm", "exit.json", "checkpoints", "eval"}
     document = json.loads((trained.path / "run.json").read_text())
-    assert {"env": "cartpole", "algo": "ppo", "lanes": 64, "steps": STEPS, "device": "cpu", "seed": 1, "session": 1}.items() <= document.items()
+    assert {
+        "env": "cartpole",
+        "algo": "ppo",
+        "lanes": 64,
+        "steps": STEPS,
+        "device": "cpu",
+        "seed": 1,
+        "session": 1,
+    }.items() <= document.items()
     ending = json.loads((trained.path / "exit.json").read_text())
     assert (ending["exit"], ending["signal"], ending["last_step"]) == (0, None, STEPS)
     assert oct(trained.path.stat().st_mode & 0o777) == "0o700"
@@ -83,9 +92,18 @@ def test_show_and_runs_describe_it(trained, here):
     shown = here("show", str(trained.path), "--json")
     assert shown.code == 0
     described = json.loads(shown.out)
-    assert {"schema": 1, "id": "alone", "state": "finished", "step": STEPS, "env": "cartpole", "exit": 0}.items() <= described.items()
+    assert {
+        "schema": 1,
+        "id": "alone",
+        "state": "finished",
+        "step": STEPS,
+        "env": "cartpole",
+        "exit": 0,
+    }.items() <= described.items()
     (listed,) = json.loads(here("runs", "--json", "--runs", trained.place / "runs").out)
-    assert {key: listed[key] for key in ("id", "state", "step")} == {key: described[key] for key in ("id", "state", "step")}
+    assert {key: listed[key] for key in ("id", "state", "step")} == {
+        key: described[key] for key in ("id", "state", "step")
+    }
     table = here("runs", "--runs", trained.place / "runs").out
     assert table.splitlines()[0].split() == ["state", "id", "env", "algo", "return", "sps", "progress", "eta", "age"]
     assert "alone" in table and "100 %" in table
@@ -106,7 +124,9 @@ def test_logs_follows_a_run_to_its_end(here, tmp_path):
     runs.update_document(run.path, **runs.identity())
     run.log_path.write_bytes(b"one\ntwo\nthr")
     command = [sys.executable, "-m", "operant.cli", "logs", "young", "-f", "--tail", "1"]
-    follower = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    follower = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert follower.stdout.readline() == "two\n"
         with open(run.log_path, "ab") as log:
@@ -151,8 +171,12 @@ def test_eval_of_one_episode_states_no_interval(trained, here):
 
 
 def test_eval_takes_the_checkpoint_that_is_named(trained, here):
-    steps = {which: json.loads(here("eval", str(trained.path), "--episodes", "4", "--sampled", "--json", "--checkpoint", which).out)["step"]
-             for which in ("last", str(STEPS - 10 * ITERATION))}  # fmt: skip
+    steps = {
+        which: json.loads(
+            here("eval", str(trained.path), "--episodes", "4", "--sampled", "--json", "--checkpoint", which).out
+        )["step"]
+        for which in ("last", str(STEPS - 10 * ITERATION))
+    }
     assert steps == {"last": STEPS, str(STEPS - 10 * ITERATION): STEPS - 10 * ITERATION}
     assert "sampled" in here("eval", str(trained.path), "--episodes", "4").out
 
@@ -173,20 +197,37 @@ def test_a_resume_that_its_checkpoints_do_not_allow_changes_nothing(trained, her
     shutil.copytree(trained.path, copy)
     before = content(copy)
     wrong = {
-        "net.hidden=[32]": ("weights of that network", "[64, 64]"), "net.activation=relu": ("weights of that network", "'tanh'"),
-        "env.lanes=128": ("state of so many lanes", "64"), "env.lanes=auto": ("state of so many lanes", "64"),
-        "env.name=pendulum": ("policy for that environment", "'cartpole'"), "env.pixels=32": ("policy for that environment", "no value"),
-        "algo.normalize_observations=false": ("running mean and variance", "true"), "net.hidden=[]": ("weights of that network", "[64, 64]"),
+        "net.hidden=[32]": ("weights of that network", "[64, 64]"),
+        "net.activation=relu": ("weights of that network", "'tanh'"),
+        "env.lanes=128": ("state of so many lanes", "64"),
+        "env.lanes=auto": ("state of so many lanes", "64"),
+        "env.name=pendulum": ("policy for that environment", "'cartpole'"),
+        "env.pixels=32": ("policy for that environment", "no value"),
+        "algo.normalize_observations=false": ("running mean and variance", "true"),
+        "net.hidden=[]": ("weights of that network", "[64, 64]"),
         "algo.optimizer=muon": ("moments of that optimizer", "'adam'"),
-    }  # fmt: skip
+    }
     for word, (reason, own) in wrong.items():
         done = here("resume", "copy", word, "run.steps=1M")
-        assert done.code == 2 and f"  {word.partition('=')[0]} cannot change on a resume: " in done.err and reason in done.err, done.err
+        assert (
+            done.code == 2
+            and f"  {word.partition('=')[0]} cannot change on a resume: " in done.err
+            and reason in done.err
+        ), done.err
         assert f"The run has {own} (got {word})" in done.err and "finished" not in done.err, done.err
     together = here("train", "--resume", "copy", "net.shared=true", "env.lanes=128", "--steps", "1M")
-    assert together.code == 2 and "has 2 problems" in together.err and "got net.shared=true" in together.err and "got env.lanes=128" in together.err
+    assert (
+        together.code == 2
+        and "has 2 problems" in together.err
+        and "got net.shared=true" in together.err
+        and "got env.lanes=128" in together.err
+    )
     misspelt = here("resume", "copy", "net.hiden=[32]", "run.steps=many")
-    assert misspelt.code == 2 and "did you mean 'net.hidden'" in misspelt.err and "run.steps: input should be" in misspelt.err
+    assert (
+        misspelt.code == 2
+        and "did you mean 'net.hidden'" in misspelt.err
+        and "run.steps: input should be" in misspelt.err
+    )
     own = here("resume", "copy", "net.hidden=[64,64]", "env.name=CartPole-v1", "env.lanes=64")
     assert own.code == 2 and "has done its 122,880 steps" in own.err, "what the run has already is no change"
     assert content(copy) == before
@@ -211,7 +252,9 @@ def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, h
     (copy / "config.toml").write_text("# edited by hand\n" + written.replace("hidden = [64, 64]", "hidden = [32]"))
     before = content(copy) | {"log.txt": b""}
     refused = here("resume", "copy", "--from", str(STEPS - 10 * ITERATION))
-    assert refused.code == 2 and "net.hidden cannot change on a resume" in refused.err and "(got [32])" in refused.err, refused.err
+    assert (
+        refused.code == 2 and "net.hidden cannot change on a resume" in refused.err and "(got [32])" in refused.err
+    ), refused.err
     assert "finished" not in refused.err
     assert content(copy) | {"log.txt": b""} == before
 
@@ -248,7 +291,9 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
     assert ending["signal"] == signal.SIGKILL and ending["last_step"] < STEPS
     crashed = json.loads(operant_process(tmp_path, "show", "latest", "--json").stdout)
     assert (crashed["id"], crashed["state"], crashed["exit"]) == ("killed", "crashed", 137)
-    assert [run["id"] for run in json.loads(operant_process(tmp_path, "runs", "--failed", "--json").stdout)] == ["killed"]
+    assert [run["id"] for run in json.loads(operant_process(tmp_path, "runs", "--failed", "--json").stdout)] == [
+        "killed"
+    ]
 
     resumed = here("resume", "killed")
     assert resumed.code == 0, resumed.err
@@ -262,8 +307,21 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
 def stopped(tmp_path_factory) -> SimpleNamespace:
     """A run that trains while others try to, and is then stopped by Ctrl-C in its viewer."""
     place = tmp_path_factory.mktemp("stopped")
-    command = [sys.executable, "-m", "operant.cli", "train", "env.name=CartPole-v1", *SMALL, "run.steps=1G", "eval.every=0", "--name", "long"]
-    viewer = subprocess.Popen(command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "operant.cli",
+        "train",
+        "env.name=CartPole-v1",
+        *SMALL,
+        "run.steps=1G",
+        "eval.every=0",
+        "--name",
+        "long",
+    ]
+    viewer = subprocess.Popen(
+        command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     path = place / "runs" / "long"
     said = []
     try:
@@ -273,7 +331,12 @@ def stopped(tmp_path_factory) -> SimpleNamespace:
         shown = json.loads(operant_process(place, "show", "live", "--json").stdout)
         second = operant_process(place, "resume", "long")
         worker = subprocess.run(
-            [sys.executable, "-m", "operant.training.worker", str(path)], env=environment(place), capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "operant.training.worker", str(path)],
+            env=environment(place),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         viewer.send_signal(signal.SIGINT)
         said.append(viewer.communicate(timeout=60)[1])
@@ -282,7 +345,9 @@ def stopped(tmp_path_factory) -> SimpleNamespace:
         with contextlib.suppress(OSError, KeyError):  # only where the test went wrong: the trainer is still there
             if runs.probe(path):
                 os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGKILL)
-    return SimpleNamespace(place=place, path=path, said="".join(said), code=viewer.returncode, shown=shown, second=second, worker=worker)
+    return SimpleNamespace(
+        place=place, path=path, said="".join(said), code=viewer.returncode, shown=shown, second=second, worker=worker
+    )
 
 
 def test_ctrl_c_stops_with_a_checkpoint(stopped):
@@ -335,18 +400,27 @@ def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> SimpleNamespace:
-    """The run of `trained` again, in its worker's own process: paused from its beginning, asked for checkpoints, watched, and let go on to its end."""
+    """The run of `trained` again, in its worker's own process: paused from its beginning, asked for checkpoints,
+    watched, and let go on to its end.
+    """
     place = tmp_path_factory.mktemp("interrupted")
     asked = request.make((*HALFWAY,), config=None, environment_file=None, settings={})
     run = runs.create(place / "runs", "interrupted", "x", asked.document())
     with open(run.log_path, "wb") as log:
-        worker = subprocess.Popen([sys.executable, "-m", "operant.training.worker", str(run.path)], env=environment(place), stdout=log, stderr=log)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "operant.training.worker", str(run.path)],
+            env=environment(place),
+            stdout=log,
+            stderr=log,
+        )
     said, looks = {}, {}
     try:
         wait_for(lambda: runs.read_json(run.path / "run.json").get("pid"), worker)
 
         def ask(key: str, verb: str) -> None:
-            """Ask, and wait until it is done. What is asked while torch is still imported is taken as soon as training begins."""
+            """Ask, and wait until it is done. What is asked while torch is still imported is taken as soon as training
+            begins.
+            """
             began_s = time.monotonic()
             ticket = control.send(run, verb)
             accepted = wait_for(lambda: control.answer(run, ticket, 0.0), worker)
@@ -366,23 +440,43 @@ def interrupted(tmp_path_factory) -> SimpleNamespace:
         code = worker.wait(120)
     finally:
         worker.kill()
-    return SimpleNamespace(place=place, run=run, path=run.path, said=said, looks=looks, before=before, after=after, frame=frame, shown=shown, code=code)
+    return SimpleNamespace(
+        place=place,
+        run=run,
+        path=run.path,
+        said=said,
+        looks=looks,
+        before=before,
+        after=after,
+        frame=frame,
+        shown=shown,
+        code=code,
+    )
 
 
 def test_a_pause_changes_no_trained_bit(interrupted, trained):
     assert interrupted.code == 0
     assert tensors(interrupted.path) == tensors(trained.path)
-    assert (interrupted.path / "eval" / "evaluations.jsonl").read_bytes() == (trained.path / "eval" / "evaluations.jsonl").read_bytes()
+    assert (interrupted.path / "eval" / "evaluations.jsonl").read_bytes() == (
+        trained.path / "eval" / "evaluations.jsonl"
+    ).read_bytes()
 
 
 def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
     accepted, paused = interrupted.said["pause"]
     assert accepted in ("accepted", "done") and paused.result == "done" and paused.text.startswith("paused at step ")
     assert (interrupted.before.state, interrupted.after.state) == ("paused", "paused")
-    assert interrupted.before.main_count == interrupted.after.main_count < 120 and interrupted.before.head == interrupted.after.head
+    assert (
+        interrupted.before.main_count == interrupted.after.main_count < 120
+        and interrupted.before.head == interrupted.after.head
+    )
     assert interrupted.after.heartbeat_count > interrupted.before.heartbeat_count
     who = control.own_name()
-    assert interrupted.shown["state"] == "paused" and interrupted.shown["paused_by"] == who and interrupted.shown["cause"].startswith(f"by {who}, ")
+    assert (
+        interrupted.shown["state"] == "paused"
+        and interrupted.shown["paused_by"] == who
+        and interrupted.shown["cause"].startswith(f"by {who}, ")
+    )
     assert interrupted.shown["paused_s"] > 0.4 and interrupted.shown["exit"] is None
     # On a busy machine the pause lasted so long that the last iteration seems long ago, until the next one is done.
     assert interrupted.looks["unpause"][0].word in ("running", "finished", "stalled")
@@ -404,14 +498,24 @@ def test_what_happened_is_in_the_events_and_in_the_log(interrupted, trained):
     told = [(event.code, event.text) for event in events]
     assert told[0] == ("note", "started: cartpole, ppo, 64 lanes on CPU")
     for code, begin in (
-        ("control", f"pause asked for by {who}"), ("pause", f"paused by {who} at step "), ("control", f"checkpoint asked for by {who}"),
-        ("checkpoint", "checkpoint of step "), ("unpause", "goes on after a pause of 0:00:0"), ("eval", "eval "), ("note", "finished: all steps done"),
-    ):  # fmt: skip
+        ("control", f"pause asked for by {who}"),
+        ("pause", f"paused by {who} at step "),
+        ("control", f"checkpoint asked for by {who}"),
+        ("checkpoint", "checkpoint of step "),
+        ("unpause", "goes on after a pause of 0:00:0"),
+        ("eval", "eval "),
+        ("note", "finished: all steps done"),
+    ):
         assert any(one == code and text.startswith(begin) for one, text in told), (code, begin, told)
-    assert sum(code == "eval" for code, _ in told) == 4 and (status.control_sequence, status.control_result) == (3, control.RESULTS.index("done"))
+    assert sum(code == "eval" for code, _ in told) == 4 and (status.control_sequence, status.control_result) == (
+        3,
+        control.RESULTS.index("done"),
+    )
     assert any(flag & FLAG_CHECKPOINT for flag in flags)
     log = (interrupted.path / "log.txt").read_text()
-    assert f"paused by {who}" in log and "checkpoint of step" not in log, "a checkpoint now and then is no news for a log"
+    assert f"paused by {who}" in log and "checkpoint of step" not in log, (
+        "a checkpoint now and then is no news for a log"
+    )
     history = read_history(interrupted.path / "history")
     with Reader(trained.path / "metrics.mm") as reader:
         alone = reader.latest().step
@@ -432,7 +536,9 @@ def test_a_paused_run_can_be_stopped(here, tmp_path, end):
     path = tmp_path / "runs" / "held"
     assert here("pause", "held").code == 0 and runs.state(runs.load(path)).word == "paused"
     second = here("train", "--resume", "held")
-    assert second.code == 6 and "held is still training (pid" in second.err and "watch: operant monitor held" in second.err
+    assert (
+        second.code == 6 and "held is still training (pid" in second.err and "watch: operant monitor held" in second.err
+    )
     if end == "stop":
         assert here("stop", "held").code == 0
     else:
@@ -469,4 +575,9 @@ def test_a_stop_that_cannot_save_says_why(here, tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "save_files", full)
     done = inline(here, f"run.steps={40 * ITERATION}", "checkpoint.every=2")
     (said,) = [line for line in done.err.splitlines() if "stopped by SIGTERM" in line]
-    assert done.code == 130 and "without a checkpoint: no checkpoint at step" in said and "No space left on device" in said and "training goes on" not in said
+    assert (
+        done.code == 130
+        and "without a checkpoint: no checkpoint at step" in said
+        and "No space left on device" in said
+        and "training goes on" not in said
+    )

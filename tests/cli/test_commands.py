@@ -1,4 +1,5 @@
-"""The commands that steer and watch runs, over workers that learn nothing (fake_worker.py): in this process where they can be. No torch.
+"""The commands that steer and watch runs, over workers that learn nothing (fake_worker.py): in this process where they
+can be. No torch.
 
 Everything here waits for a condition, never for a time: the deadlines are for a machine that does not work.
 """
@@ -45,13 +46,16 @@ def training(run):
     return run
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- stop
+# ----------------------------------------------------------------------------------------------------------------------
+# stop
 
 
 def test_stop_asks_first_and_says_who_asked(started, here):
     run = training(started("forever"))
     done = here("stop", "4f2a")
-    assert done.code == 0 and re.search(r"^cartpole-ppo-4f2a: stopped, checkpoint at step [\d,]+\.  next: operant resume 4f2a$", done.err, re.M)
+    assert done.code == 0 and re.search(
+        r"^cartpole-ppo-4f2a: stopped, checkpoint at step [\d,]+\.  next: operant resume 4f2a$", done.err, re.M
+    )
     assert state(run).word == "stopped"
     log = run.log_path.read_text()
     assert f"stop asked for by {control.own_name()}" in log
@@ -93,10 +97,18 @@ def test_on_a_full_or_read_only_disk_stop_is_a_signal_and_the_others_say_what_to
     monkeypatch.setattr(os, "open", full)
     for verb in ("pause", "checkpoint", "unpause"):
         done = here(verb, "4f2a")
-        assert done.code == 4 and f"cannot be asked to {verb}: " in done.err and f"({os.strerror(number)}). Make room" in done.err
+        assert (
+            done.code == 4
+            and f"cannot be asked to {verb}: " in done.err
+            and f"({os.strerror(number)}). Make room" in done.err
+        )
         assert "only `operant stop 4f2a` works without, by a signal" in done.err and state(run).word == "running"
     done = here("stop", "4f2a")
-    assert done.code == 0 and f"({os.strerror(number)}). SIGTERM was sent instead" in done.err and "cartpole-ppo-4f2a: stopped" in done.err
+    assert (
+        done.code == 0
+        and f"({os.strerror(number)}). SIGTERM was sent instead" in done.err
+        and "cartpole-ppo-4f2a: stopped" in done.err
+    )
     assert state(run) == ("stopped", "by SIGTERM") and done.err.count("SIGTERM") == 1
 
 
@@ -112,7 +124,12 @@ def test_a_stop_that_does_not_come_about_is_an_error_with_a_way_out(started, her
     monkeypatch.setattr(steering, "_STOP_S", 2.0)
     deaf, other = training(started("deaf", "deaf")), training(started("forever", "other"))
     done = here("stop", "deaf", "other", "deaf")
-    assert done.code == 1 and "error: deaf was asked to stop and has not ended after 2 s: running. Without a checkpoint: operant stop deaf --now" in done.err
+    assert (
+        done.code == 1
+        and "error: deaf was asked to stop and has not ended after 2 s: running. Without a checkpoint: operant stop "
+        "deaf --now"
+        in done.err
+    )
     assert state(deaf).word == "running" and state(other).word == "stopped" and done.err.count("other: stopped") == 1
 
 
@@ -122,7 +139,10 @@ def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatc
     run = training(started("slow"))
     done = here("stop", "4f2a")
     assert done.code == 0 and "cartpole-ppo-4f2a: stopped, checkpoint at step" in done.err
-    assert "it ends after this iteration, with a checkpoint, however long they take" in done.err and "operant stop 4f2a --now" in done.err
+    assert (
+        "it ends after this iteration, with a checkpoint, however long they take" in done.err
+        and "operant stop 4f2a --now" in done.err
+    )
     assert state(run).word == "stopped"
 
 
@@ -131,17 +151,31 @@ def test_a_refused_stop_says_why_at_once_and_is_a_signal_where_one_can_be_sent(s
     run, other = training(started("forever", "damaged")), training(started("forever", "older"))
     runs.update_document(run.path, uuid="0" * 32)
     done = here("stop", "damaged")
-    assert done.code == 0 and "damaged refuses to stop: it was meant for another run. SIGTERM was sent instead" in done.err and "damaged: stopped" in done.err
+    assert (
+        done.code == 0
+        and "damaged refuses to stop: it was meant for another run. SIGTERM was sent instead" in done.err
+        and "damaged: stopped" in done.err
+    )
     runs.update_document(other.path, pid_start_ticks=1)
     done = here("stop", "older")
-    assert done.code == 1 and "error: older refuses to stop: it was meant for an earlier trainer of this run. Without a checkpoint: operant stop" in done.err
+    assert (
+        done.code == 1
+        and "error: older refuses to stop: it was meant for an earlier trainer of this run. Without a checkpoint: "
+        "operant stop"
+        in done.err
+    )
 
 
 def test_stop_all_stops_what_lives(started, fresh, here):
     first, second = training(started("forever", "a")), training(started("forever", "b"))
     runs.update_document(fresh("c").path, created_realtime_ns=1)
     done = here("stop", "--all")
-    assert done.code == 0 and {state(first).word, state(second).word} == {"stopped"} and "a: stopped" in done.err and "b: stopped" in done.err
+    assert (
+        done.code == 0
+        and {state(first).word, state(second).word} == {"stopped"}
+        and "a: stopped" in done.err
+        and "b: stopped" in done.err
+    )
     assert "no run is training now" in here("stop", "--all").err
 
 
@@ -157,10 +191,15 @@ def test_stop_of_a_run_elsewhere_is_a_sentence(started, here):
     runs.update_document(run.path, host="gpu03", boot_id="another")
     done = here("stop", run.id)
     runs.update_document(run.path, **document)
-    assert done.code == 4 and "trains on gpu03: it can only be asked to stop there" in done.err and state(run).word == "running"
+    assert (
+        done.code == 4
+        and "trains on gpu03: it can only be asked to stop there" in done.err
+        and state(run).word == "running"
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- pause, unpause, checkpoint
+# -------------------------------------------------------------------------------------------------------------- pause,
+# unpause, checkpoint
 
 
 def test_pause_checkpoint_and_unpause(started, here):
@@ -172,7 +211,9 @@ def test_pause_checkpoint_and_unpause(started, here):
     assert here("pause", "4f2a").code == 0, "twice means the same"
     assert state(run).word == "paused" and records(run) == seen
     saved = here("checkpoint", "4f2a")
-    assert saved.code == 0 and Path(saved.out.strip()).is_dir() and Path(saved.out.strip()).parent == run.checkpoints_path
+    assert (
+        saved.code == 0 and Path(saved.out.strip()).is_dir() and Path(saved.out.strip()).parent == run.checkpoints_path
+    )
     done = here("unpause", "4f2a")
     assert (done.code, done.err) == (0, "cartpole-ppo-4f2a: it trains again\n")
     wait_until(lambda: records(run) > seen + 5)
@@ -180,7 +221,10 @@ def test_pause_checkpoint_and_unpause(started, here):
 
 
 def test_stop_and_sigterm_end_a_paused_run(started, here):
-    for name, end in (("a", lambda run: here("stop", run.id)), ("b", lambda run: launch.signal_worker(run, signal.SIGTERM))):
+    for name, end in (
+        ("a", lambda run: here("stop", run.id)),
+        ("b", lambda run: launch.signal_worker(run, signal.SIGTERM)),
+    ):
         run = training(started("forever", name))
         assert here("pause", name).code == 0
         end(run)
@@ -206,7 +250,11 @@ def test_a_run_that_cannot_do_it_is_a_sentence(started, here, verb, monkeypatch)
     monkeypatch.setattr(steering, "_ANSWER_S", 0.5)
     mute = training(started("mute", "mute"))
     done = here(verb, "mute")
-    assert done.code == 1 and "mute: no answer yet, it is running" in done.err and "mute has not done it within 0 s: running. See: operant logs" in done.err
+    assert (
+        done.code == 1
+        and "mute: no answer yet, it is running" in done.err
+        and "mute has not done it within 0 s: running. See: operant logs" in done.err
+    )
     assert state(mute).word == "running"
 
 
@@ -216,7 +264,8 @@ def test_a_request_to_a_run_that_starts_waits_for_it(fresh, here):
     assert here("pause", run.id).code == 0 and state(run).word == "paused"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- wait
+# ----------------------------------------------------------------------------------------------------------------------
+# wait
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("finish", 0), ("raise", 1), ("die", 137)])
@@ -227,7 +276,11 @@ def test_wait_ends_with_the_runs_code(started, here, behaviour, code):
     assert here("wait", run.id).code == code, "a run that has ended is not waited for"
     told = here("wait", run.id, "--json")
     document = json.loads(told.out)
-    assert told.code == code and document["state"] in states.ENDED and document.keys() == json.loads(here("show", run.id, "--json").out).keys()
+    assert (
+        told.code == code
+        and document["state"] in states.ENDED
+        and document.keys() == json.loads(here("show", run.id, "--json").out).keys()
+    )
 
 
 def test_a_run_whose_metrics_file_is_damaged_has_not_ended_well_for_a_script(here, tmp_path):
@@ -253,7 +306,8 @@ def test_wait_gives_up_in_time_and_ctrl_c_leaves_the_run(started, here):
     assert state(run).word == "running"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ runs --watch
+# ----------------------------------------------------------------------------------------------------------------------
+# runs --watch
 
 
 class Tty(io.StringIO):
@@ -264,7 +318,9 @@ class Tty(io.StringIO):
 
 
 def shown(raw, rows=60):
-    """What stands on a terminal after `raw`, which holds nothing but text, line ends, erasing to the end of a line, and moving up."""
+    """What stands on a terminal after `raw`, which holds nothing but text, line ends, erasing to the end of a line, and
+    moving up.
+    """
     screen, row, column = [""] * rows, 0, 0
     for piece in re.findall(r"\x1b\[\d*[AK]|\n|[^\x1b\n]+", raw):
         if piece == "\n":
@@ -281,7 +337,14 @@ def shown(raw, rows=60):
 
 
 def test_only_lines_that_changed_are_drawn_again():
-    tables = [["head", "one 1", "two 2"], ["head", "one 1", "two 3"], ["head", "one 1", "two 3"], ["head", "x"], ["none"], ["a", "b", "longer", "d"]]
+    tables = [
+        ["head", "one 1", "two 2"],
+        ["head", "one 1", "two 3"],
+        ["head", "one 1", "two 3"],
+        ["head", "x"],
+        ["none"],
+        ["a", "b", "longer", "d"],
+    ]
     stream, drawn = Tty(), []
     for lines in tables:
         before = stream.tell()
@@ -320,7 +383,9 @@ def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkey
 def test_runs_watch_draws_in_place_until_ctrl_c(started):
     run = training(started("forever"))
     master, slave = pty.openpty()
-    watcher = subprocess.Popen(command("runs", "--watch"), env=variables(), stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    watcher = subprocess.Popen(
+        command("runs", "--watch"), env=variables(), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
     os.close(slave)
     raw = b""
 
@@ -344,7 +409,9 @@ def test_runs_watch_draws_in_place_until_ctrl_c(started):
 def test_runs_watch_ends_with_its_terminal(started):
     training(started("forever"))
     master, slave = pty.openpty()
-    watcher = subprocess.Popen(command("runs", "--watch"), env=variables(), stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    watcher = subprocess.Popen(
+        command("runs", "--watch"), env=variables(), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
     os.close(slave)
     assert select.select([master], [], [], DEADLINE_S)[0]
     os.close(master)
@@ -357,7 +424,8 @@ def test_runs_watch_needs_a_terminal(here, words):
     assert done.code == 2 and "operant runs --json" in done.err
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- TAB, monitor
+# ----------------------------------------------------------------------------------------------------------------------
+# TAB, monitor
 
 
 def complete(words, incomplete=""):
@@ -370,7 +438,9 @@ def complete(words, incomplete=""):
         "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'textual'} & set(sys.modules)\n"
         "sys.exit(f'imports {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=variables() | extra, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables() | extra, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -383,18 +453,37 @@ def test_tab_knows_runs_environments_and_configurations(fresh, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "runs" / "junk").mkdir()
     assert set(complete(["show"])) == {"cartpole-ppo-4f2a", "pendulum-ppo-77b0", "latest", "live"}
-    assert complete(["stop"], "cart") == ["cartpole-ppo-4f2a"] and complete(["pause"], "4f") == ["4f2a"] and complete(["resume"], "nothing") == []
+    assert (
+        complete(["stop"], "cart") == ["cartpole-ppo-4f2a"]
+        and complete(["pause"], "4f") == ["4f2a"]
+        and complete(["resume"], "nothing") == []
+    )
     assert complete(["monitor"], "pend") == ["pendulum-ppo-77b0"] and "--readonly" in complete(["monitor"], "--r")
     assert complete(["show", "--runs", "elsewhere"], "cart") == [], "a folder that is named is the only one asked"
-    assert complete(["train"], "pendulum")[0] == "pendulum" and complete(["train"], "pac") == ["pacman"] and complete(["check"], "my") == ["my_env.py"]
-    assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and complete(["train", "--config"], "pendulum")[0] == "pendulum"
+    assert (
+        complete(["train"], "pendulum")[0] == "pendulum"
+        and complete(["train"], "pac") == ["pacman"]
+        and complete(["check"], "my") == ["my_env.py"]
+    )
+    assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and complete(
+        ["train", "--config"], "pendulum"
+    )[0] == "pendulum"
     assert complete(["train", "--config"], "ppo/pendulum")[0] == "ppo/pendulum"
 
 
 LATEST = (
-    ("show", "latest", "--json"), ("logs", "latest"), ("wait", "latest"), ("stop", "latest"), ("pause", "latest"), ("checkpoint", "latest"),
-    ("resume", "latest"), ("eval", "latest"), ("render", "latest", "--out", "a.gif"), ("monitor", "--latest", "--once"), ("monitor", "latest", "--once"),
-)  # fmt: skip
+    ("show", "latest", "--json"),
+    ("logs", "latest"),
+    ("wait", "latest"),
+    ("stop", "latest"),
+    ("pause", "latest"),
+    ("checkpoint", "latest"),
+    ("resume", "latest"),
+    ("eval", "latest"),
+    ("render", "latest", "--out", "a.gif"),
+    ("monitor", "--latest", "--once"),
+    ("monitor", "latest", "--once"),
+)
 
 
 @pytest.mark.parametrize("words", LATEST, ids=" ".join)
@@ -450,10 +539,15 @@ def test_monitor_is_handed_over_before_typer_is_imported(fresh, tmp_path):
 @pytest.mark.parametrize(
     ("words", "handed"),
     [
-        ((), []), (("x",), ["--", "x"]), (("--latest", "--readonly"), ["--latest", "--readonly"]),
-        (("--fps", "2", "--ascii", "--theme", "light", "--runs", "r", "--once", "x"), ["--once", "--ascii", "--fps=2", "--theme=light", "--runs=r", "--", "x"]),
+        ((), []),
+        (("x",), ["--", "x"]),
+        (("--latest", "--readonly"), ["--latest", "--readonly"]),
+        (
+            ("--fps", "2", "--ascii", "--theme", "light", "--runs", "r", "--once", "x"),
+            ["--once", "--ascii", "--fps=2", "--theme=light", "--runs=r", "--", "x"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_monitor_of_the_list_of_commands_hands_over_what_it_was_given(monkeypatch, words, handed):
     from monitor import command as monitor
 
@@ -478,7 +572,9 @@ def test_commands_that_steer_import_nothing_heavy(fresh, name):
         "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'textual', 'safetensors'} & set(sys.modules)\n"
         "sys.exit(f'imports {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, name, "x"], env=variables(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, name, "x"], env=variables(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -490,23 +586,54 @@ def test_json_of_a_paused_run_says_who(started, here):
     assert here("pause", run.id).code == 0
     described = json.loads(here("show", run.id, "--json").out)
     assert described["eta_s"] is None
-    assert (described["state"], described["paused_by"]) == ("paused", "alice@gpu03[2J") and described["cause"].startswith("by alice@gpu03[2J, ")
+    assert (described["state"], described["paused_by"]) == ("paused", "alice@gpu03[2J") and described[
+        "cause"
+    ].startswith("by alice@gpu03[2J, ")
 
 
 def test_json_of_a_log_is_a_document_a_line(fresh, here):
     run = fresh("cartpole-ppo-4f2a")
-    run.log_path.write_bytes(b"operant: session started x\n14:03:11 eval 500.0\n \x1b[2J\xff\"\\\n14:03:12 half")
+    run.log_path.write_bytes(b'operant: session started x\n14:03:11 eval 500.0\n \x1b[2J\xff"\\\n14:03:12 half')
     wanted = [
-        {"schema": 1, "clock": None, "text": "operant: session started x"}, {"schema": 1, "clock": "14:03:11", "text": "eval 500.0"},
-        {"schema": 1, "clock": None, "text": ' [2J\ufffd"\\'}, {"schema": 1, "clock": "14:03:12", "text": "half"},
-    ]  # fmt: skip
+        {"schema": 1, "clock": None, "text": "operant: session started x"},
+        {"schema": 1, "clock": "14:03:11", "text": "eval 500.0"},
+        {"schema": 1, "clock": None, "text": ' [2J\ufffd"\\'},
+        {"schema": 1, "clock": "14:03:12", "text": "half"},
+    ]
     assert [json.loads(line) for line in here("logs", "4f2a", "--json").out.splitlines()] == wanted
     assert [json.loads(line) for line in here("logs", "4f2a", "--json", "--tail", "1").out.splitlines()] == wanted[-1:]
 
 
-READING = {"show", "runs", "logs", "wait", "eval", "envs", "doctor", "check", "profile", "bench", "config show", "render", "sweep", "compare"}
+READING = {
+    "show",
+    "runs",
+    "logs",
+    "wait",
+    "eval",
+    "envs",
+    "doctor",
+    "check",
+    "profile",
+    "bench",
+    "config show",
+    "render",
+    "sweep",
+    "compare",
+}
 READING |= {"export policy", "export metrics", "du", "note"}
-WITHOUT_DATA = {"play", "train", "resume", "stop", "pause", "unpause", "checkpoint", "monitor", "config", "config check", "config schema"}  # or JSON as it is
+WITHOUT_DATA = {
+    "play",
+    "train",
+    "resume",
+    "stop",
+    "pause",
+    "unpause",
+    "checkpoint",
+    "monitor",
+    "config",
+    "config check",
+    "config schema",
+}  # or JSON as it is
 WITHOUT_DATA |= {"export", "plot", "rm", "archive", "restore"}
 
 

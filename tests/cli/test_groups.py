@@ -13,12 +13,21 @@ from operant.errors import BusyError, UsageError
 from operant.runs import control, groups
 from operant.training import worker
 
-WORDS = (*SMALL, f"run.steps={40 * ITERATION}", "algo.learning_rate=1e-4", "checkpoint.every=5", "eval.every=20", "eval.episodes=4")
+WORDS = (
+    *SMALL,
+    f"run.steps={40 * ITERATION}",
+    "algo.learning_rate=1e-4",
+    "checkpoint.every=5",
+    "eval.every=20",
+    "eval.episodes=4",
+)
 
 
 def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     command = [sys.executable, "-m", "operant.cli", "train", "--name", "both", "--seeds", "2", "--seed", "7", *WORDS]
-    viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    viewer = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     root = tmp_path / "runs"
     first = wait_until(lambda: runs.load(root / "both.7"))
     wait_until(lambda: runs.holder(first.path))
@@ -31,7 +40,9 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
 
     # A stop ends the one that trains, and the other does not begin; the viewer says so, and ends as a stopped run does.
     stopped = operant_process(tmp_path, "stop", "both")
-    assert stopped.returncode == 0 and "both.8 has not begun" in stopped.stderr and "both.7: stopped" in stopped.stderr, stopped.stderr
+    assert (
+        stopped.returncode == 0 and "both.8 has not begun" in stopped.stderr and "both.7: stopped" in stopped.stderr
+    ), stopped.stderr
     _, said = viewer.communicate(timeout=DEADLINE_S)
     assert viewer.returncode == 130 and "0 of 2 finished" in said and "next: operant resume both" in said, said
     assert not groups.load(root / "both").live and runs.load(root / "both.8") is None
@@ -39,7 +50,10 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     # A resume trains the one on, and the other from its beginning: the same bits as of a run that is alone.
     resumed = here("resume", "both")
     assert resumed.code == 0, resumed.err
-    assert "both.7: stopped, is resumed" in resumed.err and "both.8: not begun, is trained from its beginning" in resumed.err
+    assert (
+        "both.7: stopped, is resumed" in resumed.err
+        and "both.8: not begun, is trained from its beginning" in resumed.err
+    )
     worker.work(made(tmp_path, *WORDS, "run.seed=7", name="alone").path, resume=None)
     assert tensors(root / "both.7") == tensors(root / "alone") != tensors(root / "both.8")
     assert state(runs.load(root / "both.7")).word == state(runs.load(root / "both.8")).word == "finished"
@@ -48,9 +62,13 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     # The mean and its interval, of the two: t is 12.706.
     told = json.loads(operant_process(tmp_path, "show", "both", "--json").stdout)
     a, b = (row["eval_return"] for row in told["runs"])
-    assert told["bands"]["eval_return"] == pytest.approx({"seeds": 2, "mean": (a + b) / 2, "half": 12.706 * abs(a - b) / 2})
+    assert told["bands"]["eval_return"] == pytest.approx(
+        {"seeds": 2, "mean": (a + b) / 2, "half": 12.706 * abs(a - b) / 2}
+    )
     assert "2 of 2 finished" in operant_process(tmp_path, "runs").stdout
-    assert "dotted: both, mean and 95 % band of 2 seeds" in operant_process(tmp_path, "monitor", "both", "--once").stdout
+    assert (
+        "dotted: both, mean and 95 % band of 2 seeds" in operant_process(tmp_path, "monitor", "both", "--once").stdout
+    )
     groups.remove(groups.find("both", root))
     assert [run.id for run in runs.list_runs(root, everywhere=False)] == ["alone"] and not (root / "both").exists()
 
@@ -67,7 +85,12 @@ def test_bands_and_names(tmp_path):
     assert groups.band([]) is None and groups.band([3.0]) == (1, 3.0, None)
     assert groups.band([1.0, 2.0, 3.0]) == pytest.approx((3, 2.0, 4.303 / 3**0.5))
     made = groups.create(tmp_path, None, "cartpole-ppo", {}, range(2))
-    assert groups.find(made.id, tmp_path) == made == groups.find(made.id.rpartition("-")[2], tmp_path) == groups.find(str(made.path), tmp_path)
+    assert (
+        groups.find(made.id, tmp_path)
+        == made
+        == groups.find(made.id.rpartition("-")[2], tmp_path)
+        == groups.find(str(made.path), tmp_path)
+    )
     assert groups.find("nothing", tmp_path) is None and groups.find("", tmp_path) is None
     groups.create(tmp_path, "mine", "", {}, range(2))
     with pytest.raises(UsageError, match="is there already"):

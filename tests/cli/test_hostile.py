@@ -40,7 +40,11 @@ CODES = {0, 1, 3, 5, 7, 130, 137}
 def place(tmp_path_factory):
     """A folder whose only runs are hostile ones, on a machine that knows no others; and those runs."""
     folder = tmp_path_factory.mktemp("hostile")
-    variables = {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"), "OPERANT_RUNS": str(folder / "runs")}
+    variables = {
+        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "OPERANT_RUNS": str(folder / "runs"),
+    }
     variables |= {"PYTHONUTF8": "1", "PYTHONPATH": str(PACKAGE_PARENT)}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -64,7 +68,9 @@ def say(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["operant", *map(os.fsdecode, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        return harmless("".join(capsys.readouterr()).encode("utf-8", "surrogatepass"), ended.value.code or 0, words, codes)
+        return harmless(
+            "".join(capsys.readouterr()).encode("utf-8", "surrogatepass"), ended.value.code or 0, words, codes
+        )
 
     return call
 
@@ -132,7 +138,18 @@ def test_safe_leaves_nothing_hostile(limit):
 def test_every_run_has_the_state_it_was_left_in(place):
     """So that what follows is about runs that are read, not about files that are refused."""
     words = [runs.state(runs.load(run.path)).word for run in place[1]]
-    assert words == ["finished", "stopped", "failed", "diverged", "gpu_fault", "oom", *["crashed"] * 3, *["remote"] * 3, "crashed", "unreadable"]
+    assert words == [
+        "finished",
+        "stopped",
+        "failed",
+        "diverged",
+        "gpu_fault",
+        "oom",
+        *["crashed"] * 3,
+        *["remote"] * 3,
+        "crashed",
+        "unreadable",
+    ]
     with Reader(place[1][0].metrics_path) as reader:
         assert len(reader.metrics) == len(CORPUS) + 5
         assert len(reader.events(0)) == len(CORPUS)
@@ -141,7 +158,9 @@ def test_every_run_has_the_state_it_was_left_in(place):
 @pytest.mark.parametrize("words", [("show",), ("monitor", "--once"), ("logs",)])
 def test_a_process_of_its_own(place, words):
     """All that follows runs in this process: the same, but for how Python opens its standard streams."""
-    done = subprocess.run([*OPERANT, *words, str(place[1][2].path)], capture_output=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*OPERANT, *words, str(place[1][2].path)], capture_output=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
+    )
     assert harmless(done.stdout + done.stderr, done.returncode, words, CODES)
 
 
@@ -151,9 +170,25 @@ def test_lists_of_runs(place, say):
     assert len(listed) == len(place[1])
 
 
-@pytest.mark.parametrize("command", ["show", "logs", "stop", "pause", "unpause", "checkpoint", "wait", "monitor --once", "monitor --once --ascii", "monitor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show",
+        "logs",
+        "stop",
+        "pause",
+        "unpause",
+        "checkpoint",
+        "wait",
+        "monitor --once",
+        "monitor --once --ascii",
+        "monitor",
+    ],
+)
 def test_commands_on_hostile_runs(place, say, command):
-    few = {"monitor --once": (2, 13), "monitor --once --ascii": (2,), "wait": (0, 6), "show": range(14)}.get(command, (0, 2, 6, 13))
+    few = {"monitor --once": (2, 13), "monitor --once --ascii": (2,), "wait": (0, 6), "show": range(14)}.get(
+        command, (0, 2, 6, 13)
+    )
     for index in few:  # the others differ by their words alone
         say(*command.split(), place[1][index].path)
 
@@ -185,7 +220,9 @@ def test_every_name_that_a_folder_can_have(place, say, tmp_path):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them")
 ESCAPE = "\x1b[27u"  # as a terminal with kitty's keyboard says it: no other key can be taken for a part of it
 PASTED = "\x1b[200~" + "x\x9b2J\u202e\u200b\ufe0f[red]" + "\x1b[201~"
-PASTED_ESCAPES = "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[b]" + "\x1b[201~"  # which Textual takes for keys, one by one
+PASTED_ESCAPES = (
+    "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[b]" + "\x1b[201~"
+)  # which Textual takes for keys, one by one
 TOUR = (
     ("2", ""), ("\x1b[6~", ""), ("3", ""), ("4", ""), ("5", ""), ("\x1b[H", ""), ("\x1b[F", ""), ("6", ""), ("\x1b[6~", ""),
     ("?", "esc closes"), (ESCAPE, "!esc closes"), ("d", "esc closes"), (ESCAPE, "!esc closes"), ("1", ""), ("\t", ""), ("i", ""), ("\x1b[D", ""), (ESCAPE, ""),
@@ -279,7 +316,10 @@ def test_a_living_trainer_that_answers(place, living):
             before = answered(living)
             walk(terminal, [(key, "─ Ask the trainer ─"), (yes * 3, "!─ Ask the trainer ─")])
             assert terminal.read(DEADLINE_S, until=lambda before=before: answered(living) > before)
-        walk(terminal, [("1", living.id), ("5", "─ Log ──────"), ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─")])
+        walk(
+            terminal,
+            [("1", living.id), ("5", "─ Log ──────"), ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─")],
+        )
         walk(terminal, [("d", "esc closes"), (ESCAPE, "!esc closes"), ("3", "")])
         leave(terminal, living)
 
@@ -321,10 +361,24 @@ def test_every_string_alone(tmp_path, monkeypatch, kinds):
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE_PARENT))
-    made = [hostile.alone(tmp_path / "runs", f"alone-{index:04d}", text, kinds[index % len(kinds)]) for index, text in enumerate(CORPUS)]
+    made = [
+        hostile.alone(tmp_path / "runs", f"alone-{index:04d}", text, kinds[index % len(kinds)])
+        for index, text in enumerate(CORPUS)
+    ]
     with opened(made[0], tmp_path, 80, 24, "--runs", str(tmp_path / "runs")) as terminal:
         for run in made:
-            walk(terminal, [("r", "─ Runs ─"), (run.id, f"/ {run.id}"), ("\r", "!─ Runs ─"), ("2", run.id), ("4", ""), ("5", ""), ("6", "")])
+            walk(
+                terminal,
+                [
+                    ("r", "─ Runs ─"),
+                    (run.id, f"/ {run.id}"),
+                    ("\r", "!─ Runs ─"),
+                    ("2", run.id),
+                    ("4", ""),
+                    ("5", ""),
+                    ("6", ""),
+                ],
+            )
             walk(terminal, [("d", "esc closes"), (ESCAPE, "!esc closes"), ("1", "")])
         leave(terminal, made[-1])
 
@@ -336,7 +390,9 @@ def test_every_string_is_pasted(place):
     with opened(made[2], folder, 100, 30) as terminal:
         for text in CORPUS:
             if b"\x1b[201~" not in raw(text):
-                pasted = "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"  # of more escapes Textual's parser takes a minute
+                pasted = (
+                    "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"
+                )  # of more escapes Textual's parser takes a minute
                 walk(terminal, [("/", "words, any of which"), (pasted, ""), (ESCAPE, "q Detach")])
         leave(terminal, made[2])
 
@@ -393,8 +449,29 @@ def inline(place):
     folder, _ = place
     source = folder / f"{NAME}.py"
     source.write_text(WALK)
-    words = ("env.lanes=4", "algo.horizon=8", "algo.minibatches=1", "run.threads=1", "checkpoint.every=2", "eval.every=2", "eval.episodes=4")
-    words = ("train", str(source), *words, "--inline", "--device", "cpu", "--steps", "256", "--name", "trained", "--runs", str(folder / "own"))
+    words = (
+        "env.lanes=4",
+        "algo.horizon=8",
+        "algo.minibatches=1",
+        "run.threads=1",
+        "checkpoint.every=2",
+        "eval.every=2",
+        "eval.episodes=4",
+    )
+    words = (
+        "train",
+        str(source),
+        *words,
+        "--inline",
+        "--device",
+        "cpu",
+        "--steps",
+        "256",
+        "--name",
+        "trained",
+        "--runs",
+        str(folder / "own"),
+    )
     done = subprocess.run([*OPERANT, *words], capture_output=True, timeout=10 * DEADLINE_S, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return runs.load(folder / "own" / "trained"), done.stdout + done.stderr
@@ -409,7 +486,10 @@ def trained(inline):
     """Its run, after all its files were given hostile words: the last checkpoint holds a tensor of a hostile name."""
     run = inline[0]
     resign(last(run), "tensors.safetensors", misplaced(NAME))
-    runs.write_json(run.path / "run.json", {**hostile.document_of(CORPUS), **run.document, "env": NAME, "version": NAME, "device_name": NAME})
+    runs.write_json(
+        run.path / "run.json",
+        {**hostile.document_of(CORPUS), **run.document, "env": NAME, "version": NAME, "device_name": NAME},
+    )
     (run.path / "exit.json").write_text(json.dumps({"exit": 1, "signal": NAME, "cause": NAME, "text": NAME}))
     with open(run.path / "eval" / "evaluations.jsonl", "a") as file:
         file.write(json.dumps({"step": NAME, NAME: NAME}) + "\n" + NAME + "\n")
@@ -422,7 +502,11 @@ def misconfigured(trained):
     """A copy with a key and values that are refused in its config.toml, and in those of its checkpoints."""
     path = trained.path.with_name("misconfigured")
     shutil.copytree(trained.path, path)
-    text = (path / "config.toml").read_text().replace('name = "trained"', f"name = {json.dumps(NAME)}\n{json.dumps(NAME)} = {json.dumps(NAME)}", 1)
+    text = (
+        (path / "config.toml")
+        .read_text()
+        .replace('name = "trained"', f"name = {json.dumps(NAME)}\n{json.dumps(NAME)} = {json.dumps(NAME)}", 1)
+    )
     (path / "config.toml").write_text(text)
     for checkpoint in (path / "checkpoints").glob("step-*"):
         resign(checkpoint, "config.toml", text.encode())
@@ -448,17 +532,29 @@ SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is no sound check
 
 
 @pytest.mark.parametrize(
-    ("which", "command"), [*itertools.product(("trained", "misconfigured"), PLAYED), *(("trained", command) for command in OTHERS)], ids=str
+    ("which", "command"),
+    [*itertools.product(("trained", "misconfigured"), PLAYED), *(("trained", command) for command in OTHERS)],
+    ids=str,
 )
 def test_every_command_on_a_run_that_can_be_played(request, say, which, command):
     run = request.getfixturevalue(which)
     if which == "trained":  # where tests come in another order, a resume has made it anew
         resign(last(run), "tensors.safetensors", misplaced(NAME))
-    places = {"run": run.path, "last": last(run), "source": run.path.parent.parent / f"{NAME}.py", "broken": run.path.parent / f"{NAME}.py"}
+    places = {
+        "run": run.path,
+        "last": last(run),
+        "source": run.path.parent.parent / f"{NAME}.py",
+        "broken": run.path.parent / f"{NAME}.py",
+    }
     places["broken"].write_text(f"raise ValueError({NAME!r})")
     copied = which == "misconfigured" and command in PLAYED[:9]  # whose code runs only where it is asked for
-    output = say(*(word.format(**places) for word in command.split()), *["--trust"] * copied, codes={*range(6), 130, 137}).decode()
-    refused = {**dict.fromkeys(PLAYED[:9], " problems"), PLAYED[3]: "error: "}  # the last one's tensors may be what is wrong with it first
+    output = say(
+        *(word.format(**places) for word in command.split()), *["--trust"] * copied, codes={*range(6), 130, 137}
+    ).decode()
+    refused = {
+        **dict.fromkeys(PLAYED[:9], " problems"),
+        PLAYED[3]: "error: ",
+    }  # the last one's tensors may be what is wrong with it first
     words = {PLAYED[0]: "  step ", PLAYED[1]: SKIPPED, PLAYED[3]: NO_SOUND} if which == "trained" else refused
     assert words.get(command, "") in output
     if command in words and which == "trained":

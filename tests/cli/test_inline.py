@@ -1,4 +1,6 @@
-"""The worker and training in this process: errors, stops, targets, user's files; what is wrong has a sentence and an exit code."""
+"""The worker and training in this process: errors, stops, targets, user's files; what is wrong has a sentence and an
+exit code.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,13 @@ def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
 
 
 def test_the_worker_keeps_its_lock_to_the_end_of_its_process(tmp_path):
-    """What Python does at its end is left out: it takes a second with torch, and the lock must not be free before the process is gone."""
-    program = "import atexit, sys; from operant.training import worker; atexit.register(print, 'torn down'); sys.argv = ['worker', sys.argv[1]]; worker.main()"
+    """What Python does at its end is left out: it takes a second with torch, and the lock must not be free before the
+    process is gone.
+    """
+    program = (
+        "import atexit, sys; from operant.training import worker; atexit.register(print, 'torn down'); sys.argv "
+        "= ['worker', sys.argv[1]]; worker.main()"
+    )
     command = [sys.executable, "-c", program, tmp_path / "nosuch"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (4, "") and done.stderr.startswith("error: ")
@@ -90,9 +97,13 @@ def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here,
 
     monkeypatch.setattr(Store, "save_files", slow)
     monkeypatch.setattr(PPO, "_update", failing)
-    asked = request.make((*SMALL, "eval.every=0", "checkpoint.every=2"), config=None, environment_file=None, settings={})
+    asked = request.make(
+        (*SMALL, "eval.every=0", "checkpoint.every=2"), config=None, environment_file=None, settings={}
+    )
     run = runs.create(tmp_path / "runs", "falls", "x", asked.document())
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    }
     try:
         assert train.worked(run.path, None) == 1
     finally:
@@ -115,10 +126,15 @@ def test_records_that_cannot_be_written_are_told_once(here, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeypatch, caplog, taken):
-    """A second trainer that got in all the same (one that cannot see the first's process) keeps the folder; the first ends."""
+    """A second trainer that got in all the same (one that cannot see the first's process) keeps the folder; the first
+    ends.
+    """
     monkeypatch.setattr(loop, "_FILE_LOOK_S", 0.0)
     update, calls, others = PPO._update, [], []
-    hold = "import pathlib, sys; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    hold = (
+        "import pathlib, sys; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); "
+        "print(flush=True); sys.stdin.read()"
+    )
 
     def meddled(self):
         update(self)
@@ -128,13 +144,20 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
         if len(calls) == 2 and taken:
             runs.update_document(run.path, boot_id="another")
             command = [sys.executable, "-c", hold, str(run.path)]
-            others.append(subprocess.Popen(command, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            others.append(
+                subprocess.Popen(command, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
             assert others[0].stdout.readline() == b"\n"
 
     monkeypatch.setattr(PPO, "_update", meddled)
-    asked = request.make((*SMALL, "eval.every=0", f"run.steps={4 * ITERATION}"), config=None, environment_file=None, settings={})
+    asked = request.make(
+        (*SMALL, "eval.every=0", f"run.steps={4 * ITERATION}"), config=None, environment_file=None, settings={}
+    )
     run = runs.create(tmp_path / "runs", "bare", "x", asked.document())
-    with caplog.at_level(logging.WARNING), pytest.raises(BusyError, match="two trainers") if taken else contextlib.nullcontext():
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(BusyError, match="two trainers") if taken else contextlib.nullcontext(),
+    ):
         train.work(run.path, resume=None)
     for other in others:
         other.communicate()
@@ -155,14 +178,24 @@ def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new
 
     monkeypatch.setattr(PPO, "_update", meddled)
     words = (*SMALL, "eval.every=1", "eval.episodes=2", "checkpoint.every=1", f"run.steps={6 * ITERATION}")
-    run = runs.create(tmp_path / "runs", "bare", "x", request.make(words, config=None, environment_file=None, settings={}).document())
+    run = runs.create(
+        tmp_path / "runs", "bare", "x", request.make(words, config=None, environment_file=None, settings={}).document()
+    )
     with pytest.raises(MachineError, match="the run's folder was deleted or moved"):
         train.work(run.path, resume=None)
     assert calls == [True, True] and not run.path.exists()
 
 
 def test_a_resumed_run_lists_no_evaluation_twice(here, tmp_path):
-    words = (f"run.steps={4 * ITERATION}", "eval.every=1", "eval.episodes=2", "checkpoint.every=2", "checkpoint.keep=4", "--name", "again")
+    words = (
+        f"run.steps={4 * ITERATION}",
+        "eval.every=1",
+        "eval.episodes=2",
+        "checkpoint.every=2",
+        "checkpoint.keep=4",
+        "--name",
+        "again",
+    )
     assert inline(here, *words).code == 0
     run = the_run(tmp_path)
     path = run.path / "eval" / "evaluations.jsonl"
@@ -195,13 +228,24 @@ def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_pa
         os.kill(os.getpid(), signal.SIGTERM)
         return play(self, number, **options)
 
-    asked = request.make((*SMALL, f"run.steps={4 * ITERATION}", "eval.every=2", "eval.episodes=2"), config=None, environment_file=None, settings={})
+    asked = request.make(
+        (*SMALL, f"run.steps={4 * ITERATION}", "eval.every=2", "eval.episodes=2"),
+        config=None,
+        environment_file=None,
+        settings={},
+    )
     run = runs.create(tmp_path / "runs", "broken-off", "x", asked.document())
     for resume in (None, "last"):  # a resumed run begins with it, and is stopped in it, too
-        with monkeypatch.context() as patched, caplog.at_level(logging.INFO), pytest.raises(StoppedError, match=f"step {2 * ITERATION:,}, with a checkpoint"):
+        with (
+            monkeypatch.context() as patched,
+            caplog.at_level(logging.INFO),
+            pytest.raises(StoppedError, match=f"step {2 * ITERATION:,}, with a checkpoint"),
+        ):
             patched.setattr(Evaluator, "run", stopped)
             train.work(run.path, resume=resume)
-    assert f"the evaluation of step {2 * ITERATION:,} was broken off" in caplog.text and not (run.path / "eval").exists()
+    assert (
+        f"the evaluation of step {2 * ITERATION:,} was broken off" in caplog.text and not (run.path / "eval").exists()
+    )
     train.work(run.path, resume="last")
     lines = [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2 * ITERATION, 4 * ITERATION]
@@ -222,11 +266,18 @@ def test_inline_trains_here(here, tmp_path):
     done = inline(here, f"run.steps={2 * ITERATION}", "--seed", "7", "--name", "mine")
     assert done.code == 0 and "operant eval mine" in done.err
     described = runs.describe(the_run(tmp_path))
-    assert (described["id"], described["state"], described["step"], described["seed"]) == ("mine", "finished", 2 * ITERATION, 7)
+    assert (described["id"], described["state"], described["step"], described["seed"]) == (
+        "mine",
+        "finished",
+        2 * ITERATION,
+        7,
+    )
 
 
 def test_a_target_ends_the_run(here, tmp_path):
-    assert inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0
+    assert (
+        inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0
+    )
     described = runs.describe(the_run(tmp_path))
     assert (described["state"], described["step"]) == ("finished", 2 * ITERATION)
     assert described["eval_return"] >= 1
@@ -237,7 +288,10 @@ def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(h
     (tmp_path / "my_env.py").write_text(MY_ENV.replace("1_000_000", "34"))
     done = inline(here, "--env", "my_env.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000")
     assert done.code == 5
-    assert "in iteration 3: the environment's reward was nan in lane 0 at step 2,240 (and in 63 other lanes of 64 in this iteration)" in done.err
+    assert (
+        "in iteration 3: the environment's reward was nan in lane 0 at step 2,240 (and in 63 other lanes of 64 in this "
+        "iteration)" in done.err
+    )
     assert "the cause, not the learning rate" in done.err and "operant check my_env.py" in done.err
     assert "head_weight" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
     run = the_run(tmp_path)
@@ -257,13 +311,18 @@ def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, 
     assert inline(here, "--env", "mine/my_env.py", "net.kind=mine/my_net.py:MyNet", *words).code == 0
     run = the_run(tmp_path)
     assert run.id.startswith("my_env-ppo-")
-    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {"my_env.py": MY_ENV, "my_net.py": MY_NET}
+    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {
+        "my_env.py": MY_ENV,
+        "my_net.py": MY_NET,
+    }
 
     env_file.write_text(MY_ENV.replace("p.bonus", "p.bonus * float32(100.0)"))
     net_file.unlink()
     played = json.loads(here("eval", run.path, "--episodes", "4", "--json").out)
     assert played["mean"] == 50.0 and played["greedy"]["length"] == 100
-    runs.update_document(run.path, request={**run.document["request"], "resume_overrides": [f"run.steps={4 * ITERATION}"]})
+    runs.update_document(
+        run.path, request={**run.document["request"], "resume_overrides": [f"run.steps={4 * ITERATION}"]}
+    )
     with caplog.at_level(logging.INFO):
         train.work(run.path, resume="last")
     assert f"resumed from step-{2 * ITERATION:012d}" in caplog.text
@@ -274,7 +333,11 @@ def test_more_lanes_than_there_is_memory_for_are_refused_before_anything_is_made
     done = inline(here, "cartpole", "env.lanes=1e9", "algo.horizon=8")
     assert done.code == 4
     told = done.err.splitlines()[-1]
-    assert told.startswith("error: env.lanes = 1,000,000,000 would keep ") and " lanes at most" in told and "env.lanes=auto" in told
+    assert (
+        told.startswith("error: env.lanes = 1,000,000,000 would keep ")
+        and " lanes at most" in told
+        and "env.lanes=auto" in told
+    )
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -304,14 +367,20 @@ def test_a_parameter_that_leads_out_of_bounds_is_found_before_training(here, tmp
 
 
 def test_a_picture_that_reads_beside_its_state_is_found_before_a_monitor_asks_for_one(here, tmp_path):
-    shader = "\n@device\ndef pixel_shader(s, p, x, y):\n    return s[5000], x, y\n\nENV = Env(pixel_shader=pixel_shader, "
+    shader = (
+        "\n@device\ndef pixel_shader(s, p, x, y):\n    return s[5000], x, y\n\nENV = Env(pixel_shader=pixel_shader, "
+    )
     (tmp_path / "mine.py").write_text(MY_ENV.replace("ENV = Env(Params, 1, ", shader + "Params=Params, fields=1, "))
     done = inline(here, "mine.py", f"run.steps={ITERATION}")
     assert done.code == 2 and "(`return s[5000], x, y`): index 5000 is out of bounds" in done.err
 
 
 def test_warnings_about_a_users_environment_are_told_and_it_trains(here, tmp_path, capsys, caplog):
-    (tmp_path / "mine.py").write_text(MY_ENV.replace("reward = p.bonus", "reward = p.bonus\n    print(s[0])").replace("time_limit=100", "time_limit=None"))
+    (tmp_path / "mine.py").write_text(
+        MY_ENV.replace("reward = p.bonus", "reward = p.bonus\n    print(s[0])").replace(
+            "time_limit=100", "time_limit=None"
+        )
+    )
     with caplog.at_level(logging.WARNING):
         assert inline(here, "mine.py", f"run.steps={ITERATION}", "eval.every=0").code == 0
     assert "mine.py: it prints, once for every lane and step" in caplog.text
@@ -326,17 +395,30 @@ def test_two_files_of_one_name_are_both_kept_and_used(here, tmp_path):
         (tmp_path / folder / "mine.py").write_text(text)
     assert inline(here, "--env", "envs/mine.py", "net.kind=nets/mine.py:MyNet", f"run.steps={2 * ITERATION}").code == 0
     run = the_run(tmp_path)
-    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {"mine.py": MY_ENV, "mine-network.py": MY_NET}
+    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {
+        "mine.py": MY_ENV,
+        "mine-network.py": MY_NET,
+    }
     shutil.rmtree(tmp_path / "envs")
     shutil.rmtree(tmp_path / "nets")
     assert here("eval", run.path, "--episodes", "4").code == 0
-    runs.update_document(run.path, request={"resume_overrides": [f"run.steps={4 * ITERATION}"], "resume_directory": str(tmp_path)})  # all else is lost
+    runs.update_document(
+        run.path, request={"resume_overrides": [f"run.steps={4 * ITERATION}"], "resume_directory": str(tmp_path)}
+    )  # all else is lost
     train.work(run.path, resume="last")
     assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
 
 
 @pytest.mark.parametrize(
-    "damaged", [None, "junk", {}, {"directory": 3, "overrides": []}, {"directory": ".", "overrides": [1]}, {"directory": ".", "overrides": [], "config": 5}]
+    "damaged",
+    [
+        None,
+        "junk",
+        {},
+        {"directory": 3, "overrides": []},
+        {"directory": ".", "overrides": [1]},
+        {"directory": ".", "overrides": [], "config": 5},
+    ],
 )
 def test_a_damaged_request_is_a_sentence(tmp_path, damaged):
     run = runs.create(tmp_path / "runs", "damaged", "x", {})
@@ -345,7 +427,9 @@ def test_a_damaged_request_is_a_sentence(tmp_path, damaged):
         train.work(run.path, resume=None)
 
 
-def test_a_run_in_this_process_keeps_its_files_to_its_owner_and_the_metrics_file_its_meaning(here, tmp_path, monkeypatch):
+def test_a_run_in_this_process_keeps_its_files_to_its_owner_and_the_metrics_file_its_meaning(
+    here, tmp_path, monkeypatch
+):
     monkeypatch.setattr(loop, "_FILE_LOOK_S", 0.0)
     update, calls = PPO._update, []
 
@@ -435,7 +519,11 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("config", "check", "nosuch"), 3, "no configuration file 'nosuch'"),
         (("config", "check", "ppo", "algo.gama=0.9"), 2, "did you mean 'algo.gamma'?"),
         (("config", "show", "nosuch"), 2, "unknown environment 'nosuch'"),
-        (("config", "check", "ppo", "algo=sac"), 2, "algo is a section of keys, such as algo.name, not a value (got 'sac')"),
+        (
+            ("config", "check", "ppo", "algo=sac"),
+            2,
+            "algo is a section of keys, such as algo.name, not a value (got 'sac')",
+        ),
         (("eval", "nosuch", "--episodes", "many"), 2, "'many' is not a whole number."),
         (("wait", "nosuch", "--timeout", "x"), 2, "'x' is not a number."),
         (("eval", __file__), 3, f"'{__file__}' is not in a run folder"),

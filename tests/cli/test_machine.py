@@ -1,4 +1,6 @@
-"""Commands about configurations, environments and the machine, what words ask for, and what commands import and print."""
+"""Commands about configurations, environments and the machine, what words ask for, and what commands import
+and print.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,25 @@ def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
     assert done.code == 0
     lines = {line.split(" = ")[0]: line for line in done.out.splitlines() if " = " in line}
     assert lines["horizon"].split("#")[1].strip() == "command line"
-    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo/cartpole.toml")
+    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith(
+        "ppo/cartpole.toml"
+    )
     assert lines["adam_epsilon"].endswith("# default")
     assert "device memory: about" in done.out and "the replay" not in done.out
     assert not (tmp_path / "runs").exists()
 
 
 def test_dry_run_says_what_a_replay_takes_and_where(here):
-    words = ("train", "--dry-run", "pendulum", "algo.name=sac", "env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.replay_capacity=65536")
+    words = (
+        "train",
+        "--dry-run",
+        "pendulum",
+        "algo.name=sac",
+        "env.lanes=8",
+        "algo.horizon=4",
+        "algo.batch_size=16",
+        "algo.replay_capacity=65536",
+    )
     assert "# the replay: 1.63 MiB of that" in here(*words).out
     assert "# the replay: 1.63 MiB in host memory instead" in here(*words, "algo.replay_place=host").out
 
@@ -47,7 +60,11 @@ def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path)
     loaded = config.load(tmp_path / "shown.toml")
     assert (loaded.env.name, loaded.run.name, loaded.net.hidden) == ("pendulum", "x", (8, 4))
     values = json.loads(here("config", "show", "--json").out)["values"]
-    assert values["run.seed"] == {"value": 1, "origin": "default", "description": "Seed of all random numbers; the same seed gives the same bits."}
+    assert values["run.seed"] == {
+        "value": 1,
+        "origin": "default",
+        "description": "Seed of all random numbers; the same seed gives the same bits.",
+    }
 
 
 def test_the_memory_of_many_lanes_follows_from_few():
@@ -61,7 +78,9 @@ def test_the_memory_of_many_lanes_follows_from_few():
 
 def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
     asked = []
-    monkeypatch.setattr(memory, "estimate", lambda config, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0))
+    monkeypatch.setattr(
+        memory, "estimate", lambda config, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0)
+    )
     memory.require_room(config.load(None, []), torch.device("cpu"))
     assert asked == []
     with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 would keep 16 TiB"):
@@ -86,7 +105,12 @@ def test_envs_lists_what_the_finder_finds(here):
     listed = json.loads(here("envs", "--json").out)
     assert [row["name"] for row in listed] == envs.names()
     cartpole, go = (next(row for row in listed if row["name"] == name) for name in ("cartpole", "go"))
-    assert (cartpole["gymnasium"], cartpole["actions"], cartpole["turns"], cartpole["step_s"]) == ("CartPole-v1", ["left", "right"], False, pytest.approx(0.02))
+    assert (cartpole["gymnasium"], cartpole["actions"], cartpole["turns"], cartpole["step_s"]) == (
+        "CartPole-v1",
+        ["left", "right"],
+        False,
+        pytest.approx(0.02),
+    )
     assert go["turns"] and len(go["actions"]) == 82
     table = here("envs").out
     assert "  left stay right left+jump jump right+jump\n" in table and "  a9 b9 ... pass\n" in table
@@ -102,7 +126,11 @@ def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monke
     assert empty.code == 2 and "exports no environment" in empty.err
     assert (here("check", "nosuch.py").code, here("check", "nosuch").code) == (3, 2)
     # What a sound one is put through is tests/tools/test_check.py's; it takes long.
-    monkeypatch.setattr(check, "check", lambda env, report=None: iter([check.Finding("declaration", True, f"{env.name}, {env.fields} field")]))
+    monkeypatch.setattr(
+        check,
+        "check",
+        lambda env, report=None: iter([check.Finding("declaration", True, f"{env.name}, {env.fields} field")]),
+    )
     (tmp_path / "sound.py").write_text(MY_ENV)
     sound = here("check", "sound.py")
     assert sound.code == 0 and sound.out.split() == ["ok", "declaration", "sound,", "1", "field"]
@@ -121,7 +149,12 @@ def test_check_tells_each_finding_as_soon_as_it_is_known(capsys):
 
     assert not print_findings(examine, None)
     known.append(capsys.readouterr().out)
-    assert [line.split()[:3] for line in known] == [[], ["ok", "look", "0"], ["problem", "look", "1"], ["ok", "look", "2"]]
+    assert [line.split()[:3] for line in known] == [
+        [],
+        ["ok", "look", "0"],
+        ["problem", "look", "1"],
+        ["ok", "look", "2"],
+    ]
     assert not any("\r" in line or "..." in line for line in known), "into a file or a pipe go findings alone"
 
 
@@ -143,7 +176,10 @@ def test_on_a_terminal_check_tells_what_it_looks_at(monkeypatch):
     shown = "\r...      another\x1b[K\r\x1b[K"
     monkeypatch.setattr(sys, "stdout", stream := Stream())
     assert print_findings(examine, None)
-    assert stream.getvalue() == f"ok       one                        seen\n{shown}ok       another                    seen as well\n"
+    assert (
+        stream.getvalue()
+        == f"ok       one                        seen\n{shown}ok       another                    seen as well\n"
+    )
     monkeypatch.setattr(sys, "stdout", stream := Stream())
     with pytest.raises(KeyboardInterrupt):
         print_findings(examine, "broken")
@@ -154,7 +190,21 @@ def test_doctor_finds_this_machine_fit(here, tmp_path):
     done = here("doctor", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
     assert done.code == 0, done.out
-    assert {"python", "operant", "torch", "numba", "numba-cuda", "driver", "gpu", "triton", "terminal", "sessions", "runs", "disk", "cache"} == set(found)
+    assert {
+        "python",
+        "operant",
+        "torch",
+        "numba",
+        "numba-cuda",
+        "driver",
+        "gpu",
+        "triton",
+        "terminal",
+        "sessions",
+        "runs",
+        "disk",
+        "cache",
+    } == set(found)
     assert torch.__version__ in found["torch"]["found"]
 
 
@@ -199,19 +249,38 @@ def test_words_become_a_request(tmp_path, monkeypatch, words, source, overrides,
 
 def test_an_environment_is_found_by_its_gymnasium_id():
     for name in ("MountainCarContinuous-v0", "mountaincar_continuous"):
-        assert request.make((name,), config=None, environment_file=None, settings={}).source.stem == "mountaincar_continuous"
+        assert (
+            request.make((name,), config=None, environment_file=None, settings={}).source.stem
+            == "mountaincar_continuous"
+        )
 
 
 def test_options_win_over_overrides_and_files_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_env.py").write_text("")
-    made = request.make(("run.seed=1", "run.name=first"), config=None, environment_file="my_env.py", settings={"run.seed": 2, "run.name": None})
+    made = request.make(
+        ("run.seed=1", "run.name=first"),
+        config=None,
+        environment_file="my_env.py",
+        settings={"run.seed": 2, "run.name": None},
+    )
     assert made.overrides == ("run.seed=1", "run.name=first", "run.seed=2")
-    assert (made.source, made.environment_file, made.name, made.prefix) == (None, tmp_path / "my_env.py", "first", "my_env-ppo")
+    assert (made.source, made.environment_file, made.name, made.prefix) == (
+        None,
+        tmp_path / "my_env.py",
+        "first",
+        "my_env-ppo",
+    )
     assert made.document() == {
-        "config": None, "overrides": list(made.overrides), "environment_file": str(tmp_path / "my_env.py"), "directory": str(tmp_path),
-    }  # fmt: skip
-    assert request.make(("my_env.py",), config=None, environment_file=None, settings={}).environment_file == tmp_path / "my_env.py"
+        "config": None,
+        "overrides": list(made.overrides),
+        "environment_file": str(tmp_path / "my_env.py"),
+        "directory": str(tmp_path),
+    }
+    assert (
+        request.make(("my_env.py",), config=None, environment_file=None, settings={}).environment_file
+        == tmp_path / "my_env.py"
+    )
     with pytest.raises(UsageError):
         request.make(("my_env.py",), config=None, environment_file="my_env.py", settings={})
     with pytest.raises(NotFoundError):
@@ -234,15 +303,29 @@ def test_where_nothing_can_be_written_or_found_there_is_no_traceback(tmp_path, w
     if where == "a folder that is gone":
         command = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh", *command]
     with open("/dev/full" if where == "a full disk" else writer, "wb") as output:
-        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == {
         "a full disk": (4, "error: the output cannot be written (No space left on device): make room\n"),
         "a reader who has gone": (1, ""),
-        "a folder that is gone": (4, "error: the working directory cannot be used (No such file or directory): change to another one\n"),
+        "a folder that is gone": (
+            4,
+            "error: the working directory cannot be used (No such file or directory): change to another one\n",
+        ),
     }[where]
 
 
-@pytest.mark.parametrize(("words", "missing", "code"), [(("show", "x"), "stderr", 3), (("show", "x"), "stdout", 3), (("monitor", "young"), "stdout", 0)])
+@pytest.mark.parametrize(
+    ("words", "missing", "code"),
+    [(("show", "x"), "stderr", 3), (("show", "x"), "stdout", 3), (("monitor", "young"), "stdout", 0)],
+)
 def test_an_output_that_is_full_or_closed_leaves_the_exit_code(here, tmp_path, monkeypatch, words, missing, code):
     run = runs.create(tmp_path / "runs", "young", "x", {})
     runs.write_json(run.exit_path, {"exit": 0, "signal": None})
@@ -259,13 +342,19 @@ def test_a_file_without_room_is_told_by_its_name(here, monkeypatch):
 
     monkeypatch.setattr(program, "run", full)
     done = here("runs")
-    assert (done.code, done.err) == (4, "error: sweeps/best.toml cannot be written (No space left on device): make room\n")
+    assert (done.code, done.err) == (
+        4,
+        "error: sweeps/best.toml cannot be written (No space left on device): make room\n",
+    )
 
 
 # LIGHT AND QUIET
 
 
-@pytest.mark.parametrize("words", [("--version",), ("--help",), ("train", "--help"), ("runs",), ("runs", "--json"), ("show", "x"), ("logs", "x")])
+@pytest.mark.parametrize(
+    "words",
+    [("--version",), ("--help",), ("train", "--help"), ("runs",), ("runs", "--json"), ("show", "x"), ("logs", "x")],
+)
 def test_commands_that_only_read_import_nothing_heavy(tmp_path, words):
     program = (
         "import sys; from operant import cli\n"
@@ -274,7 +363,14 @@ def test_commands_that_only_read_import_nothing_heavy(tmp_path, words):
         "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'safetensors'} & set(sys.modules)\n"
         "sys.exit(f'imports {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -283,7 +379,13 @@ def test_commands_that_only_read_import_nothing_heavy(tmp_path, words):
 def test_colour_is_for_terminals_that_want_it(tmp_path, no_color, coloured):
     leader, follower = os.openpty()
     words = [sys.executable, "-m", "operant.cli", "show", "x"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path) | {"NO_COLOR": no_color, "TERM": "xterm"}, stderr=follower, check=False)
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=environment(tmp_path) | {"NO_COLOR": no_color, "TERM": "xterm"},
+        stderr=follower,
+        check=False,
+    )
     os.close(follower)
     told = os.read(leader, 4096)
     os.close(leader)
@@ -294,6 +396,12 @@ def test_colour_is_for_terminals_that_want_it(tmp_path, no_color, coloured):
 def test_nobody_reading_stdout_is_no_error(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "operant.cli", "--version"], env=environment(tmp_path), stdout=writer, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "operant.cli", "--version"],
+        env=environment(tmp_path),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
     os.close(writer)
     assert b"Traceback" not in done.stderr

@@ -1,4 +1,6 @@
-"""A policy with a memory through the commands: trained, resumed to the bit, evaluated, filmed and exported; what it does not go together with is refused."""
+"""A policy with a memory through the commands: trained, resumed to the bit, evaluated, filmed and exported; what it
+does not go together with is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from test_resume import go_on
 from operant import runs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
-WORDS = ("net.memory=gru", "net.hidden=[16]", "algo.bptt=8", "algo.anneal=false", "checkpoint.every=4", "eval.episodes=8")
+WORDS = "net.memory=gru", "net.hidden=[16]", "algo.bptt=8", "algo.anneal=false", "checkpoint.every=4", "eval.episodes=8"
 
 
 def run_of(place, name):
@@ -35,13 +37,23 @@ def test_it_is_filmed_exported_and_profiled(here, tmp_path):
     assert filmed.code == 0 and (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
     exported = here("export", "policy", "whole", "--to", "numpy")
     assert exported.code == 0 and "state_0" in exported.out, exported.err
-    profiled = here("profile", *SMALL, *WORDS, "env.lanes=auto", f"run.steps={1000 * ITERATION}", "--updates", "1", "--json")
+    profiled = here(
+        "profile", *SMALL, *WORDS, "env.lanes=auto", f"run.steps={1000 * ITERATION}", "--updates", "1", "--json"
+    )
     assert profiled.code == 0 and json.loads(profiled.out)["kernels"] == "torch", profiled.err
 
 
 @pytest.mark.soak
 def test_concentration_by_its_recipe_resumes_to_the_bit_and_is_played_filmed_and_exported(here, tmp_path):
-    words = ("concentration", "env.lanes=8", "algo.horizon=104", "algo.minibatches=2", "net.hidden=[4]", "eval.episodes=8", "algo.anneal=false")
+    words = (
+        "concentration",
+        "env.lanes=8",
+        "algo.horizon=104",
+        "algo.minibatches=2",
+        "net.hidden=[4]",
+        "eval.episodes=8",
+        "algo.anneal=false",
+    )
     for name, iterations in (("whole", 4), ("halves", 2)):
         assert inline(here, *words, "checkpoint.every=2", f"run.steps={iterations * 8 * 104}", "--name", name).code == 0
     go_on(run_of(tmp_path, "halves"), f"run.steps={4 * 8 * 104}")
@@ -59,7 +71,10 @@ def test_concentration_by_its_recipe_resumes_to_the_bit_and_is_played_filmed_and
     ("words", "sentence"),
     [
         (("algo.name=dqn", "net.memory=gru"), "net.memory: dqn learns from single steps"),
-        (("algo.name=pqn", "net.memory=lstm"), 'pqn learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'),
+        (
+            ("algo.name=pqn", "net.memory=lstm"),
+            'pqn learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")',
+        ),
         (("net.memory=gru", "algo.bptt=5"), "algo.bptt: segments of 5 steps do not divide algo.horizon, 16 (use 4"),
         (("net.memory=mingru", "net.memory_size=5"), "net.memory_size: mingru's output is mixed with its input"),
         (("net.memory=gro",), "did you mean 'gru'"),

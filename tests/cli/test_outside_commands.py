@@ -1,4 +1,6 @@
-"""Outside environments through the commands: one that fails ends its run with a checkpoint and its traceback in the log; a resume is warm and says so."""
+"""Outside environments through the commands: one that fails ends its run with a checkpoint and its traceback in the
+log; a resume is warm and says so.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,23 @@ from operant import runs
 pytest.importorskip("gymnasium")
 
 TOYS = Path(__file__).parents[1] / "outside_toys.py"
-SMALL = ("env.lanes=4", "env.threads=1", "algo.horizon=16", "algo.minibatches=2", "eval.every=2", "eval.episodes=2", "run.threads=1", "run.device=cpu")
+SMALL = (
+    "env.lanes=4",
+    "env.threads=1",
+    "algo.horizon=16",
+    "algo.minibatches=2",
+    "eval.every=2",
+    "eval.episodes=2",
+    "run.threads=1",
+    "run.device=cpu",
+)
 
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory) -> SimpleNamespace:
-    """A run that an environment of the user's own ended: it fails at its 40th step in each process, until there is a file `mended`."""
+    """A run that an environment of the user's own ended: it fails at its 40th step in each process, until there is a
+    file `mended`.
+    """
     place = tmp_path_factory.mktemp("outside")
     (place / "mine.py").write_text(TOYS.read_text())
     done = operant_process(place, "train", "--env", "mine.py:failing", *SMALL, "run.steps=320", "--name", "toy")
@@ -31,18 +44,24 @@ def failed(tmp_path_factory) -> SimpleNamespace:
 
 def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
     log = (failed.run / "log.txt").read_text()
-    assert failed.done.returncode == 1 and "mine.py:failing: `step` of lane 0, after action [" in failed.done.stderr, failed.done.stderr
+    assert failed.done.returncode == 1 and "mine.py:failing: `step` of lane 0, after action [" in failed.done.stderr, (
+        failed.done.stderr
+    )
     assert 'raise RuntimeError("out of order")' in log and "RuntimeError: out of order" in log
     (checkpoint,) = (failed.run / "checkpoints").glob("step-*")
     assert checkpoint.name.endswith("128")  # of the two iterations before
-    assert (failed.run / "source" / "mine.py").is_file() and json.loads((failed.run / "run.json").read_text())["resume"].startswith("warm")
+    assert (failed.run / "source" / "mine.py").is_file() and json.loads((failed.run / "run.json").read_text())[
+        "resume"
+    ].startswith("warm")
 
 
 def test_a_resume_is_warm_and_says_so(failed, here, monkeypatch):
     (failed.place / "mended").touch()
     go_to(failed.place, monkeypatch)
     resumed = here("resume", "toy")
-    assert resumed.code == 0 and "warm resume: every lane begins a new episode" in resumed.out + resumed.err, resumed.err
+    assert resumed.code == 0 and "warm resume: every lane begins a new episode" in resumed.out + resumed.err, (
+        resumed.err
+    )
     with contextlib.closing(LiveFeed(runs.load(failed.run))) as feed:
         assert {phase.name for phase in feed.snapshot().phases} >= {"act", "environment", "copy", "update"}
     shown = here("show", "toy", "--json")
@@ -50,11 +69,19 @@ def test_a_resume_is_warm_and_says_so(failed, here, monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("algo", "name"), [("dqn", "CartPole-v1"), ("pqn", "FrozenLake-v1"), ("sac", "Pendulum-v1"), ("td3", "Pendulum-v1")])
+@pytest.mark.parametrize(
+    ("algo", "name"), [("dqn", "CartPole-v1"), ("pqn", "FrozenLake-v1"), ("sac", "Pendulum-v1"), ("td3", "Pendulum-v1")]
+)
 def test_every_algorithm_trains_and_resumes(algo, name, tmp_path):
     words = ("env.lanes=8", "algo.horizon=16", "eval.every=4", "eval.episodes=2", "run.threads=1")
-    words += ("algo.minibatches=2",) if algo == "pqn" else ("algo.batch_size=32", "algo.learning_starts=256", "algo.replay_capacity=4k")
-    done = operant_process(tmp_path, "train", "--env", f"gymnasium:{name}", f"algo.name={algo}", *words, "run.steps=1024", "--name", "one")
+    words += (
+        ("algo.minibatches=2",)
+        if algo == "pqn"
+        else ("algo.batch_size=32", "algo.learning_starts=256", "algo.replay_capacity=4k")
+    )
+    done = operant_process(
+        tmp_path, "train", "--env", f"gymnasium:{name}", f"algo.name={algo}", *words, "run.steps=1024", "--name", "one"
+    )
     assert done.returncode == 0, done.stderr
     resumed = operant_process(tmp_path, "resume", "one", "run.steps=2048")
     assert resumed.returncode == 0 and "warm resume" in resumed.stdout + resumed.stderr, resumed.stderr
@@ -62,11 +89,29 @@ def test_every_algorithm_trains_and_resumes(algo, name, tmp_path):
 
 @pytest.mark.soak
 def test_two_ranks_train_to_the_bytes_of_one(tmp_path):
-    words = ("env.lanes=64", "env.threads=1", "algo.horizon=32", "algo.minibatches=1", "algo.chunks=8", "eval.every=2", "eval.episodes=2", "run.threads=1")
+    words = (
+        "env.lanes=64",
+        "env.threads=1",
+        "algo.horizon=32",
+        "algo.minibatches=1",
+        "algo.chunks=8",
+        "eval.every=2",
+        "eval.episodes=2",
+        "run.threads=1",
+    )
     found = []
     for name, ranks in (("one", 1), ("two", 2)):
         done = operant_process(
-            tmp_path, "train", "--env", "gymnasium:CartPole-v1", *words, "run.steps=8192", "run.device=cpu", f"run.ranks={ranks}", "--name", name
+            tmp_path,
+            "train",
+            "--env",
+            "gymnasium:CartPole-v1",
+            *words,
+            "run.steps=8192",
+            "run.device=cpu",
+            f"run.ranks={ranks}",
+            "--name",
+            name,
         )
         assert done.returncode == 0, done.stderr
         (tensors,) = (tmp_path / "runs" / name / "checkpoints").glob("*8192/tensors.safetensors")
@@ -77,7 +122,9 @@ def test_two_ranks_train_to_the_bytes_of_one(tmp_path):
 @pytest.mark.soak
 def test_a_run_is_evaluated_and_filmed(tmp_path):
     pytest.importorskip("pygame")
-    done = operant_process(tmp_path, "train", "--env", "gymnasium:CartPole-v1", *SMALL, "run.steps=256", "--name", "one")
+    done = operant_process(
+        tmp_path, "train", "--env", "gymnasium:CartPole-v1", *SMALL, "run.steps=256", "--name", "one"
+    )
     assert done.returncode == 0, done.stderr
     evaluated = operant_process(tmp_path, "eval", "one", "--episodes", 4, "--json")
     again = operant_process(tmp_path, "eval", "one", "--episodes", 4, "--json")
@@ -91,8 +138,14 @@ def test_a_run_is_evaluated_and_filmed(tmp_path):
     [
         (("--env", "gymnasium:NoSuchThing-v0"), "env.name: Gymnasium has no environment 'NoSuchThing-v0'"),
         (("--env", "mine.py:nothing"), "there is no file 'mine.py'"),
-        (("cartpole", "env.frame_stack=2"), "env.frame_stack: only outside environments have it, such as gymnasium:LunarLander-v3"),
-        (("--env", "gymnasium:CartPole-v1", "env.resize=16"), "env.resize is for pictures, and it shows 4 numbers of float32"),
+        (
+            ("cartpole", "env.frame_stack=2"),
+            "env.frame_stack: only outside environments have it, such as gymnasium:LunarLander-v3",
+        ),
+        (
+            ("--env", "gymnasium:CartPole-v1", "env.resize=16"),
+            "env.resize is for pictures, and it shows 4 numbers of float32",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,6 @@
-"""Recipes on the command line: a target stays with its environment, values with their algorithm. Names of runs, lists of keys and commands."""
+"""Recipes on the command line: a target stays with its environment, values with their algorithm. Names of runs, lists
+of keys and commands.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,17 @@ def shown(here, *words):
 def test_a_target_does_not_follow_to_another_environment(here):
     values, said = shown(here, "pendulum", "--config", "ppo")
     assert (values["env.name"], values["run.target"], values["algo.horizon"]) == ("pendulum", None, 16)
-    assert re.search(r"run.target = 475 \(.*cartpole.toml:\d+\) is a return of cartpole, not of pendulum, and is left out; run.target=N sets another", said)
-    for words in (("CartPole-v1", "--config", "ppo"), ("--config", "ppo"), ("--config", "ppo", "env.name=cartpole"), ()):
+    assert re.search(
+        r"run.target = 475 \(.*cartpole.toml:\d+\) is a return of cartpole, not of pendulum, and is left out; "
+        r"run.target=N sets another",
+        said,
+    )
+    for words in (
+        ("CartPole-v1", "--config", "ppo"),
+        ("--config", "ppo"),
+        ("--config", "ppo", "env.name=cartpole"),
+        (),
+    ):
         values, said = shown(here, *words)
         assert values["run.target"] == 475 and not said
     values, said = shown(here, "pendulum", "--config", "ppo", "run.target=-300")
@@ -37,11 +48,21 @@ def test_a_target_does_not_follow_to_another_environment(here):
 
 def test_keys_of_a_network_that_there_is_not_are_told_to_be_idle(here):
     said = shown(here, "cartpole", "net.memory_size=64", "algo.bptt=8")[1]
-    assert "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said and "algo.bptt has no effect" in said
+    assert (
+        "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said
+        and "algo.bptt has no effect" in said
+    )
     said = shown(here, "concentration", "net.cnn=impala", "net.shared=false")[1]
-    assert "net.cnn has no effect without convolutions: net.kind=cnn" in said and "net.shared has no effect with net.kind=places, which always has one" in said
+    assert (
+        "net.cnn has no effect without convolutions: net.kind=cnn" in said
+        and "net.shared has no effect with net.kind=places, which always has one" in said
+    )
     control = ("concentration", "net.memory=none", "net.memory_layers=2")  # blocks of places, with a memory or without
-    for words in (("cartpole", "net.memory=gru", "net.memory_size=64"), ("repeat_first", "net.memory=none"), control):  # a recipe's own keys stand
+    for words in (
+        ("cartpole", "net.memory=gru", "net.memory_size=64"),
+        ("repeat_first", "net.memory=none"),
+        control,
+    ):  # a recipe's own keys stand
         assert "no effect" not in shown(here, *words)[1]
 
 
@@ -54,7 +75,9 @@ def test_a_file_of_the_users_own_keeps_its_target(here, tmp_path):
     assert shown(here, "--config", "a/mine.toml", "--env", "a/my_env.py")[0]["run.target"] == 5
     values, said = shown(here, "--config", "a/mine.toml", "other.py")
     assert values["run.target"] is None and "is a return of my_env, not of other" in said
-    assert shown(here, "--config", "general.toml", "pendulum")[0]["run.target"] == 7, "it names no environment that the target is of"
+    assert shown(here, "--config", "general.toml", "pendulum")[0]["run.target"] == 7, (
+        "it names no environment that the target is of"
+    )
 
 
 def test_the_line_about_a_target_is_said_by_train_and_kept_by_the_run(here, tmp_path):
@@ -63,7 +86,10 @@ def test_the_line_about_a_target_is_said_by_train_and_kept_by_the_run(here, tmp_
     assert "# target is not set" in (the_run(tmp_path).path / "config.toml").read_text()
 
 
-@pytest.mark.parametrize("words", [("pendulum", "env.name=cartpole"), ("my.py", "env.name=cartpole"), ("--env", "my.py", "env.name=cartpole")])
+@pytest.mark.parametrize(
+    "words",
+    [("pendulum", "env.name=cartpole"), ("my.py", "env.name=cartpole"), ("--env", "my.py", "env.name=cartpole")],
+)
 def test_two_environments_are_refused(here, tmp_path, words):
     (tmp_path / "my.py").touch()
     done = here("train", "--dry-run", *words)
@@ -78,13 +104,18 @@ def test_a_recipe_of_another_algorithm_is_not_taken(here):
     assert values["algo.name"] == "pqn" and values == shown(here, "snake", "algo.name=pqn")[0]
     for words in (("--config", "ppo/snake"), ("--config", str(recipes.find_source("ppo/snake")))):
         done = here("config", "show", *words, "algo.name=pqn")
-        assert done.code == 2 and "ppo/snake is a recipe for ppo, whose values mean nothing to algo.name=pqn: take pqn/snake" in done.err
+        assert (
+            done.code == 2
+            and "ppo/snake is a recipe for ppo, whose values mean nothing to algo.name=pqn: take pqn/snake" in done.err
+        )
     done = here("config", "show", "--config", "swingup", "algo.name=mine.py:Mine")
     assert done.code == 2 and "for its defaults: operant train swingup algo.name=mine.py:Mine" in done.err
 
 
 def test_a_recipe_is_found_by_its_environment(here):
-    assert shown(here, "--config", "cartpole") == shown(here, "--config", "ppo") == shown(here, "--config", "ppo/cartpole")
+    assert (
+        shown(here, "--config", "cartpole") == shown(here, "--config", "ppo") == shown(here, "--config", "ppo/cartpole")
+    )
 
 
 # NAMES OF RUNS
@@ -110,9 +141,13 @@ def test_a_name_that_cannot_be_one_starts_nothing(here, tmp_path, monkeypatch, w
 
 def test_the_list_of_commands_is_not_cut(tmp_path):
     place = environment(tmp_path) | {"COLUMNS": "80"}
-    done = subprocess.run([sys.executable, "-m", "operant.cli", "--help"], env=place, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "operant.cli", "--help"], env=place, capture_output=True, text=True, check=True
+    )
     commands = done.stdout.partition("Commands:\n")[2].splitlines()
-    assert len(commands) >= 20 and all(re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and not line.endswith("...") for line in commands)
+    assert len(commands) >= 20 and all(
+        re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and not line.endswith("...") for line in commands
+    )
 
 
 def test_keys_are_shown_with_what_they_mean(here):
@@ -131,6 +166,18 @@ def test_another_package_called_monitor_is_told(tmp_path):
     place = environment(tmp_path)
     place["PYTHONPATH"] = os.pathsep.join((str(tmp_path), place["PYTHONPATH"]))
     for words in (("monitor", "--once"), ("train", "--monitor", "--name", "x")):
-        done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=tmp_path, env=place, capture_output=True, text=True, check=False)
-        assert done.returncode == 4 and "`import monitor` finds" in done.stderr and "monitor.py" in done.stderr and "Traceback" not in done.stderr
+        done = subprocess.run(
+            [sys.executable, "-m", "operant.cli", *words],
+            cwd=tmp_path,
+            env=place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (
+            done.returncode == 4
+            and "`import monitor` finds" in done.stderr
+            and "monitor.py" in done.stderr
+            and "Traceback" not in done.stderr
+        )
     assert not (tmp_path / "runs" / "x").exists()

@@ -1,4 +1,6 @@
-"""The replay of an off-policy run beside its checkpoints: a resume with it is to the bit, without it a warm one, and neither is refused."""
+"""The replay of an off-policy run beside its checkpoints: a resume with it is to the bit, without it a warm one, and
+neither is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ WORDS = ("algo.name=dqn", f"algo.learning_starts={2 * ITERATION}", "algo.replay_
 def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
     """`operant resume RUN words --from start`, in this process."""
     asked = request.to_resume(run.config_path, words)
-    runs.update_document(run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()})
+    runs.update_document(
+        run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()}
+    )
     worker.work(run.path, resume=start)
 
 
@@ -51,13 +55,18 @@ def whole(here, tmp_path) -> runs.Run:
 
 def test_a_resume_with_its_replay_is_to_the_bit(here, whole, tmp_path):
     (path,) = replays(whole)
-    assert path.name == f"replay-step-{4 * ITERATION:012d}" and not any(name.startswith("replay/") for name in stored(whole))
+    assert path.name == f"replay-step-{4 * ITERATION:012d}" and not any(
+        name.startswith("replay/") for name in stored(whole)
+    )
     go_on(whole, f"run.steps={8 * ITERATION}")
     resumed, ring = tensors(whole.path), read(replays(whole)[-1])
     assert inline(here, f"run.steps={8 * ITERATION}", *WORDS, "--name", "straight").code == 0
     straight = next(run for run in runs.list_runs(tmp_path / "runs", everywhere=False) if run.id == "straight")
     assert tensors(straight.path) == resumed
-    assert all(torch.equal(value, ring[name]) for name, value in read(replays(straight)[-1]).items()) and ring["replay/ticks"].item() == 8 * 16
+    assert (
+        all(torch.equal(value, ring[name]) for name, value in read(replays(straight)[-1]).items())
+        and ring["replay/ticks"].item() == 8 * 16
+    )
 
 
 def stored(run: runs.Run) -> set[str]:
@@ -103,21 +112,30 @@ def test_without_a_sound_replay_a_resume_is_a_warm_one(whole, spoil, caplog):
         names = [metric.name for metric in reader.metrics]
         fill = [record.values[names.index("replay_fill")] for record in reader.since(0)]
         updates = [record.values[names.index("td_error")] for record in reader.since(0)]
-    assert fill == sorted(fill) and fill[-1] == pytest.approx(4 * ITERATION / 16_000, rel=0.01) and updates[0] == 0.0 < updates[-1]
+    assert (
+        fill == sorted(fill)
+        and fill[-1] == pytest.approx(4 * ITERATION / 16_000, rel=0.01)
+        and updates[0] == 0.0 < updates[-1]
+    )
     assert tensors(whole.path) != before
 
 
 def test_a_replay_of_another_shape_starts_empty(whole, caplog):
     with caplog.at_level(logging.INFO):
         go_on(whole, f"run.steps={6 * ITERATION}", "algo.replay_capacity=8k")
-    assert "warm resume: the replay starts empty: for replay/action it has I32 [250, 64, 1], this configuration I32 [125, 64, 1]" in caplog.text
+    assert (
+        "warm resume: the replay starts empty: for replay/action it has I32 [250, 64, 1], this configuration I32 "
+        "[125, 64, 1]" in caplog.text
+    )
 
 
 def test_false_saves_none_and_says_so(here, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert inline(here, f"run.steps={4 * ITERATION}", *WORDS, "checkpoint.replay=false").code == 0
     run = the_run(tmp_path)
-    assert replays(run) == [] and "is not saved: checkpoint.replay = false. checkpoint.replay=true saves it" in caplog.text
+    assert (
+        replays(run) == [] and "is not saved: checkpoint.replay = false. checkpoint.replay=true saves it" in caplog.text
+    )
     assert json.loads((sorted(run.checkpoints_path.glob("step-*"))[-1] / "state.json").read_text())["tier"] == "train"
     go_on(run, f"run.steps={6 * ITERATION}", "checkpoint.replay=true")
     assert "warm resume: the replay starts empty: it was not saved" in caplog.text and len(replays(run)) == 1
@@ -128,7 +146,11 @@ def test_auto_leaves_nine_tenths_of_the_free_disk(here, tmp_path, caplog, monkey
     with caplog.at_level(logging.INFO):
         assert inline(here, f"run.steps={2 * ITERATION}", *WORDS).code == 0
     run = the_run(tmp_path)
-    assert replays(run) == [] and "it is larger than 10 % of the 2.86 MiB free on the disk" in caplog.text and "warm resume: the replay (" in caplog.text
+    assert (
+        replays(run) == []
+        and "it is larger than 10 % of the 2.86 MiB free on the disk" in caplog.text
+        and "warm resume: the replay (" in caplog.text
+    )
     go_on(run, f"run.steps={4 * ITERATION}", "checkpoint.replay=true")
     assert len(replays(run)) == 1
 
@@ -136,9 +158,18 @@ def test_auto_leaves_nine_tenths_of_the_free_disk(here, tmp_path, caplog, monkey
 def test_a_disk_without_room_for_it_costs_no_checkpoint(here, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(atomic, "free_bytes", lambda where: 1_000_000)
     with caplog.at_level(logging.INFO):
-        assert inline(here, f"run.steps={2 * ITERATION}", *WORDS, "algo.replay_capacity=64k", "checkpoint.replay=true").code == 0
+        assert (
+            inline(
+                here, f"run.steps={2 * ITERATION}", *WORDS, "algo.replay_capacity=64k", "checkpoint.replay=true"
+            ).code
+            == 0
+        )
     run = the_run(tmp_path)
-    assert replays(run) == [] and "is not saved: the disk is short of room" in caplog.text and list(run.checkpoints_path.glob("step-*"))
+    assert (
+        replays(run) == []
+        and "is not saved: the disk is short of room" in caplog.text
+        and list(run.checkpoints_path.glob("step-*"))
+    )
 
 
 def test_never_more_than_two_lie_there_and_the_best_has_none(here, tmp_path, monkeypatch):
@@ -149,13 +180,25 @@ def test_never_more_than_two_lie_there_and_the_best_has_none(here, tmp_path, mon
         most.append(len([other for other in atomic.list_names(root) if "replay" in other]))
 
     monkeypatch.setattr(atomic, "commit", counted)
-    words = (f"run.steps={12 * ITERATION}", *WORDS, "checkpoint.replay=true", "eval.every=1", "eval.episodes=8", "checkpoint.keep=20")
+    words = (
+        f"run.steps={12 * ITERATION}",
+        *WORDS,
+        "checkpoint.replay=true",
+        "eval.every=1",
+        "eval.episodes=8",
+        "checkpoint.keep=20",
+    )
     assert inline(here, *words).code == 0
     run = the_run(tmp_path)
     assert max(most) == 2 and [path.name for path in replays(run)] == [f"replay-step-{12 * ITERATION:012d}"]
     saved = [int(path.name.split("-")[1]) // ITERATION for path in run.checkpoints_path.glob("step-*")]
-    document = {step: json.loads((run.checkpoints_path / f"step-{step * ITERATION:012d}" / "state.json").read_text()) for step in saved}
-    assert {document[step]["tier"] for step in saved if step % 2} <= {"train"} and {document[step]["tier"] for step in saved if step % 2 == 0} == {"all"}
+    document = {
+        step: json.loads((run.checkpoints_path / f"step-{step * ITERATION:012d}" / "state.json").read_text())
+        for step in saved
+    }
+    assert {document[step]["tier"] for step in saved if step % 2} <= {"train"} and {
+        document[step]["tier"] for step in saved if step % 2 == 0
+    } == {"all"}
 
 
 def test_auto_waits_for_it_a_twentieth_of_the_time_at_most_but_for_the_last(here, tmp_path, monkeypatch):
@@ -176,7 +219,14 @@ def test_auto_waits_for_it_a_twentieth_of_the_time_at_most_but_for_the_last(here
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])
 def test_continuous_actions_too(here, tmp_path, caplog, algo):
-    words = ("pendulum", f"algo.name={algo}", "algo.learning_starts=1024", "algo.batch_size=64", "algo.updates_per_step=0.25", "net.hidden=[16,16]")
+    words = (
+        "pendulum",
+        f"algo.name={algo}",
+        "algo.learning_starts=1024",
+        "algo.batch_size=64",
+        "algo.updates_per_step=0.25",
+        "net.hidden=[16,16]",
+    )
     assert inline(here, f"run.steps={4 * ITERATION}", *words, "algo.replay_capacity=16k").code == 0
     run = the_run(tmp_path)
     flip(replays(run)[-1])
@@ -197,4 +247,7 @@ def test_how_large_it_is_is_shown_in_the_monitor(whole):
 def test_what_saving_took_is_told(whole):
     with Reader(whole.metrics_path) as reader:
         lines = [event.text for event in reader.events()]
-    assert any(line.startswith(f"checkpoint of step {4 * ITERATION:,}, with its replay (") and line.endswith(" s)") for line in lines), lines
+    assert any(
+        line.startswith(f"checkpoint of step {4 * ITERATION:,}, with its replay (") and line.endswith(" s)")
+        for line in lines
+    ), lines

@@ -1,4 +1,6 @@
-"""Resuming: what a checkpoint means is what it meant when it was made, steps are counted, and what cannot go on is refused before anything changes."""
+"""Resuming: what a checkpoint means is what it meant when it was made, steps are counted, and what cannot go on is
+refused before anything changes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def records(run: runs.Run) -> list[SimpleNamespace]:
     """Those of the last session: step and values by name."""
     with Reader(run.metrics_path) as reader:
         names = [metric.name.replace("/", "_") for metric in reader.metrics]
-        return [SimpleNamespace(step=record.step, **dict(zip(names, record.values, strict=True))) for record in reader.since(0)]
+        return [
+            SimpleNamespace(step=record.step, **dict(zip(names, record.values, strict=True)))
+            for record in reader.since(0)
+        ]
 
 
 # WHAT A CHECKPOINT MEANS
@@ -71,7 +76,9 @@ def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp
     manifest, files = store(run).load_files()
     assert files.pop("config.toml").decode() == run.config_path.read_text() and found.config is not None
     played = here("eval", run.id, "--episodes", "8", "--json").out
-    store(run).save_files(found.manifest.step, files["tensors.safetensors"], files["state.json"], session=manifest.session)
+    store(run).save_files(
+        found.manifest.step, files["tensors.safetensors"], files["state.json"], session=manifest.session
+    )
     assert store(run).newest().config is None and here("eval", run.id, "--episodes", "8", "--json").out == played
     go_on(run, f"run.steps={4 * ITERATION}")
     assert store(run).newest().manifest.step == 4 * ITERATION and store(run).newest().config is not None
@@ -80,21 +87,36 @@ def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.soak)])
 def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, caplog, name):
     """As those of Count Recall and Higher Lower, whose state grew: the policy and all that learns it go on."""
-    assert inline(here, f"run.steps={2 * ITERATION}", f"algo.name={name}", *(["algo.replay_capacity=100k"] if name == "dqn" else [])).code == 0
+    assert (
+        inline(
+            here,
+            f"run.steps={2 * ITERATION}",
+            f"algo.name={name}",
+            *(["algo.replay_capacity=100k"] if name == "dqn" else []),
+        ).code
+        == 0
+    )
     run = the_run(tmp_path)
     found = store(run).load()
     manifest, files = store(run).load_files()
     tensors = {**found.tensors, "world/state": found.tensors["world/state"][:-1]}
-    store(run).save_files(found.step, pack(tensors), files["state.json"], files["config.toml"], session=manifest.session)
+    store(run).save_files(
+        found.step, pack(tensors), files["state.json"], files["config.toml"], session=manifest.session
+    )
     with caplog.at_level(logging.INFO):
         go_on(run, f"run.steps={4 * ITERATION}")
     assert "warm resume: every lane begins a new episode: the environment's state is another than it was" in caplog.text
     assert "the best starts anew, since returns no longer compare: the environment's state" in caplog.text
     after = store(run).load()
-    assert after.step == 4 * ITERATION and int(after.tensors["world/tick"]) == int(found.tensors["world/tick"]) + 2 * ITERATION // 64 + 1
+    assert (
+        after.step == 4 * ITERATION
+        and int(after.tensors["world/tick"]) == int(found.tensors["world/tick"]) + 2 * ITERATION // 64 + 1
+    )
     del tensors["world/tick"]
     store(run).save_files(after.step, pack(tensors), files["state.json"], files["config.toml"], session=9)
-    with pytest.raises(ConfigError, match=r"does not fit checkpoint step-0+4096: world/tick: the checkpoint has nothing"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit checkpoint step-0+4096: world/tick: the checkpoint has nothing"
+    ):
         go_on(run, f"run.steps={6 * ITERATION}")
 
 
@@ -104,7 +126,12 @@ def test_a_checkpoint_that_is_damaged_or_gone_ends_every_command_with_3(here, tm
     (folder,) = run.checkpoints_path.glob("step-*")
     for name in ("tensors.safetensors", "manifest.json"):
         (folder / name).write_bytes(b"{}")
-        for words in (("eval", run.id), ("eval", run.id, "--checkpoint", "7"), ("eval", folder), ("export", "policy", run.id)):
+        for words in (
+            ("eval", run.id),
+            ("eval", run.id, "--checkpoint", "7"),
+            ("eval", folder),
+            ("export", "policy", run.id),
+        ):
             done = here(*words)
             assert done.code == 3 and done.err.count(" skipped: ") <= 1, (words, done.err)
         with pytest.raises(BadFileError, match="no sound checkpoint") as refused:
@@ -149,11 +176,17 @@ def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_
     run = the_run(tmp_path)
     written = run.config_path.read_text()
     run.config_path.write_text(written.replace('activation = "tanh"', 'activation = "relu"'))
-    with pytest.raises(ConfigError, match=r"net.activation cannot change on a resume: .* The checkpoint has 'tanh' \(got 'relu'\)"):
+    with pytest.raises(
+        ConfigError, match=r"net.activation cannot change on a resume: .* The checkpoint has 'tanh' \(got 'relu'\)"
+    ):
         go_on(run, f"run.steps={4 * ITERATION}")
     assert here("eval", run.id, "--episodes", "2").code == 0
     refused = here("resume", run.id, "net.activation=gelu", "run.steps=1M")
-    assert refused.code == 2 and "net.activation cannot change" in refused.err and "The run has 'tanh' (got net.activation=gelu)" in refused.err
+    assert (
+        refused.code == 2
+        and "net.activation cannot change" in refused.err
+        and "The run has 'tanh' (got net.activation=gelu)" in refused.err
+    )
     go_on(run, f"run.steps={4 * ITERATION}", "net.activation=tanh")
     assert load.load(run.config_path).net.activation == "tanh"
 
@@ -178,12 +211,21 @@ def test_another_horizon_trains_until_the_steps_are_done(here, tmp_path, horizon
 @pytest.mark.parametrize("name", ["pqn", "dqn"])
 def test_the_schedules_of_every_algorithm_follow_steps(here, tmp_path, name):
     """Epsilon goes from 1 to 0 over 16 iterations of the first horizon."""
-    words = (f"algo.name={name}", "algo.epsilon_end=0", f"algo.epsilon_steps={16 * ITERATION}", *(["algo.learning_starts=0"] if name == "dqn" else []))
+    words = (
+        f"algo.name={name}",
+        "algo.epsilon_end=0",
+        f"algo.epsilon_steps={16 * ITERATION}",
+        *(["algo.learning_starts=0"] if name == "dqn" else []),
+    )
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP, *words).code == 0
     run = the_run(tmp_path)
     go_on(run, f"run.steps={12 * ITERATION}", "algo.horizon=64", "run.record_hz=1000")
     after = records(run)
-    assert after[-1].step == 12 * ITERATION and after[0].epsilon == pytest.approx(0.5) and load.load(run.config_path).algo.horizon == 64
+    assert (
+        after[-1].step == 12 * ITERATION
+        and after[0].epsilon == pytest.approx(0.5)
+        and load.load(run.config_path).algo.horizon == 64
+    )
 
 
 def test_a_best_one_takes_no_replay_away(here, tmp_path):
@@ -191,11 +233,18 @@ def test_a_best_one_takes_no_replay_away(here, tmp_path):
     words = ("algo.name=dqn", "algo.learning_starts=0", "algo.replay_capacity=100k", "checkpoint.replay=true")
     assert inline(here, f"run.steps={4 * ITERATION}", *KEEP, *words).code == 0
     run = the_run(tmp_path)
-    go_on(run, f"run.steps={8 * ITERATION}", "eval.every=1", "checkpoint.every=4")  # which begins with the evaluation that its first step lacks
-    held = {step: json.loads((run.checkpoints_path / f"step-{step:012d}" / "state.json").read_text()) for step in store(run).steps()}
+    # which begins with the evaluation that its first step lacks
+    go_on(run, f"run.steps={8 * ITERATION}", "eval.every=1", "checkpoint.every=4")
+    held = {
+        step: json.loads((run.checkpoints_path / f"step-{step:012d}" / "state.json").read_text())
+        for step in store(run).steps()
+    }
     best = {step: store(run).newest(step).manifest.best for step in held}
     assert best[4 * ITERATION] and held[4 * ITERATION]["tier"] == "all"
-    assert all(document["tier"] == ("train" if best[step] and step % (4 * ITERATION) else "all") for step, document in held.items())
+    assert all(
+        document["tier"] == ("train" if best[step] and step % (4 * ITERATION) else "all")
+        for step, document in held.items()
+    )
     assert len({document["tensor_bytes"] for document in held.values()}) == 1
 
 
@@ -223,9 +272,12 @@ def test_more_steps_do_not_raise_the_learning_rate_again(here, tmp_path, caplog)
 def test_a_run_that_was_rewound_goes_on_from_what_came_after_the_rewind(here, tmp_path):
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP).code == 0
     run = the_run(tmp_path)
-    go_on(run, f"run.steps={4 * ITERATION}", start=str(2 * ITERATION))  # and is then killed, as far as its checkpoints tell
+    # and is then killed, as far as its checkpoints tell
+    go_on(run, f"run.steps={4 * ITERATION}", start=str(2 * ITERATION))
     runs.update_document(run.path, steps=8 * ITERATION)
-    run.config_path.write_text(run.config_path.read_text().replace(f"steps = {4 * ITERATION}\n", f"steps = {8 * ITERATION}\n"))
+    run.config_path.write_text(
+        run.config_path.read_text().replace(f"steps = {4 * ITERATION}\n", f"steps = {8 * ITERATION}\n")
+    )
     assert store(run).steps()[-1] == 8 * ITERATION and store(run).newest().manifest.step == 4 * ITERATION
     resumed = here("resume", run.id)
     assert resumed.code == 0, resumed.err
@@ -237,7 +289,10 @@ def test_of_three_resumes_at_once_one_trains_and_two_are_refused(here, tmp_path)
     assert inline(here, f"run.steps={2 * ITERATION}", *KEEP).code == 0
     run = the_run(tmp_path)
     command = [sys.executable, "-m", "operant.cli", "resume", run.id, "run.steps=1G", "--detach"]
-    started = [subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    started = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
     try:
         assert sorted(code for _, code in ended) == [0, 6, 6], ended
@@ -274,7 +329,9 @@ def test_an_old_checkpoint_that_is_not_finite_is_not_trained_on(here, tmp_path):
     last = store(run).load()
     last.tensors["return/weight"][:] = torch.inf
     store(run).save(last.step, last.tensors, last.document, session=1, config=last.config.read_text())
-    with pytest.raises(BadFileError, match=r"cannot be trained on: 1 of 1 numbers of return/weight are not finite.*--from STEP"):
+    with pytest.raises(
+        BadFileError, match=r"cannot be trained on: 1 of 1 numbers of return/weight are not finite.*--from STEP"
+    ):
         go_on(run, f"run.steps={8 * ITERATION}")
     go_on(run, f"run.steps={8 * ITERATION}", start=str(2 * ITERATION))
 
@@ -283,10 +340,22 @@ def test_an_old_checkpoint_that_is_not_finite_is_not_trained_on(here, tmp_path):
 def test_values_that_enter_hidden_by_a_normalizer_end_the_run_with_their_cause(here, tmp_path, field, value):
     """Both are clipped before they are learned from; the normalizers are not finite from then on."""
     breaking = f"reward = float32({value})" if field == "reward" else f"s[0] = float32({value})"
-    (tmp_path / "odd.py").write_text(MY_ENV.replace("1_000_000", "40").replace("reward = float32(nan)", breaking).replace("32, nan", "32, nan, inf"))
-    words = ("--env", "odd.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000", "algo.normalize_rewards=true", "algo.normalize_observations=true")
+    (tmp_path / "odd.py").write_text(
+        MY_ENV.replace("1_000_000", "40").replace("reward = float32(nan)", breaking).replace("32, nan", "32, nan, inf")
+    )
+    words = (
+        "--env",
+        "odd.py",
+        "run.steps=1M",
+        "checkpoint.every=1",
+        "run.record_hz=1000",
+        "algo.normalize_rewards=true",
+        "algo.normalize_observations=true",
+    )
     done = inline(here, *words)
-    assert done.code == 5 and f"in iteration 3: the environment's {field} was {value} in lane 0 at step " in done.err, done.err
+    assert done.code == 5 and f"in iteration 3: the environment's {field} was {value} in lane 0 at step " in done.err, (
+        done.err
+    )
     assert "not the learning rate" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
     assert store(the_run(tmp_path)).newest().manifest.step == 2 * ITERATION
 
@@ -295,4 +364,7 @@ def test_a_decay_that_ends_before_the_run_is_told_at_its_start(here, tmp_path, c
     """As of a new run with an old run's configuration, which names the step."""
     with caplog.at_level(logging.WARNING):
         inline(here, f"run.steps={2 * ITERATION}", "algo.anneal_steps=1500")
-    assert f"the learning rate decays to 0 at step 1,500 of {2 * ITERATION:,}: algo.anneal_steps={2 * ITERATION} moves that" in caplog.text
+    assert (
+        f"the learning rate decays to 0 at step 1,500 of {2 * ITERATION:,}: algo.anneal_steps={2 * ITERATION} "
+        "moves that" in caplog.text
+    )

@@ -1,4 +1,6 @@
-"""Targets: a lucky evaluation ends no run, fresh episodes decide, and log, evaluations.jsonl, `show`, the monitor and a resume tell of the same."""
+"""Targets: a lucky evaluation ends no run, fresh episodes decide, and log, evaluations.jsonl, `show`, the monitor and a
+resume tell of the same.
+"""
 
 from __future__ import annotations
 
@@ -39,28 +41,56 @@ def test_lucky_evaluations_end_no_run(here, tmp_path, lottery, caplog):
     assert 2 <= len(lucky) < 12 and all(line["mean"] < 0.7 for line in lines)
     for line in lucky:
         told = line["confirmation"]
-        assert (told["target"], told["reached"], told["first_episodes"], line["episodes"]) == (0.7, False, 1, 1024) and told["first_mean"] >= 0.7
+        assert (told["target"], told["reached"], told["first_episodes"], line["episodes"]) == (
+            0.7,
+            False,
+            1,
+            1024,
+        ) and told["first_mean"] >= 0.7
         assert f"{text.number(line['mean'])} ±{text.number(line['ci95'])}, do not confirm it" in caplog.text
-    assert described["eval_return"] == pytest.approx(lines[-1]["mean"]) and described["best_return"] == pytest.approx(max(line["mean"] for line in lines))
+    assert described["eval_return"] == pytest.approx(lines[-1]["mean"]) and described["best_return"] == pytest.approx(
+        max(line["mean"] for line in lines)
+    )
     assert "finished: all steps done" in caplog.text
     shown = here("monitor", "--once", str(run.path)).out
     assert "all steps done in" in shown and "eval 0.512 (target 0.7 not r" in shown
 
 
 def test_a_target_that_fresh_episodes_confirm_ends_the_run(here, tmp_path, lottery, caplog):
-    words = (f"run.steps={12 * ITERATION}", "eval.every=1", "eval.episodes=64", "run.target=0.7", "env.params.luck=0.5", "--name", "sure")
+    words = (
+        f"run.steps={12 * ITERATION}",
+        "eval.every=1",
+        "eval.episodes=64",
+        "run.target=0.7",
+        "env.params.luck=0.5",
+        "--name",
+        "sure",
+    )
     with caplog.at_level(logging.INFO):
         assert inline(here, "lottery.py", *words).code == 0
     (line,) = lines_of(the_run(tmp_path))
     described = runs.describe(the_run(tmp_path))
     assert line["confirmation"]["reached"] and line["mean"] - line["ci95"] >= 0.7 and line["episodes"] >= 1024
-    assert (described["target_reached"], described["step"], described["eval_return"]) == (True, ITERATION, pytest.approx(line["mean"]))
+    assert (described["target_reached"], described["step"], described["eval_return"]) == (
+        True,
+        ITERATION,
+        pytest.approx(line["mean"]),
+    )
     assert "confirm it" in caplog.text and f"target 0.7 reached after {ITERATION:,} steps" in caplog.text
     assert "target 0.7 reached" in here("monitor", "--once", str(the_run(tmp_path).path)).out
 
 
 def test_a_resume_confirms_with_the_same_episodes(here, tmp_path, lottery):
-    words = (f"run.steps={8 * ITERATION}", "eval.every=1", "eval.episodes=1", "run.target=0.6", "checkpoint.every=2", "checkpoint.keep=9", "--name", "again")
+    words = (
+        f"run.steps={8 * ITERATION}",
+        "eval.every=1",
+        "eval.episodes=1",
+        "run.target=0.6",
+        "checkpoint.every=2",
+        "checkpoint.keep=9",
+        "--name",
+        "again",
+    )
     assert inline(here, "lottery.py", *words).code == 0
     run = the_run(tmp_path)
     before = lines_of(run)

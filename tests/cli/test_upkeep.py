@@ -24,9 +24,10 @@ ROWS = [(10 * k, (float(k), 1.0, NAN, 0.01)) for k in range(1, 9)]
 def three(here, tmp_path):
     root = tmp_path / "runs"
     return [
-        made(root, "one", ROWS, env="cartpole", algo="ppo", config="[run]\nseed = 1\n"), made(root, "two", ROWS[:3], env="go", algo="ppo"),
+        made(root, "one", ROWS, env="cartpole", algo="ppo", config="[run]\nseed = 1\n"),
+        made(root, "two", ROWS[:3], env="go", algo="ppo"),
         made(root, "six", ROWS, env="go", algo="sac", state=None),
-    ]  # fmt: skip
+    ]
 
 
 def listed(here, *words):
@@ -38,7 +39,12 @@ def listed(here, *words):
 def test_notes_and_tags_lie_beside_the_run(three, here):
     assert here("note", "one").out == "one  no tags  no note\n"
     assert here("note", "one", "learns\nslowly \x1b[31m", "--tag", "paper", "--tag", "a.1").code == 0
-    assert json.loads(here("note", "one", "--json").out) == {"schema": 1, "id": "one", "note": "learns slowly [31m", "tags": ["a.1", "paper"]}
+    assert json.loads(here("note", "one", "--json").out) == {
+        "schema": 1,
+        "id": "one",
+        "note": "learns slowly [31m",
+        "tags": ["a.1", "paper"],
+    }
     shown = json.loads(here("show", "one", "--json").out)
     assert shown["tags"] == ["a.1", "paper"] and "\x1b" not in shown["note"]
     assert here("note", "one", "", "--untag", "a.1").out == "one  paper  no note\n"
@@ -51,8 +57,14 @@ def test_notes_and_tags_lie_beside_the_run(three, here):
 def test_the_list_is_filtered_and_sorted(three, here):
     assert listed(here) == ["six", "two", "one"]
     here("note", "two", "--tag", "paper")
-    assert listed(here, "--tag", "paper") == ["two"] and listed(here, "--env", "go") == ["six", "two"] and listed(here, "--algo", "sac") == ["six"]
-    assert listed(here, "--sort", "return") == ["six", "one", "two"] and listed(here, "--sort", "step", "--limit", "1") == ["six"]
+    assert (
+        listed(here, "--tag", "paper") == ["two"]
+        and listed(here, "--env", "go") == ["six", "two"]
+        and listed(here, "--algo", "sac") == ["six"]
+    )
+    assert listed(here, "--sort", "return") == ["six", "one", "two"] and listed(
+        here, "--sort", "step", "--limit", "1"
+    ) == ["six"]
     assert listed(here, "--sort", "id") == ["one", "six", "two"]
     assert here("runs").out.splitlines()[0].endswith("age  tags") and "paper" in here("runs").out
     assert here("runs", "--tag", "none").err == "no such runs\n" and here("runs", "--sort", "luck").code == 2
@@ -61,15 +73,19 @@ def test_the_list_is_filtered_and_sorted(three, here):
 def test_these_commands_import_nothing_heavy(three, here, tmp_path):
     program = (
         "import sys; from operant import cli\n"
-        "for words in (['runs'], ['note', 'one', 'x'], ['du'], ['archive', 'one'], ['export', 'metrics', 'one'], ['compare', '--help']):\n"
+        "for words in (['runs'], ['note', 'one', 'x'], ['du'], ['archive', 'one'], ['export', 'metrics', 'one'], "
+        "['compare', '--help']):\n"
         "    sys.argv = ['operant', *words]\n"
         "    try: cli.main()\n"
         "    except SystemExit as ended: assert not ended.code, words\n"
-        "heavy = {'torch', 'numba', 'matplotlib', 'scipy', 'onnx', 'pydantic', 'rich', 'textual', 'wandb', 'pyarrow'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numba', 'matplotlib', 'scipy', 'onnx', 'pydantic', 'rich', 'textual', 'wandb', 'pyarrow'} "
+        "& set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     place = os.environ | {"PYTHONPATH": str(Path(folders.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=place, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=place, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -99,7 +115,11 @@ def test_du_shows_the_largest_first(three, here):
     assert document["runs"][0]["id"] == "two" and document["runs"][0]["checkpoints"] >= 1 << 20
     assert document["total"] == sum(row["total"] for row in document["runs"])
     lines = here("du").out.splitlines()
-    assert lines[0].split() == ["total", "checkpoints", "history", "id"] and lines[1].endswith("two") and lines[-1].endswith("3 runs")
+    assert (
+        lines[0].split() == ["total", "checkpoints", "history", "id"]
+        and lines[1].endswith("two")
+        and lines[-1].endswith("3 runs")
+    )
 
 
 def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
@@ -117,9 +137,13 @@ def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
     }
     run = folders.load(tmp_path / "runs" / "one")
     assert [list(chunk.step) for chunk in history.read(run.path / "history")] == [[row[0] for row in ROWS]]
-    assert not (run.path / "run.lock").exists() and not [name for name in os.listdir(tmp_path / "runs") if name.startswith(".")]
+    assert not (run.path / "run.lock").exists() and not [
+        name for name in os.listdir(tmp_path / "runs") if name.startswith(".")
+    ]
     elsewhere = here("restore", "one.tar.gz", "--runs", "other")
-    assert elsewhere.out == "other/one\n" and not folders.recorded(folders.load(tmp_path / "other" / "one")), "its code is not trusted"
+    assert elsewhere.out == "other/one\n" and not folders.recorded(folders.load(tmp_path / "other" / "one")), (
+        "its code is not trusted"
+    )
 
 
 def test_a_live_run_is_not_archived(here, started):
@@ -139,7 +163,10 @@ def test_an_archive_reaches_nothing_outside(here, tmp_path, name):
             packed.addfile(entry, io.BytesIO(data))
     done = here("restore", "bad.tar.gz")
     assert done.code == 3 and "bad.tar.gz is no archive of a run: it holds" in done.err
-    assert sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs", "state"] or sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs"]
+    assert sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs", "state"] or sorted(os.listdir(tmp_path)) == [
+        "bad.tar.gz",
+        "runs",
+    ]
     assert os.listdir(tmp_path / "runs") == []
 
 

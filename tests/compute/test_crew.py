@@ -1,4 +1,6 @@
-"""Threads that share the indices of a kernel: the numbers of one launch, whoever takes which piece, and an end whatever happens."""
+"""Threads that share the indices of a kernel: the numbers of one launch, whoever takes which piece, and an end whatever
+happens.
+"""
 
 from typing import Any, NamedTuple
 
@@ -45,7 +47,7 @@ def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, th
             given = [shared.order(*part, offset) for part in ((0, 1), (1, 400), (400, 400), (400, 999), (999, COUNT))]
             for number in given:
                 shared.finish(number)
-                assert numbers.times[:[1, 400, 400, 999, COUNT][number]].eq(offset + 1).all()
+                assert numbers.times[: [1, 400, 400, 999, COUNT][number]].eq(offset + 1).all()
     assert np.array_equal(numbers.value.numpy(), 3 * (3 * np.arange(COUNT) + 3))
 
 

@@ -11,7 +11,7 @@ from operant import envs
 from operant.compute.fingerprint import UnknownValueError, fingerprint, is_versioned
 from operant.worlds.lane import reset_body, step_body
 
-HELPERS = '''
+HELPERS = """
 from numpy import float32
 from operant.envs import device, device_call
 
@@ -24,9 +24,9 @@ def inner(x):
 @device_call
 def outer(x):
     return inner(x) + float32(1.0)
-'''
+"""
 
-RULES = '''
+RULES = """
 import enum
 import math
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def make(step):
     return body
 
 BODY = make(3)
-'''
+"""
 
 
 def load(name, text):
@@ -143,7 +143,11 @@ def test_what_is_not_compiled_in_does_not(body, change):
 
 UNKNOWN = {
     "an object": ("rules", "LIMIT = 7", "LIMIT = object()"),
-    "an undecorated function": ("rules", "@device\n    def body", "def plain():\n        return 1\n    LIMIT = plain\n    @device\n    def body"),
+    "an undecorated function": (
+        "rules",
+        "@device\n    def body",
+        "def plain():\n        return 1\n    LIMIT = plain\n    @device\n    def body",
+    ),
     "an undecorated helper": ("helpers", "@device_call\ndef", "def"),
     "a class": ("rules", "LIMIT = 7", "class LIMIT: pass"),
     "an instance of a tuple's kind": ("rules", "LIMIT = 7", "class Odd(tuple): pass\nLIMIT = Odd((7,))"),
@@ -162,7 +166,10 @@ def test_what_cannot_be_told_from_its_value_has_none(body, change):
 
 
 def test_a_name_without_a_value_yet_has_none():
-    text = "from operant.envs import device\ndef make():\n    @device\n    def body(i):\n        return later\n    yield body\n    later = 1\n"
+    text = (
+        "from operant.envs import device\ndef make():\n    @device\n    def body(i):\n        return later\n    "
+        "yield body\n    later = 1\n"
+    )
     namespace = load("late", text)
     with pytest.raises(UnknownValueError, match="no value yet"):
         fingerprint(next(namespace.make()))
@@ -170,13 +177,25 @@ def test_a_name_without_a_value_yet_has_none():
 
 
 def test_functions_that_call_each_other_end():
-    text = "from operant.envs import device_call\n@device_call\ndef a(n):\n    return b(n - {}) if n > 0 else 0\n@device_call\ndef b(n):\n    return a(n - 1)\n"
+    text = (
+        "from operant.envs import device_call\n@device_call\ndef a(n):\n    return b(n - {}) if n > 0 else "
+        "0\n@device_call\ndef b(n):\n    return a(n - 1)\n"
+    )
     one, same, other = (load("turns", text.format(step)).a for step in (1, 1, 2))
     assert fingerprint(one) == fingerprint(same) != fingerprint(other)
     del sys.modules["turns"]
 
 
-PAIRS = [((1, 2), (12,)), (("a", "b"), ("ab",)), (((1,), 2), (1, (2,))), ([1], (1,)), (1, True), ("1", b"1"), ((), None), ("", None)]
+PAIRS = [
+    ((1, 2), (12,)),
+    (("a", "b"), ("ab",)),
+    (((1,), 2), (1, (2,))),
+    ([1], (1,)),
+    (1, True),
+    ("1", b"1"),
+    ((), None),
+    ("", None),
+]
 
 
 @pytest.mark.parametrize("one, other", PAIRS, ids=str)
@@ -189,7 +208,11 @@ def test_each_environment_and_its_parameters_have_their_own():
     for name in envs.names():
         env = envs.find(name)
         for params in (env.Params(), env.Params(*(type(value)(value * 2) for value in env.Params()))):
-            found |= {fingerprint(step_body(env, params)), fingerprint(step_body(env, params, False)), fingerprint(reset_body(env, params))}
+            found |= {
+                fingerprint(step_body(env, params)),
+                fingerprint(step_body(env, params, False)),
+                fingerprint(reset_body(env, params)),
+            }
     assert len(found) >= 5 * len(envs.names())  # a reset need not look at parameters
 
 

@@ -1,4 +1,6 @@
-"""Compiled kernels that outlive their process: found where nothing changed, compiled anew where anything did, and never a reason not to run."""
+"""Compiled kernels that outlive their process: found where nothing changed, compiled anew where anything did, and never
+a reason not to run.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def count() -> Iterator[Any]:
 
 @pytest.fixture
 def rules(tmp_path, monkeypatch):
-    """Writes an environment and the module that it imports, changed as asked, and loads it as if this process had just begun."""
+    """Writes an environment and the module that it imports, changed as asked, and loads it as if this process had just
+    begun.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit may have the second and the size of what was there
 
@@ -112,8 +116,12 @@ def rules(tmp_path, monkeypatch):
 
 def probe(path: Path, where: str = "cpu") -> dict[str, Any]:
     """The environment of a file in a new process."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    done = subprocess.run([sys.executable, "-B", str(PROBE), str(path), where], env=variables, capture_output=True, text=True, check=False)
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
+    done = subprocess.run(
+        [sys.executable, "-B", str(PROBE), str(path), where], env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -166,6 +174,7 @@ class Behind(NamedTuple):
     b: Any
     a: Any  # as after an edit of the class
 
+
 def numbers(n=4):
     return torch.zeros(n), torch.ones(n)
 
@@ -194,7 +203,12 @@ def test_the_order_of_a_groups_fields_is_part_of_the_key(count, monkeypatch):
 
 def test_types_of_arguments_are_part_of_the_key(count):
     zeros, ones = numbers()
-    for group in (Ahead(zeros.clone(), ones), Ahead(zeros.double(), ones), Ahead(zeros.clone(), ones.int()), Ahead(zeros.clone(), ones)):
+    for group in (
+        Ahead(zeros.clone(), ones),
+        Ahead(zeros.double(), ones),
+        Ahead(zeros.clone(), ones.int()),
+        Ahead(zeros.clone(), ones),
+    ):
         assert run(Kernel(scaling(1), CPU), group) == [11.0] * 4
     assert len(count.compiled) == 3 and len(count.loaded) == 1
 
@@ -222,7 +236,9 @@ def test_versions_are_part_of_the_key(count, monkeypatch):
     real = jit_cache.metadata.version
     for name in ("numba", "llvmlite", "numpy"):
         run(Kernel(scaling(1), CPU), Ahead(zeros, ones))
-        monkeypatch.setattr(jit_cache.metadata, "version", lambda asked, name=name: "0.0" if asked == name else real(asked))
+        monkeypatch.setattr(
+            jit_cache.metadata, "version", lambda asked, name=name: "0.0" if asked == name else real(asked)
+        )
         run(Kernel(scaling(1), CPU), Ahead(zeros, ones))
         monkeypatch.setattr(jit_cache.metadata, "version", real)
     assert len(count.compiled) == 4
@@ -262,12 +278,16 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
     program = NUMBERED.format(tests=str(PROBE.parent), same=same)
     # Names also hold the flags of compilation, in the order of a set.
     variables = os.environ | {"PYTHONHASHSEED": "0"}
-    return subprocess.run([sys.executable, "-c", program, *map(str, factors)], env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, factors)], env=variables, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.compile
 def test_functions_of_other_processes_do_not_meet_those_of_this_one():
-    """One body comes from the disk, with names that the process that compiled it gave; one of the same names is compiled here."""
+    """One body comes from the disk, with names that the process that compiled it gave; one of the same names is
+    compiled here.
+    """
     assert numbered(1).stdout.split() == ["1", "0"]
     assert numbered(2, 1).stdout.split() == ["1", "1"]
 
@@ -309,7 +329,9 @@ def spoiled(how: str, place: Path) -> None:
             code_store.CodeStore(place).write(path.name, b"coperant.gone\nNothing\n.")
 
 
-@pytest.mark.parametrize("how", ["cut off", "damaged", "another's format", "other contents", "no pickle", "an odd object"])
+@pytest.mark.parametrize(
+    "how", ["cut off", "damaged", "another's format", "other contents", "no pickle", "an odd object"]
+)
 def test_a_file_that_is_not_sound_is_compiled_anew_and_replaced(place, count, how):
     zeros, ones = numbers()
     run(Kernel(scaling(1), CPU), Ahead(zeros.clone(), ones))
@@ -336,9 +358,11 @@ def test_a_folder_that_cannot_be_had_is_told_once(place, count, caplog):
     for factor in (1, 2, 3):
         assert run(Kernel(scaling(factor), CPU), Ahead(zeros.clone(), ones)) == [10.0 + factor] * 4
     assert len(count.compiled) == 3
-    assert [record.message for record in caplog.records if record.levelno > logging.DEBUG and "at each start" in record.message] == [
-        message for message in count.other
-    ]
+    assert [
+        record.message
+        for record in caplog.records
+        if record.levelno > logging.DEBUG and "at each start" in record.message
+    ] == [message for message in count.other]
     assert len(count.other) == 1
 
 
@@ -409,7 +433,9 @@ def test_doctor_tells_where_kernels_are_kept(place, monkeypatch):
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """A Hopper as far as the compiler can see it: kernels become binaries, and only binding them to a context is left out."""
+    """A Hopper as far as the compiler can see it: kernels become binaries, and only binding them to a context is left
+    out.
+    """
     from numba.cuda import codegen, dispatcher
 
     capability = SimpleNamespace(compute_capability=(9, 0))
@@ -442,7 +468,12 @@ def test_a_cuda_kernel_comes_back_with_its_binary(pretended_gpu, count, monkeypa
     assert second._codelibrary.get_cubin().code == first._codelibrary.get_cubin().code
     assert second.entry_name == first.entry_name and second._codelibrary._entry_name == first._codelibrary._entry_name
     assert second.signature == first.signature and second.argument_types == first.argument_types
-    assert (second.cooperative, second.debug, second.extensions, second.launch_config_sensitive) == (False, False, [], False)
+    assert (second.cooperative, second.debug, second.extensions, second.launch_config_sensitive) == (
+        False,
+        False,
+        [],
+        False,
+    )
     monkeypatch.undo()
 
 
@@ -492,7 +523,9 @@ def test_a_second_process_compiles_nothing_on_a_gpu(rules):
     first, second = probe(path, "cuda"), probe(path, "cuda")
     assert first["compiled"] == ["reset_body", "step_body"] and first["loaded"] == [] and first["other"] == []
     assert second["compiled"] == [] and second["loaded"] == ["reset_body", "step_body"] and second["other"] == []
-    assert first["digests"] == second["digests"] and first["digests"][0] == first["digests"][2]  # the last through a captured graph
+    assert (
+        first["digests"] == second["digests"] and first["digests"][0] == first["digests"][2]
+    )  # the last through a captured graph
     rules(("push", "float32(2.0)", "float32(3.0)"), load=False)
     third = probe(path, "cuda")
     assert third["compiled"] == ["step_body"] and third["digests"] != first["digests"]

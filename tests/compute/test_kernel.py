@@ -1,4 +1,5 @@
-"""Every kernel body compiled to PTX for four generations of GPUs, without one: no float64, no function that a GPU does not have.
+"""Every kernel body compiled to PTX for four generations of GPUs, without one: no float64, no function that a GPU does
+not have.
 
 A new body is a new line in `GROUPS`; a test fails until it is there.
 """
@@ -57,21 +58,34 @@ def discount() -> returns.Discount:
 
 
 def seen() -> entry.Seen:
-    return entry.Seen(zeros(T, U, N, dtype=torch.int32), zeros(T, N, dtype=torch.int32), zeros(T + 1, U, N, dtype=torch.int32))
+    return entry.Seen(
+        zeros(T, U, N, dtype=torch.int32), zeros(T, N, dtype=torch.int32), zeros(T + 1, U, N, dtype=torch.int32)
+    )
 
 
 def found() -> entry.Found:
     return entry.Found(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
 
 
-ROWS, OBSERVED, ACTIONS, BATCH = 8, 6, 3, 16  # of a replay's ring, numbers of an observation, actions of which some are legal, samples
+# of a replay's ring, numbers of an observation, actions of which some are legal, samples
+ROWS, OBSERVED, ACTIONS, BATCH = 8, 6, 3, 16
 
 
 def ring() -> transitions.Ring:
     flags, observation = zeros(ROWS, N, dtype=torch.uint8), zeros(ROWS, N, OBSERVED)
     counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
     return transitions.Ring(
-        observation, observation, zeros(ROWS, N, 1), zeros(ROWS, N), flags, flags, zeros(ROWS, N, ACTIONS, dtype=torch.uint8), counts, counts, seed, 1
+        observation,
+        observation,
+        zeros(ROWS, N, 1),
+        zeros(ROWS, N),
+        flags,
+        flags,
+        zeros(ROWS, N, ACTIONS, dtype=torch.uint8),
+        counts,
+        counts,
+        seed,
+        1,
     )
 
 
@@ -87,16 +101,24 @@ def host() -> transitions.Host:
 
 def source() -> transitions.Source:
     flags, legal = zeros(T, N, dtype=torch.uint8), zeros(T + 1, ACTIONS, N, dtype=torch.uint8)
-    return transitions.Source(zeros(T + 1, OBSERVED, N), zeros(T, OBSERVED, N), zeros(T, 1, N), zeros(T, N), flags, flags, legal, N, 1)
+    return transitions.Source(
+        zeros(T + 1, OBSERVED, N), zeros(T, OBSERVED, N), zeros(T, 1, N), zeros(T, N), flags, flags, legal, N, 1
+    )
 
 
 def sample() -> transitions.Sample:
     place = zeros(BATCH, dtype=torch.int32)
-    return transitions.Sample(place, place, zeros(1, BATCH), zeros(BATCH), zeros(BATCH), zeros(U, BATCH), 8, 3, float32(0.99), 0)
+    return transitions.Sample(
+        place, place, zeros(1, BATCH), zeros(BATCH), zeros(BATCH), zeros(U, BATCH), 8, 3, float32(0.99), 0
+    )
 
 
 def copied() -> transitions.Rows:
-    place, words, taken = zeros(BATCH, dtype=torch.int32), zeros(ROWS * N, OBSERVED, dtype=torch.int32), zeros(BATCH, OBSERVED, dtype=torch.int32)
+    place, words, taken = (
+        zeros(BATCH, dtype=torch.int32),
+        zeros(ROWS * N, OBSERVED, dtype=torch.int32),
+        zeros(BATCH, OBSERVED, dtype=torch.int32),
+    )
     legal, out = zeros(ROWS, N, ACTIONS, dtype=torch.uint8), zeros(ACTIONS, BATCH, dtype=torch.uint8)
     return transitions.Rows(words, words, legal, place, place, taken, taken, out, out)
 
@@ -176,7 +198,13 @@ GRID = Env(
     workspace=1,
     tally=("coins",),
 )
-WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "flickering": envs.with_flicker(GRID, 0.5), "masked": GATE, "a masked grid": FILL}
+WORLDS = {
+    **{name: envs.find(name) for name in envs.names()},
+    "a grid": GRID,
+    "flickering": envs.with_flicker(GRID, 0.5),
+    "masked": GATE,
+    "a masked grid": FILL,
+}
 
 
 @device
@@ -185,10 +213,14 @@ def gate_shade(s, p, x, y):
 
 
 def ptx_of_all(body, lanes, slot) -> dict[tuple[int, int], str]:
-    """The PTX for each generation, from one lowering: numba makes no difference between these, and lowering is most of the work."""
+    """The PTX for each generation, from one lowering: numba makes no difference between these, and lowering is most of
+    the work.
+    """
     with ptx._pretended_device(ARCHITECTURES[0]):
         types = kernel.signature(lanes, slot)
-        library, _ = compiler._compile_pyfunc_with_fixup(cuda_shell(body), types, device=False, fastmath=True, cc=ARCHITECTURES[0], abi="numba")
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            cuda_shell(body), types, device=False, fastmath=True, cc=ARCHITECTURES[0], abi="numba"
+        )
     return {capability: library.get_asm_str(cc=capability) for capability in ARCHITECTURES}
 
 
@@ -208,7 +240,9 @@ def check_text(ptx: str, capability: tuple[int, int]) -> None:
 PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two seconds each
 
 
-@pytest.mark.parametrize("name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.compile) for name in WORLDS])
+@pytest.mark.parametrize(
+    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.compile) for name in WORLDS]
+)
 def test_environments(name):
     env = WORLDS[name]
     world = DeviceWorld(env, N, seed=1)
@@ -217,9 +251,16 @@ def test_environments(name):
     for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot)
     if apart:
-        check_ptx(shards_body(env, world.params, env.observation_shards), pixels.Scene(world.lanes.state, world.lanes.int_state), slot)
+        check_ptx(
+            shards_body(env, world.params, env.observation_shards),
+            pixels.Scene(world.lanes.state, world.lanes.int_state),
+            slot,
+        )
     if env.pixel_shader is not None:
-        scene, canvas = pixels.Scene(world.lanes.state, world.lanes.int_state), pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
+        scene, canvas = (
+            pixels.Scene(world.lanes.state, world.lanes.int_state),
+            pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8)),
+        )
         check_ptx(pixels.shade_body(env, world.params), scene, canvas)
 
 
@@ -235,13 +276,28 @@ def test_environments_whose_parameters_change(name, changing):
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_their_pictures(name):
-    env = with_pixels({"masked": dataclasses.replace(GATE, pixel_shader=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
+    env = with_pixels(
+        {
+            "masked": dataclasses.replace(GATE, pixel_shader=gate_shade),
+            "with cells": FILL,
+            "cartpole": envs.find("cartpole"),
+        }[name],
+        16,
+    )
     world = DeviceWorld(env, N, seed=1, every_final=True)
     slot = world.bind(world.slot())
-    for body in (begin_body(env, world.params), end_body(env, world.params), step_body(env, world.params), reset_body(env, world.params)):
+    for body in (
+        begin_body(env, world.params),
+        end_body(env, world.params),
+        step_body(env, world.params),
+        reset_body(env, world.params),
+    ):
         check_ptx(body, world.lanes, slot)
     scene = pixels.Scene(world.lanes.state, world.lanes.int_state)
-    for body in (pixels.observe_body(env, world.params), pixels.observe_final_body(env, world.params, every_final=False)):
+    for body in (
+        pixels.observe_body(env, world.params),
+        pixels.observe_final_body(env, world.params, every_final=False),
+    ):
         check_ptx(body, scene, slot)
 
 
@@ -259,11 +315,22 @@ def test_one_lowering_serves_all(capability):
         return re.sub(r"_ZN\w+", "", text)  # names hold the order of compilation
 
     groups = GROUPS[world_noise.noise_body]()
-    assert nameless(ptx_of_all(world_noise.noise_body, *groups)[capability]) == nameless(compile_ptx(world_noise.noise_body, *groups, capability))
+    assert nameless(ptx_of_all(world_noise.noise_body, *groups)[capability]) == nameless(
+        compile_ptx(world_noise.noise_body, *groups, capability)
+    )
 
 
 def test_no_body_is_forgotten():
-    built = {"step_body", "begin_body", "end_body", "reset_body", "shards_body", "shade_body", "observe_body", "observe_final_body"}
+    built = {
+        "step_body",
+        "begin_body",
+        "end_body",
+        "reset_body",
+        "shards_body",
+        "shade_body",
+        "observe_body",
+        "observe_final_body",
+    }
     listed = {body.py_func.__name__ for body in GROUPS} | built
     source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed
@@ -289,5 +356,7 @@ def test_a_function_is_pasted_without_a_copy_of_what_numba_has_read(monkeypatch)
         return inner(x) * inner(x + 1)
 
     copied, real = [], copy.deepcopy
-    monkeypatch.setattr(copy, "deepcopy", lambda value, *memo: copied.append(type(value).__name__) or real(value, *memo))
+    monkeypatch.setattr(
+        copy, "deepcopy", lambda value, *memo: copied.append(type(value).__name__) or real(value, *memo)
+    )
     assert outer(2) == 12 and "Block" not in copied

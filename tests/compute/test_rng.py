@@ -14,12 +14,18 @@ from operant.compute import rng
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
 ]
 SEED = (uint32(11), uint32(7))
 
 
-def key(lane: int = 0, tick: int = 0, purpose: int = rng.STEP, seed: tuple[uint32, uint32] = SEED) -> tuple[uint32, ...]:
+def key(
+    lane: int = 0, tick: int = 0, purpose: int = rng.STEP, seed: tuple[uint32, uint32] = SEED
+) -> tuple[uint32, ...]:
     return (*seed, uint32(lane), uint32(tick & 0xFFFFFFFF), uint32(tick >> 32), uint32(purpose))
 
 
@@ -29,7 +35,9 @@ def table(lanes, ticks, purpose, draw):
     numbers = np.empty((lanes, ticks), np.float32)
     for lane in range(lanes):
         for tick in range(ticks):
-            numbers[lane, tick] = rng.uniform((uint32(11), uint32(7), uint32(lane), uint32(tick), uint32(0), uint32(purpose)), draw)
+            numbers[lane, tick] = rng.uniform(
+                (uint32(11), uint32(7), uint32(lane), uint32(tick), uint32(0), uint32(purpose)), draw
+            )
     return numbers
 
 
@@ -71,7 +79,9 @@ def test_uniforms_are_uniform(numbers):
     assert abs(numbers.mean(dtype=np.float64) - 1 / 2) < 5 / np.sqrt(12 * count)
     assert abs(numbers.var(dtype=np.float64) - 1 / 12) < 5 / np.sqrt(180 * count)
     in_each_tenth = np.histogram(numbers, bins=10, range=(0, 1))[0]
-    assert ((in_each_tenth - count / 10) ** 2 / (count / 10)).sum() < 28  # chi-squared, 9 degrees of freedom: one in a thousand
+    assert (
+        (in_each_tenth - count / 10) ** 2 / (count / 10)
+    ).sum() < 28  # chi-squared, 9 degrees of freedom: one in a thousand
 
 
 def test_lanes_ticks_purposes_and_draws_are_independent(numbers):
@@ -90,7 +100,14 @@ def test_lanes_ticks_purposes_and_draws_are_independent(numbers):
 
 def test_each_part_of_the_name_changes_the_number():
     base = rng.block(key(1, 2), 3)
-    others = [key(2, 2), key(1, 3), key(1, 2 + 2**32), key(1, 2, rng.RESET), key(1, 2, seed=(uint32(12), SEED[1])), key(1, 2, seed=(SEED[0], uint32(8)))]
+    others = [
+        key(2, 2),
+        key(1, 3),
+        key(1, 2 + 2**32),
+        key(1, 2, rng.RESET),
+        key(1, 2, seed=(uint32(12), SEED[1])),
+        key(1, 2, seed=(SEED[0], uint32(8))),
+    ]
     assert rng.block(key(1, 2), 3) == base
     assert len({rng.block(other, 3) for other in others} | {base, rng.block(key(1, 2), 4)}) == 8
 
@@ -123,7 +140,11 @@ def test_stream_seeds():
 
 def test_the_plain_version_draws_the_same():
     """What references of games draw from."""
-    for lane, tick, purpose, draw in ((0, 0, 0, 0), (7, 3, plain_philox.STEP, 2), (2**31 + 5, 2**40 + 9, plain_philox.RESET, 65535)):
+    for lane, tick, purpose, draw in (
+        (0, 0, 0, 0),
+        (7, 3, plain_philox.STEP, 2),
+        (2**31 + 5, 2**40 + 9, plain_philox.RESET, 65535),
+    ):
         plain = plain_philox.Key(int(SEED[0]) | int(SEED[1]) << 32, lane, tick, purpose)
         device_key = key(lane, tick, purpose)
         assert plain.block(draw) == tuple(int(word) for word in rng.block(device_key, draw))

@@ -14,7 +14,9 @@ from operant.compute.runtime import device_error, find_device, quiet_threads, wa
 from operant.errors import MachineError, UsageError
 
 
-@pytest.mark.parametrize(("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)])
+@pytest.mark.parametrize(
+    ("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
 def test_threads_are_quiet_unless_the_user_has_chosen(monkeypatch, chosen, spins):
     environment = dict(chosen)
     monkeypatch.setattr(os, "environ", environment)
@@ -25,7 +27,12 @@ def test_threads_are_quiet_unless_the_user_has_chosen(monkeypatch, chosen, spins
 def test_devices(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [str(find_device(text)) for text in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda:0", "cuda:1"]
+    assert [str(find_device(text)) for text in ("auto", "cpu", "cuda", "cuda:1")] == [
+        "cuda:0",
+        "cpu",
+        "cuda:0",
+        "cuda:1",
+    ]
     with pytest.raises(MachineError, match="cuda:0 to cuda:1"):
         find_device("cuda:2")
     for text in ("gpu", "meta", "cuda:", "cuda:x", "cuda:-1", "cudas", ""):
@@ -42,7 +49,13 @@ def test_torch_and_numba_get_the_threads_that_are_asked_for():
         "    assert set_threads(count) == count and torch.get_num_threads() == count, torch.get_num_threads()\n"
         "    assert numba.get_num_threads() == min(count, numba.config.NUMBA_NUM_THREADS)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, "NUMBA_NUM_THREADS": "2"})
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -114,9 +127,15 @@ def test_without_a_driver_nothing_happens(monkeypatch):
 
 
 def test_torchs_words_on_a_full_gpu_leave_room_for_the_advice():
-    long = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Including non-PyTorch memory, this process has " + 400 * "x" + "\nmore"
+    long = (
+        "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Including non-PyTorch memory, this "
+        "process has " + 400 * "x" + "\nmore"
+    )
     told = str(device_error(torch.OutOfMemoryError(long)))
     assert told == (
-        "out of memory: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Use fewer env.lanes or a shorter algo.horizon"
+        "out of memory: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Use fewer env.lanes "
+        "or a shorter algo.horizon"
     )
-    assert str(device_error(torch.AcceleratorError("CUDA error: an illegal memory access"))).startswith("the GPU failed: ")
+    assert str(device_error(torch.AcceleratorError("CUDA error: an illegal memory access"))).startswith(
+        "the GPU failed: "
+    )

@@ -129,7 +129,9 @@ def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, place):
     text = as_of_format_1(to_toml(config))
     run = runs.create(place / "runs", "old", "x", {})
     run.config_path.write_text(text)
-    Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=pytest.fail).save_files(4, pack(tensors), b'{"tier": "policy"}', text.encode(), session=1)
+    Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=pytest.fail).save_files(
+        4, pack(tensors), b'{"tier": "policy"}', text.encode(), session=1
+    )
     assert here("eval", "old", "--episodes", "1", "--greedy").code == 0
     assert load(run.config_path).environment.observation.shape == (36, 36, 4)
     assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
@@ -149,14 +151,20 @@ def test_an_old_run_of_an_atari_game_is_resumed_as_what_it_was(here, place):
     manifest, files = store.load_files()
     text = as_of_format_1(files["config.toml"].decode())
     run.config_path.write_text(text)
-    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], text.encode(), session=manifest.session)
+    store.save_files(
+        manifest.step, files["tensors.safetensors"], files["state.json"], text.encode(), session=manifest.session
+    )
     go_on(run, "run.steps=8")
     newest = max(run.checkpoints_path.glob("step-*"))
     assert newest.name == "step-000000000008" and (newest / "config.toml").read_text().startswith("format = 2\n")
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [("3", r"config.toml:1: a later version of Operant wrote this: its format is 3"), ("true", "a whole number of 1 to 2")]
+    ("number", "said"),
+    [
+        ("3", r"config.toml:1: a later version of Operant wrote this: its format is 3"),
+        ("true", "a whole number of 1 to 2"),
+    ],
 )
 def test_a_format_that_is_not_known_is_said(tmp_path, number, said):
     (tmp_path / "config.toml").write_text(f"format = {number}\n[run]\nseed = 3\n")

@@ -1,4 +1,6 @@
-"""Schedules: how they are written, what they are at a step, what is refused; and that training reads them, in every backend and across a resume."""
+"""Schedules: how they are written, what they are at a step, what is refused; and that training reads them, in every
+backend and across a resume.
+"""
 
 import pytest
 import torch
@@ -32,24 +34,45 @@ def test_a_schedule_has_its_value_at_each_step(written, steps, values):
 
 def test_a_configuration_carries_its_schedules(tmp_path):
     loaded = of("algo.learning_rate={linear=[1e-3,0]}", "algo.clip={piecewise=[[0,0.2],['1k',0.1]]}")
-    assert loaded.scheduled["learning_rate"].at(500) == 5e-4 and not loaded.algo.anneal, "it is in the place of the annealing"
+    assert loaded.scheduled["learning_rate"].at(500) == 5e-4 and not loaded.algo.anneal, (
+        "it is in the place of the annealing"
+    )
     (tmp_path / "again.toml").write_text(load.to_toml(loaded))
     assert load.load(tmp_path / "again.toml") == loaded
-    origin = next(row for row in load.origins(None, ["algo.clip={linear=[0.2,0.1],over=10}"]) if row.key == "algo.clip.points")
+    origin = next(
+        row for row in load.origins(None, ["algo.clip={linear=[0.2,0.1],over=10}"]) if row.key == "algo.clip.points"
+    )
     assert origin.value == [[0, 0.2], [10, 0.1]] and origin.origin == "command line"
 
 
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("algo.gamma={linear=[0.9,0.99]}", "algo.gamma: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate, algo.clip"),
-        ("env.params.gravity={linear=[9.8,'x']}", "env.params.gravity: its steps should be whole numbers and its values numbers"),
+        (
+            "algo.gamma={linear=[0.9,0.99]}",
+            "algo.gamma: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate, "
+            "algo.clip",
+        ),
+        (
+            "env.params.gravity={linear=[9.8,'x']}",
+            "env.params.gravity: its steps should be whole numbers and its values numbers",
+        ),
         ("env.params.tau={linear=[0.02,-1]}", "env.params.tau: input should be from 0.0001 to 1 (got -1.0)"),
-        ("env.params.gravit={linear=[9.8,1]}", "env.params.gravit: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate"),
+        (
+            "env.params.gravit={linear=[9.8,1]}",
+            "env.params.gravit: it cannot be a schedule, as it is fixed once training begins. What can: "
+            "algo.learning_rate",
+        ),
         ("run.steps={linear=[9.8,1]}", "run.steps: it cannot be a schedule"),
-        ("algo.clip={piecewise=[[0,0.2]],by='return'}", "algo.clip: a schedule goes by steps, or with by = \"eval/return\" by what evaluations bring"),
+        (
+            "algo.clip={piecewise=[[0,0.2]],by='return'}",
+            'algo.clip: a schedule goes by steps, or with by = "eval/return" by what evaluations bring',
+        ),
         ("algo.clip={linear=[0.2,0.1],by='eval/return'}", "algo.clip: a schedule is one of {linear"),
-        ("algo.learning_rate={linear=[1e-3,2]}", "algo.learning_rate: input should be less than or equal to 1 (got 2.0)"),
+        (
+            "algo.learning_rate={linear=[1e-3,2]}",
+            "algo.learning_rate: input should be less than or equal to 1 (got 2.0)",
+        ),
         ("algo.learning_rate={linear=[0,0]}", "algo.learning_rate: it never leaves 0.0"),
         ("algo.learning_rate={linear=[1,0],after=3}", "algo.learning_rate: a schedule is one of {linear"),
         ("algo.learning_rate={points=[[10,1],[5,1]]}", "the steps of a schedule ascend"),
@@ -64,15 +87,22 @@ def test_what_cannot_be_is_told_in_a_sentence(word, told):
 
 
 SCHEDULED = {
-    "learning_rate": 1e-3, "clip": 0.15, "value_clip": 0.3, "entropy_coefficient": 0.02, "value_coefficient": 0.25, "target_kl": 0.01,
-}  # fmt: skip
+    "learning_rate": 1e-3,
+    "clip": 0.15,
+    "value_clip": 0.3,
+    "entropy_coefficient": 0.02,
+    "value_coefficient": 0.25,
+    "target_kl": 0.01,
+}
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_training_reads_the_values_of_the_step(kernels):
     """With what a schedule says at a step, an update is the one with these values from the beginning."""
     sizes = (*SMALL, f"algo.kernels={kernels}", "algo.epochs=2", "algo.anneal=false")
-    changing = of(*sizes, *(f"algo.{key}={{points=[[0,{value / 2}],[1000,{value}]]}}" for key, value in SCHEDULED.items()))
+    changing = of(
+        *sizes, *(f"algo.{key}={{points=[[0,{value / 2}],[1000,{value}]]}}" for key, value in SCHEDULED.items())
+    )
     fixed = of(*sizes, *(f"algo.{key}={value}" for key, value in SCHEDULED.items()))
     ends = []
     for config in (changing, fixed, of(*sizes)):
@@ -90,7 +120,9 @@ def test_training_reads_the_values_of_the_step(kernels):
 @pytest.mark.parametrize("algorithm", ["pqn", "dqn", "sac", "td3"])
 def test_every_algorithm_schedules_its_learning_rate(algorithm):
     environment = "pendulum" if algorithm in ("sac", "td3") else "cartpole"
-    config = of(f"env.name={environment}", f"algo.name={algorithm}", "env.lanes=8", "algo.learning_rate={linear=[1e-3,0]}")
+    config = of(
+        f"env.name={environment}", f"algo.name={algorithm}", "env.lanes=8", "algo.learning_rate={linear=[1e-3,0]}"
+    )
     algo = build(config, "cpu")
     set_scheduled(algo, 250)
     (_, scalar) = algo.scheduled["learning_rate"]
@@ -99,13 +131,17 @@ def test_every_algorithm_schedules_its_learning_rate(algorithm):
 
 
 def whole_as_resumed(tmp_path, over, *words):
-    """The folder of a run of so many steps, which ends in the same bits as one that was resumed after three iterations."""
+    """The folder of a run of so many steps, which ends in the same bits as one that was resumed after three
+    iterations.
+    """
     whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
     parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
     worker.work(whole, resume=None)
     worker.work(parts, resume=None)
     asked = runs.read_json(parts / "run.json")["request"]
-    runs.update_document(parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)})
+    runs.update_document(
+        parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)}
+    )
     worker.work(parts, resume="last")
     assert tensors(parts) == tensors(whole)
     return whole
@@ -113,7 +149,12 @@ def whole_as_resumed(tmp_path, over, *words):
 
 def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
     over = 8 * ITERATION
-    words = (*SMALL, f"algo.clip={{linear=[0.3,0.05],over={over}}}", f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}", "eval.every=0")
+    words = (
+        *SMALL,
+        f"algo.clip={{linear=[0.3,0.05],over={over}}}",
+        f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}",
+        "eval.every=0",
+    )
     whole = whole_as_resumed(tmp_path, over, *words)
     with runs.Reader(whole / "metrics.mm") as reader:
         place = [metric.name for metric in reader.metrics].index("schedule/clip")
@@ -134,12 +175,20 @@ def test_a_schedule_by_the_evaluations_has_its_first_value_before_the_first_one(
 
 def test_an_environments_parameter_is_what_the_schedule_says(tmp_path):
     """In training; evaluations, films and exports have the last value."""
-    loaded = of("env.params.gravity={linear=[1,9]}", "env.params.half_length={piecewise=[[0,0.2],[500,0.4]],by='eval/return'}", "env.lanes=8")
+    loaded = of(
+        "env.params.gravity={linear=[1,9]}",
+        "env.params.half_length={piecewise=[[0,0.2],[500,0.4]],by='eval/return'}",
+        "env.lanes=8",
+    )
     assert loaded.params.gravity == 9.0 and loaded.params.half_length == 0.4
     (tmp_path / "again.toml").write_text(load.to_toml(loaded))
     again = load.load(tmp_path / "again.toml")
     assert again == loaded and again.scheduled.keys() == {"env.params.gravity", "env.params.half_length"}
-    origin = next(row for row in load.origins(None, ["env.params.gravity={linear=[1,9],over=10}"]) if row.key == "env.params.gravity.points")
+    origin = next(
+        row
+        for row in load.origins(None, ["env.params.gravity={linear=[1,9],over=10}"])
+        if row.key == "env.params.gravity.points"
+    )
     assert origin.value == [[0, 1.0], [10, 9.0]] and origin.origin == "command line"
 
 
@@ -160,7 +209,10 @@ def test_a_world_steps_by_the_values_of_the_step(device):
     set_scheduled(changing, 250)
     assert {key: float(scalar) for key, (_, scalar) in changing.scheduled.items()} == {f"env.params.{name}": 3.0}
     seen = []
-    for world in (changing.world, *(build(of(f"env.params.{name}={value}", "env.lanes=8"), "cpu").world for value in (3.0, 9.0))):
+    for world in (
+        changing.world,
+        *(build(of(f"env.params.{name}={value}", "env.lanes=8"), "cpu").world for value in (3.0, 9.0)),
+    ):
         slot = world.slot()
         bound = world.bind(slot)
         world.reset(bound)
@@ -177,10 +229,20 @@ def test_a_run_resumed_in_the_middle_of_a_curriculum_ends_in_the_same_bits(tmp_p
     """By steps, and by what evaluations brought: those of the session before count."""
     over = 8 * ITERATION
     by = "algo.clip={piecewise=[[-1000,0.3],[9.5,0.2],[15,0.1],[40,0.05]],by='eval/return'}"
-    words = (*SMALL, f"env.params.gravity={{linear=[1,9.8],over={over}}}", by, "eval.every=2", "eval.episodes=4", "algo.anneal=false")
+    words = (
+        *SMALL,
+        f"env.params.gravity={{linear=[1,9.8],over={over}}}",
+        by,
+        "eval.every=2",
+        "eval.episodes=4",
+        "algo.anneal=false",
+    )
     whole = whole_as_resumed(tmp_path, over, *words)
     with runs.Reader(whole / "metrics.mm") as reader:
-        places = {name: [metric.name for metric in reader.metrics].index(name) for name in ("schedule/params.gravity", "schedule/clip")}
+        places = {
+            name: [metric.name for metric in reader.metrics].index(name)
+            for name in ("schedule/params.gravity", "schedule/clip")
+        }
         shown = {name: [record.values[place] for record in reader.since(0, 100)] for name, place in places.items()}
     assert shown["schedule/params.gravity"][-1] == pytest.approx(1 + 8.8 * 7 / 8)
     assert shown["schedule/clip"][0] == pytest.approx(0.3) and len(set(shown["schedule/clip"])) > 1

@@ -1,4 +1,6 @@
-"""Whose code is run: a stranger's run folder opens without its code, a user's own files and runs are never asked about."""
+"""Whose code is run: a stranger's run folder opens without its code, a user's own files and runs are never
+asked about.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,19 @@ def home(tmp_path_factory):
     (place / "my_env.py").write_text(MY_ENV)
     (place / "my_net.py").write_text(MY_NET)
     with pytest.MonkeyPatch.context() as patch:
-        said = operant(place, patch, "train", "--env", "my_env.py", "net.kind=my_net.py:MyNet", "--name", "mine", "--inline", *SMALL, f"run.steps={ITERATION}")
+        said = operant(
+            place,
+            patch,
+            "train",
+            "--env",
+            "my_env.py",
+            "net.kind=my_net.py:MyNet",
+            "--name",
+            "mine",
+            "--inline",
+            *SMALL,
+            f"run.steps={ITERATION}",
+        )
     assert said == 0
     return place
 
@@ -101,46 +115,74 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 COMMANDS = {
-    "eval": ("eval", "{run}", "--episodes", "2"), "eval a checkpoint": ("eval", "{run}/checkpoints/step-000000001024", "--episodes", "2"),
-    "render": ("render", "{run}", "--out", "a.gif"), "resume": ("resume", "{run}", "run.steps=4096"), "profile": ("profile", "--config", "{run}/config.toml"),
-    "config check": ("config", "check", "{run}/config.toml"), "config show": ("config", "show", "--config", "{run}/config.toml"),
-    "train": ("train", "--config", "{run}/config.toml"), "train --inline": ("train", "--inline", "--config", "{run}/config.toml"),
-    "train --dry-run": ("train", "--dry-run", "--config", "{run}/config.toml"), "train --resume": ("train", "--resume", "{run}", "run.steps=4096"),
-}  # fmt: skip
+    "eval": ("eval", "{run}", "--episodes", "2"),
+    "eval a checkpoint": ("eval", "{run}/checkpoints/step-000000001024", "--episodes", "2"),
+    "render": ("render", "{run}", "--out", "a.gif"),
+    "resume": ("resume", "{run}", "run.steps=4096"),
+    "profile": ("profile", "--config", "{run}/config.toml"),
+    "config check": ("config", "check", "{run}/config.toml"),
+    "config show": ("config", "show", "--config", "{run}/config.toml"),
+    "train": ("train", "--config", "{run}/config.toml"),
+    "train --inline": ("train", "--inline", "--config", "{run}/config.toml"),
+    "train --dry-run": ("train", "--dry-run", "--config", "{run}/config.toml"),
+    "train --resume": ("train", "--resume", "{run}", "run.steps=4096"),
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_opening_a_strangers_run_runs_none_of_its_code(here, home, theirs, ran, name):
     before = content(theirs)
     done = here(*(word.format(run=theirs) for word in COMMANDS[name]))
-    assert done.code == 2 and "source/my_env.py: the run is not in your own index of runs" in done.err and "--trust" in done.err
+    assert (
+        done.code == 2
+        and "source/my_env.py: the run is not in your own index of runs" in done.err
+        and "--trust" in done.err
+    )
     assert not ran.exists() and content(theirs) == before and os.listdir(home / "runs") == ["mine"]
 
 
 READING = {
-    "show": ("show", "{run}"), "du": ("du", "{run}"), "compare": ("compare", "{run}", "mine"), "archive": ("archive", "{run}", "--out", "{place}/a.tar.gz"),
-    "plot": ("plot", "{run}", "--out", "{place}/a.svg", "--metric", "entropy"), "note": ("note", "{run}", "seen"), "stop": ("stop", "{run}"),
+    "show": ("show", "{run}"),
+    "du": ("du", "{run}"),
+    "compare": ("compare", "{run}", "mine"),
+    "archive": ("archive", "{run}", "--out", "{place}/a.tar.gz"),
+    "plot": ("plot", "{run}", "--out", "{place}/a.svg", "--metric", "entropy"),
+    "note": ("note", "{run}", "seen"),
+    "stop": ("stop", "{run}"),
     "export metrics": ("export", "metrics", "{run}", "--to", "csv", "--out", "{place}/a.csv"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READING)
 def test_what_only_reads_a_strangers_run_asks_nothing_and_runs_none_of_its_code(here, theirs, tmp_path, ran, name):
     done = here(*(word.format(run=theirs, place=tmp_path) for word in READING[name]))
-    assert not ran.exists() and (done.code == 0 or "too few records" in done.err), done.err  # of so short a run there may be one
+    assert not ran.exists() and (done.code == 0 or "too few records" in done.err), (
+        done.err
+    )  # of so short a run there may be one
 
 
 def test_a_strangers_algorithm_is_not_run_either(here, theirs, ran):
     (theirs / "source" / "algo.py").write_text(telling("", ran))
     path = theirs / "config.toml"
-    path.write_text(path.read_text().replace('name = "ppo"', 'name = "source/algo.py:Theirs"').replace('"source/my_env.py"', '"cartpole"'))
+    path.write_text(
+        path.read_text()
+        .replace('name = "ppo"', 'name = "source/algo.py:Theirs"')
+        .replace('"source/my_env.py"', '"cartpole"')
+    )
     done = here("config", "check", path, "net.kind=mlp", "env.params={}")
-    assert done.code == 2 and "source/algo.py: the run is not in your own index of runs" in done.err and not ran.exists()
+    assert (
+        done.code == 2 and "source/algo.py: the run is not in your own index of runs" in done.err and not ran.exists()
+    )
 
 
-def test_a_module_that_a_strangers_environment_id_imports_is_not_imported(here, home, theirs, tmp_path, ran, monkeypatch):
+def test_a_module_that_a_strangers_environment_id_imports_is_not_imported(
+    here, home, theirs, tmp_path, ran, monkeypatch
+):
     (tmp_path / "installed").mkdir()
-    registers = "import gymnasium\ngymnasium.register('Here-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    registers = (
+        "import gymnasium\ngymnasium.register('Here-v0', "
+        "entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
     (tmp_path / "installed" / "installed_envs.py").write_text(telling(registers, ran))
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     path, own = theirs / "config.toml", home / "of_my_own.toml"
@@ -149,7 +191,10 @@ def test_a_module_that_a_strangers_environment_id_imports_is_not_imported(here, 
     own.write_text('[env]\nname = "gymnasium:installed_envs:Here-v0"\n')
     done = here("config", "check", path, "net.kind=mlp")
     assert done.code == 2 and not ran.exists()
-    assert "the module that 'gymnasium:installed_envs:Here-v0' imports: the run is not in your own index of runs" in done.err
+    assert (
+        "the module that 'gymnasium:installed_envs:Here-v0' imports: the run is not in your own index of runs"
+        in done.err
+    )
     assert here("config", "check", own).code == 0 and ran.exists(), "what a user writes is run"
 
 
@@ -168,7 +213,9 @@ def test_a_run_that_is_resumed_with_trust_is_trained_by_a_worker_that_was_told(h
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
 def test_on_a_terminal_the_question_is_asked_once(here, theirs, ran, monkeypatch, answer, code):
     reads = []
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: reads.append(answer) or answer))
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: reads.append(answer) or answer)
+    )
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     done = here("config", "check", theirs / "config.toml")
     assert (done.code, len(reads), ran.exists()) == (code, 1, code == 0)
@@ -186,7 +233,9 @@ def rewrite(folder, config, checkpoints):
     (folder / "config.toml").write_text(config)
     store = Store(folder / "checkpoints", run_uuid=runs.read_json(folder / "run.json")["uuid"], report=print)
     manifest, files = store.load_files()
-    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], checkpoints.encode(), session=manifest.session)
+    store.save_files(
+        manifest.step, files["tensors.safetensors"], files["state.json"], checkpoints.encode(), session=manifest.session
+    )
 
 
 def spoil_outside(folder, home, ran):
@@ -239,7 +288,11 @@ def spoil_age(folder, home, ran):
 )
 def test_of_a_users_own_run_only_what_was_recorded_is_run(here, home, mine, ran, spoil, doubt):
     spoil(mine, home, ran)
-    for words in (("config", "check", mine / "config.toml"), ("config", "check", mine / "config.toml", "env.lanes=32"), ("eval", "mine", "--episodes", "2")):
+    for words in (
+        ("config", "check", mine / "config.toml"),
+        ("config", "check", mine / "config.toml", "env.lanes=32"),
+        ("eval", "mine", "--episodes", "2"),
+    ):
         done = here(*words)
         assert done.code == 2 and doubt in done.err and not ran.exists(), words
 
@@ -258,7 +311,10 @@ def test_what_a_user_types_or_writes_is_run(here, home, theirs, ran):
     (home / "my.toml").write_text("[env]\nname = 'my_env.py'\n[net]\nkind = 'my_net.py:MyNet'\n")
     assert here("config", "check", "my.toml").code == 0
     assert here("config", "show", "--env", "my_env.py", "net.kind=my_net.py:MyNet").code == 0
-    assert here("config", "check", theirs / "config.toml", "env.name=my_env.py", "net.kind=mlp").code == 0 and not ran.exists()
+    assert (
+        here("config", "check", theirs / "config.toml", "env.name=my_env.py", "net.kind=mlp").code == 0
+        and not ran.exists()
+    )
     assert here("config", "show", "--env", theirs / "source" / "my_env.py").code == 0 and ran.exists()
 
 
@@ -287,7 +343,9 @@ def test_security_names_each_command_that_may_run_a_runs_code_and_files_of_tests
     home = Path(__file__).parents[2]
     text = (home / "SECURITY.md").read_text()
     (sentence,) = re.findall(r"its environment, network or algorithm\. (.*?)\s+run such a file", text, re.DOTALL)
-    assert set(re.findall("`([^`]+)`", sentence)) == {name for name, options in commands(get_command(program.app)) if "--trust" in options}
+    assert set(re.findall("`([^`]+)`", sentence)) == {
+        name for name, options in commands(get_command(program.app)) if "--trust" in options
+    }
     for file in re.findall(r"`([\w/]+\.py)`", text):
         assert (home / "tests" / file).is_file(), file
 

@@ -10,12 +10,16 @@ from operant.nn.chunked import tree_sum
 
 
 def made(steps, lanes, parts, *, epochs=2, seed=1, iteration=0, chunks=None):
-    found = minibatches.Minibatches(minibatches.layout(steps, lanes, parts, chunks), epochs, seed, torch.tensor([iteration]))
+    found = minibatches.Minibatches(
+        minibatches.layout(steps, lanes, parts, chunks), epochs, seed, torch.tensor([iteration])
+    )
     found.shuffle()
     return found
 
 
-@pytest.mark.parametrize(("lanes", "block"), [(1, 1), (2, 2), (3, 1), (24, 8), (31, 1), (32, 32), (48, 16), (96, 32), (1024, 32), (1000, 8)])
+@pytest.mark.parametrize(
+    ("lanes", "block"), [(1, 1), (2, 2), (3, 1), (24, 8), (31, 1), (32, 32), (48, 16), (96, 32), (1024, 32), (1000, 8)]
+)
 def test_blocks_of_lanes(lanes, block):
     assert minibatches.block_lanes(lanes) == block
 
@@ -37,7 +41,9 @@ def test_shards_share_lanes_and_minibatches_evenly(steps, lanes, parts, shards):
     assert minibatches.layout(steps, lanes, parts).shards == shards
 
 
-@pytest.mark.parametrize(("steps", "lanes", "parts"), [(16, 256, 4), (16, 1024, 4), (4, 64, 2), (3, 96, 3), (128, 384, 3), (1, 8, 1)])
+@pytest.mark.parametrize(
+    ("steps", "lanes", "parts"), [(16, 256, 4), (16, 1024, 4), (4, 64, 2), (3, 96, 3), (128, 384, 3), (1, 8, 1)]
+)
 def test_every_minibatch_has_as_many_blocks_of_each_shard(steps, lanes, parts):
     found = made(steps, lanes, parts)
     cut, order = found.layout, found.order
@@ -55,7 +61,9 @@ def test_shards_have_permutations_of_their_own():
     cut = found.layout
     parts = found.order.view(2, 4, cut.shards, cut.shard_blocks)
     local = parts % (cut.groups // cut.shards) + parts // cut.groups * (cut.groups // cut.shards)
-    permutations = {tuple(local[epoch, :, shard].flatten().tolist()) for epoch in range(2) for shard in range(cut.shards)}
+    permutations = {
+        tuple(local[epoch, :, shard].flatten().tolist()) for epoch in range(2) for shard in range(cut.shards)
+    }
     assert len(permutations) == 2 * cut.shards
     assert not torch.equal(found.order, made(16, 1024, 4, iteration=1).order)
     assert not torch.equal(found.order, made(16, 1024, 4, seed=2).order)
@@ -78,7 +86,10 @@ def test_samples_come_in_the_order_of_their_blocks():
 # CHUNKS
 
 
-@pytest.mark.parametrize(("samples", "shards", "chunks"), [(4096, 8, 8), (8192, 8, 8), (8193, 8, 16), (512, 2, 2), (131072, 8, 128), (3000, 1, 4)])
+@pytest.mark.parametrize(
+    ("samples", "shards", "chunks"),
+    [(4096, 8, 8), (8192, 8, 8), (8193, 8, 16), (512, 2, 2), (131072, 8, 128), (3000, 1, 4)],
+)
 def test_chunks_of_a_cpu_have_up_to_1024_samples(samples, shards, chunks):
     assert minibatches.cpu_chunks(samples, shards) == chunks
 
@@ -101,7 +112,11 @@ def test_a_chunk_lies_inside_one_shard(steps, lanes, parts, chunks, sizes):
 @pytest.mark.parametrize("chunks", [1, 12, 3, 64])
 def test_numbers_of_chunks_that_cannot_be(chunks):
     ((key, sentence),) = minibatches.problems(16, 256, 4, chunks)
-    assert key == "chunks" and f"{chunks} chunks" in sentence and "a power of two from 2 (the shards of the lanes) to 32 (the blocks" in sentence
+    assert (
+        key == "chunks"
+        and f"{chunks} chunks" in sentence
+        and "a power of two from 2 (the shards of the lanes) to 32 (the blocks" in sentence
+    )
     assert all(minibatches.problems(16, 256, 4, allowed) == [] for allowed in (None, 2, 8, 16, 32))
 
 

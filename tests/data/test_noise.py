@@ -36,7 +36,12 @@ def philox(counter, key):
 def test_the_plain_philox_is_the_published_one():
     # Random123's known answers (kat_vectors).
     assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    assert philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+    assert philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)) == (
+        0xD16CFE09,
+        0x94FDCCEB,
+        0x5001E420,
+        0x24126EA1,
+    )
 
 
 def clock(seed, tick, lane0=0):
@@ -85,13 +90,17 @@ def test_uniforms_are_uniform():
     assert float(sample.min()) >= 0.0 and float(sample.max()) < 1.0
     counts = torch.histc(sample, bins=64, min=0, max=1).double()
     expected = sample.numel() / 64
-    assert float(((counts - expected) ** 2 / expected).sum()) < 63 + 5 * (2 * 63) ** 0.5  # chi-square, 63 degrees: mean + 5 deviations
+    assert (
+        float(((counts - expected) ** 2 / expected).sum()) < 63 + 5 * (2 * 63) ** 0.5
+    )  # chi-square, 63 degrees: mean + 5 deviations
 
 
 # ORDER
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 1000, 1024, 3000])
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 1000, 1024, 3000]
+)
 def test_every_epoch_is_a_permutation(size):
     found = order(size, epochs=5)
     assert torch.equal(found.sort(dim=1).values, torch.arange(size, dtype=torch.int32).expand(5, -1))
@@ -101,7 +110,9 @@ def plain_ranks(size, epoch, seed, iteration):
     """Ranks of random 64-bit keys, in plain Python."""
     keys = []
     for pair in range((size + 1) // 2):
-        words = philox((pair, iteration & MASK, iteration >> 32, rng.SHUFFLE << 16 | epoch * 12), (seed & MASK, seed >> 32))
+        words = philox(
+            (pair, iteration & MASK, iteration >> 32, rng.SHUFFLE << 16 | epoch * 12), (seed & MASK, seed >> 32)
+        )
         keys += [words[0] << 32 | words[1], words[2] << 32 | words[3]]
     return [sum(other < keys[value] for other in keys[:size]) for value in range(size)]
 
@@ -129,7 +140,10 @@ def plain_walk(size, epoch, seed, iteration):
     return result
 
 
-@pytest.mark.parametrize(("size", "plain"), [(1, plain_ranks), (5, plain_ranks), (32, plain_ranks), (64, plain_ranks), (65, plain_walk), (130, plain_walk)])
+@pytest.mark.parametrize(
+    ("size", "plain"),
+    [(1, plain_ranks), (5, plain_ranks), (32, plain_ranks), (64, plain_ranks), (65, plain_walk), (130, plain_walk)],
+)
 def test_order_is_the_permutation_it_says(size, plain):
     found = order(size, epochs=3, seed=0xFEDCBA9876543210, iteration=7)
     assert found.tolist() == [plain(size, epoch, 0xFEDCBA9876543210, 7) for epoch in range(3)]
@@ -140,7 +154,14 @@ def test_orders_differ_and_repeat(size):
     first = order(size, epochs=4)
     assert torch.equal(first, order(size, epochs=4))
     assert torch.equal(first[:2], order(size, epochs=2)), "an epoch's order depends on how many epochs there are"
-    orders = {tuple(row) for row in [*first.tolist(), *order(size, epochs=4, iteration=1).tolist(), *order(size, epochs=4, seed=2).tolist()]}
+    orders = {
+        tuple(row)
+        for row in [
+            *first.tolist(),
+            *order(size, epochs=4, iteration=1).tolist(),
+            *order(size, epochs=4, seed=2).tolist(),
+        ]
+    }
     assert len(orders) == 12
     assert tuple(range(size)) not in orders
 
@@ -150,7 +171,9 @@ def test_every_permutation_of_few_blocks_is_as_likely(size):
     epochs, permutations = 20_000, math.factorial(size)
     counts = Counter(tuple(row) for row in order(size, epochs=epochs, seed=3).tolist())
     expected, degrees = epochs / permutations, permutations - 1
-    chi_square = sum((count - expected) ** 2 / expected for count in counts.values()) + (permutations - len(counts)) * expected
+    chi_square = (
+        sum((count - expected) ** 2 / expected for count in counts.values()) + (permutations - len(counts)) * expected
+    )
     assert len(counts) == permutations
     assert abs(chi_square - degrees) < 5 * (2 * degrees) ** 0.5
 
@@ -185,7 +208,8 @@ def test_the_draws_of_the_longest_update_fit():
 
 @pytest.mark.parametrize("size", [32, 100])
 def test_neighbours_come_apart(size):
-    # Two blocks that begin as neighbours end next to each other about as often as any two: 2 (n - 1) / (n (n - 1)) = 2 / n.
+    # Two blocks that begin as neighbours end next to each other about as often as any two: 2 (n - 1) / (n (n - 1)) = 2
+    # / n.
     found = order(size, epochs=1000, seed=4).long()
     apart = (found[:, 1:] - found[:, :-1]).abs()
     assert float((apart == 1).double().mean()) == pytest.approx(2 / size, rel=0.1)

@@ -1,4 +1,6 @@
-"""Acting on one buffer of lanes while the host steps another gives what all lanes together give, in any number of buffers."""
+"""Acting on one buffer of lanes while the host steps another gives what all lanes together give, in any number of
+buffers.
+"""
 
 from dataclasses import replace
 
@@ -50,7 +52,11 @@ def collected(world, overlapped):
             world.advance(STEPS)
         else:
             collector.collect(act)
-        found += [field.clone() for name, field in rollout._asdict().items() if field is not None and name != "final_observation"]
+        found += [
+            field.clone()
+            for name, field in rollout._asdict().items()
+            if field is not None and name != "final_observation"
+        ]
         found.append(world.episode_sums(rollout))
         collector.carry_on()
     if hasattr(world, "close"):
@@ -58,7 +64,10 @@ def collected(world, overlapped):
     return found
 
 
-@pytest.mark.parametrize(("make", "buffers", "processes"), [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0), (unordered, 2, 2)])
+@pytest.mark.parametrize(
+    ("make", "buffers", "processes"),
+    [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0), (unordered, 2, 2)],
+)
 def test_overlapped_steps_are_those_of_all_lanes_together(make, buffers, processes):
     whole, cut = collected(make(1, 0), False), collected(make(buffers, processes), True)
     assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))

@@ -52,7 +52,10 @@ def test_of_duplicates_the_last_writes_its_priority():
     torch.testing.assert_close(chosen.value[:5, 0], torch.tensor([2.0, 4.0, 0.5, 4.0, 0.0]), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("lanes", "capacity", "batch", "n_step"), [(8, 4096, 64, 1), (16, 2000, 128, 3), (2, 3000, 32, 5), (6, 100, 16, 1), (1, 50, 8, 2)])
+@pytest.mark.parametrize(
+    ("lanes", "capacity", "batch", "n_step"),
+    [(8, 4096, 64, 1), (16, 2000, 128, 3), (2, 3000, 32, 5), (6, 100, 16, 1), (1, 50, 8, 2)],
+)
 def test_samples_are_those_of_a_plain_prefix_sum(lanes, capacity, batch, n_step):
     """Of each shard, in float64: sample k takes the transition at whose sum (k + u) / samples of the whole stands, for some u in [0, 1)."""
     replay = replay_of(lanes, capacity=capacity, batch=batch, n_step=n_step, ticks=capacity // lanes + 7)

@@ -1,4 +1,6 @@
-"""Replay: the ring, its seam, true final observations, n-step returns cut and bootstrapped, and which transitions a batch takes."""
+"""Replay: the ring, its seam, true final observations, n-step returns cut and bootstrapped, and which transitions a
+batch takes.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,20 @@ ENDLESS = replace(PUSH, time_limit=None)
 class History:
     """A world under random actions, its replay, and all that was ever stored, as plain lists."""
 
-    def __init__(self, env, lanes, *, capacity=10_000, batch=16, n_step=1, gamma=0.5, seed=1, noise_rows=0, place="auto"):
+    def __init__(
+        self, env, lanes, *, capacity=10_000, batch=16, n_step=1, gamma=0.5, seed=1, noise_rows=0, place="auto"
+    ):
         self.world = DeviceWorld(env, lanes, seed=seed)
         self.rollout = self.world.slot(T)
-        keys = {"capacity": capacity, "batch": batch, "n_step": n_step, "gamma": gamma, "seed": seed, "noise_rows": noise_rows, "place": place}
+        keys = {
+            "capacity": capacity,
+            "batch": batch,
+            "n_step": n_step,
+            "gamma": gamma,
+            "seed": seed,
+            "noise_rows": noise_rows,
+            "place": place,
+        }
         self.replay = Replay(self.world, self.rollout, **keys)
         self.ticks = []
         self.generator = torch.Generator().manual_seed(seed)
@@ -72,7 +84,9 @@ class History:
         """The transitions of these absolute ticks and lanes, as many as a batch."""
         replay = self.replay
         C = replay.ticks_stored
-        replay.index.copy_(torch.tensor([tick % C * self.world.count + lane for tick, lane in zip(ticks, lanes, strict=True)]))
+        replay.index.copy_(
+            torch.tensor([tick % C * self.world.count + lane for tick, lane in zip(ticks, lanes, strict=True)])
+        )
         return replay.gather(0)
 
 
@@ -100,7 +114,8 @@ def check(history, batch, index, n, gamma):
 
 
 def test_returns_by_hand():
-    # Rewards count 1, 2, 3. Lane 0 is truncated after 3, lane 1 terminates after every step, lane 2 after 2, lane 3 at once with the limit of 3.
+    # Rewards count 1, 2, 3. Lane 0 is truncated after 3, lane 1 terminates after every step, lane 2 after 2, lane 3 at
+    # once with the limit of 3.
     history = History(COUNT, 4, batch=8, n_step=3).run(3)
     batch = history.gather([0, 1, 2, 3, 0, 2, 0, 1], [0, 0, 0, 0, 1, 2, 3, 3])
     # Lane 0: 1 + 2/2 + 3/4; 2 + 3/2; 3; and the next episode again.
@@ -121,7 +136,9 @@ def test_one_step_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("env", "lanes"), [(COUNT, 4), (PUSH, 8), (PICK, 6), (GATE, 8), (SEEN, 4), (ENDLESS, 8)], ids=["count", "push", "pick", "gate", "pictures", "endless"]
+    ("env", "lanes"),
+    [(COUNT, 4), (PUSH, 8), (PICK, 6), (GATE, 8), (SEEN, 4), (ENDLESS, 8)],
+    ids=["count", "push", "pick", "gate", "pictures", "endless"],
 )
 @pytest.mark.parametrize(("n_step", "capacity"), [(1, 10_000), (3, 10_000), (1, 60), (3, 60), (5, 60)])
 def test_batches_are_what_was_stored(env, lanes, n_step, capacity):
@@ -185,7 +202,8 @@ def test_batches_are_a_function_of_seed_and_update():
     assert noise.min() >= 0
     assert noise.max() < 1
     assert noise.unique().numel() > 0.99 * noise.numel()
-    # The next iteration's first update is this iteration's second: their random numbers are the same, so `advance` counts updates.
+    # The next iteration's first update is this iteration's second: their random numbers are the same, so `advance`
+    # counts updates.
     assert torch.equal(drawn(1, 1)[1], drawn(1, 0, iterations=4)[1])
 
 
@@ -217,11 +235,14 @@ def test_host_memory_holds_and_gives_the_same(env):
 @pytest.mark.parametrize("env", [COUNT, PUSH, GATE], ids=["count", "push", "gate"])
 @pytest.mark.parametrize("due", [(1, 2, 3, 4), (2, 2, 2, 4, 4), (3,)], ids=["each tick", "several", "one"])
 def test_batches_gathered_ahead_are_the_same(env, due, monkeypatch):
-    """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits; by so few threads that each takes more
-    than a word."""
+    """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits; by
+    so few threads that each takes more than a word.
+    """
     for name, number in (("EARLY_BLOCKS", 1), ("EARLY_THREADS", 7), ("LATE_THREADS", 5)):
         monkeypatch.setattr(f"operant.data.replay.{name}", number)
-    device, host = (History(env, 4, capacity=36, n_step=2, batch=32, place=place, noise_rows=2) for place in ("device", "host"))
+    device, host = (
+        History(env, 4, capacity=36, n_step=2, batch=32, place=place, noise_rows=2) for place in ("device", "host")
+    )
     assert device.replay.ahead(due) is None
     assert host.replay.ahead(due) is not None
     for _ in range(8):
@@ -229,14 +250,19 @@ def test_batches_gathered_ahead_are_the_same(env, due, monkeypatch):
             device.step(t)
             host.step(t)
             for update in (k for k, ticks in enumerate(due) if ticks == t + 1):
-                for one, other in zip(device.replay.sample(t + 1, update), host.replay.sample(t + 1, update), strict=True):
+                for one, other in zip(
+                    device.replay.sample(t + 1, update), host.replay.sample(t + 1, update), strict=True
+                ):
                     assert one is other is None or torch.equal(one, other)
         device.advance()
         host.advance()
 
 
 def test_more_than_the_host_has_is_refused_in_a_sentence():
-    with pytest.raises(MachineError, match=r"the replay would take \S+ GiB of the host's memory, and .* is free: lower algo.replay_capacity"):
+    with pytest.raises(
+        MachineError,
+        match=r"the replay would take \S+ GiB of the host's memory, and .* is free: lower algo.replay_capacity",
+    ):
         History(SEEN, 4, capacity=2**31 - 1, place="host")
 
 
@@ -266,7 +292,10 @@ def test_what_does_not_fit_together_is_said(keys, lanes, key):
     assert OffPolicyConfig().problems(1024) == []
 
 
-@pytest.mark.parametrize(("horizon", "rate", "after"), [(8, 0.25, [0, 0, 0, 1, 0, 0, 0, 1]), (2, 4.0, [4, 4]), (4, 1.5, [1, 2, 1, 2]), (3, 1.0, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("horizon", "rate", "after"),
+    [(8, 0.25, [0, 0, 0, 1, 0, 0, 0, 1]), (2, 4.0, [4, 4]), (4, 1.5, [1, 2, 1, 2]), (3, 1.0, [1, 1, 1])],
+)
 def test_updates_are_spread_over_the_ticks(horizon, rate, after):
     config = OffPolicyConfig(horizon=horizon, updates_per_step=rate)
     assert [len(config.due(t)) for t in range(horizon)] == after

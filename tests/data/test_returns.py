@@ -31,7 +31,8 @@ def advantages(reward, value, final_value, terminated, truncated, *, gamma, lamb
 
 
 def test_by_hand():
-    """gamma = 1/2, lambda = 1/2, so delta_t = r_t + V'/2 - V_t and A_t = delta_t + A_{t+1}/4; V' is 0, V(final) or V_{t+1}.
+    """gamma = 1/2, lambda = 1/2, so delta_t = r_t + V'/2 - V_t and A_t = delta_t + A_{t+1}/4; V' is 0, V(final) or
+    V_{t+1}.
 
     All lanes have r = 1, 2, 3, 1 and V = 0, 1, 4, 0 and then 1; the final observation of step 2 is worth 9.
 
@@ -53,12 +54,14 @@ def test_by_hand():
     terminated, truncated = torch.zeros(4, 4), torch.zeros(4, 4)
     terminated[2, [1, 3]], truncated[2, [2, 3]] = 1, 1
     advantage, target = advantages(reward, value, final_value, terminated, truncated, gamma=0.5, lambda_=0.5)
-    expected = torch.tensor([
-        [2.2109375, 2.1875, 2.46875, 2.1875],
-        [2.84375, 2.75, 3.875, 2.75],
-        [-0.625, -1.0, 3.5, -1.0],
-        [1.5, 1.5, 1.5, 1.5],
-    ])  # fmt: skip
+    expected = torch.tensor(
+        [
+            [2.2109375, 2.1875, 2.46875, 2.1875],
+            [2.84375, 2.75, 3.875, 2.75],
+            [-0.625, -1.0, 3.5, -1.0],
+            [1.5, 1.5, 1.5, 1.5],
+        ]
+    )
     assert torch.equal(advantage, expected)
     assert torch.equal(target, expected + value[:4])
 
@@ -89,7 +92,9 @@ def test_as_the_sum_of_the_paper(T, N, gamma, lambda_):
         for t in range(T):
             expected, weight = 0.0, 1.0
             for u in range(t, T):
-                following = 0.0 if terminated[u, i] else float(final_value[u, i] if truncated[u, i] else value[u + 1, i])
+                following = (
+                    0.0 if terminated[u, i] else float(final_value[u, i] if truncated[u, i] else value[u + 1, i])
+                )
                 expected += weight * (float(reward[u, i]) + gamma * following - float(value[u, i]))
                 if terminated[u, i] or truncated[u, i]:
                     break
@@ -99,7 +104,8 @@ def test_as_the_sum_of_the_paper(T, N, gamma, lambda_):
 
 
 def test_lambda_one_is_the_discounted_return():
-    # With lambda = 1 the values cancel and the target is r_0 + gamma r_1 + gamma^2 r_2 + gamma^3 V: 1 + 2/2 + 4/4 + 8 x 8/8... = 1 + 1 + 1 + 1.
+    # With lambda = 1 the values cancel and the target is r_0 + gamma r_1 + gamma^2 r_2 + gamma^3 V: 1 + 2/2 + 4/4 + 8 x
+    # 8/8... = 1 + 1 + 1 + 1.
     reward, value = [[1.0], [2.0], [4.0]], [[5.0], [-3.0], [7.0], [8.0]]
     none = torch.zeros(3, 1)
     _, target = advantages(reward, value, none, none, none, gamma=0.5, lambda_=1.0)
@@ -107,7 +113,10 @@ def test_lambda_one_is_the_discounted_return():
 
 
 def accrued(reward, terminated, truncated, carried, gamma):
-    reward, carried = torch.as_tensor(reward, dtype=torch.float32), torch.as_tensor(carried, dtype=torch.float32).clone()
+    reward, carried = (
+        torch.as_tensor(reward, dtype=torch.float32),
+        torch.as_tensor(carried, dtype=torch.float32).clone(),
+    )
     flags = [torch.as_tensor(x, dtype=torch.uint8) for x in (terminated, truncated)]
     written = torch.full_like(reward, 777.0)
     group = bind(returns.Accrual(reward, *flags, carried, written))
@@ -116,7 +125,9 @@ def accrued(reward, terminated, truncated, carried, gamma):
 
 
 def test_accrual_by_hand():
-    """gamma = 1/2, r = 1, 2, 3, 1 and 8 carried in: g = 8/2 + 1 = 5; 5/2 + 2 = 4.5; 4.5/2 + 3 = 5.25; then 5.25/2 + 1, or 1 after an end."""
+    """gamma = 1/2, r = 1, 2, 3, 1 and 8 carried in: g = 8/2 + 1 = 5; 5/2 + 2 = 4.5; 4.5/2 + 3 = 5.25; then 5.25/2 + 1,
+    or 1 after an end.
+    """
     reward = torch.tensor([1.0, 2.0, 3.0, 1.0])[:, None].expand(4, 3).contiguous()
     terminated, truncated = torch.zeros(4, 3), torch.zeros(4, 3)
     terminated[2, 1], truncated[2, 2] = 1, 1

@@ -15,7 +15,22 @@ from plain_philox import RESET, STEP, Key
 
 from operant.compute.device import device_params
 from operant.envs import breakout, find
-from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
+from operant.envs.breakout import (
+    BALL_VX,
+    BALL_VY,
+    BALL_X,
+    BALL_Y,
+    BALLS,
+    HITS,
+    LEFT,
+    PADDLE_WIDTH,
+    PADDLE_X,
+    RIGHT,
+    SCORE,
+    SPEED,
+    STAY,
+    Params,
+)
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
 from operant.tools.rollouts import Harness
 from operant.worlds.base import EPISODES, RETURN, TALLIES
@@ -87,7 +102,10 @@ class Game:
     def frame(self, action: int, frame: int, key: Key) -> None:
         if self.vx == self.vy == 0:
             side = 1 if key.integer(frame, 2) else -1
-            self.vx, self.vy = side * self.speed / 60 * math.sin(math.pi / 3.25), self.speed / 60 * math.cos(math.pi / 3.25)
+            self.vx, self.vy = (
+                side * self.speed / 60 * math.sin(math.pi / 3.25),
+                self.speed / 60 * math.cos(math.pi / 3.25),
+            )
         else:
             way = {STAY: 0, LEFT: -1, RIGHT: 1}[action]
             self.paddle_x = sorted((0.0, self.paddle_x + way * 620 / 60, FIELD_WIDTH - self.paddle_width))[1]
@@ -127,7 +145,10 @@ class Game:
         if self.vy < 0:
             found += self.upon(0, 0, FIELD_WIDTH, 1001)
         else:
-            found += [contact._replace(what="paddle") for contact in self.upon(PADDLE_Y, self.paddle_x, self.paddle_x + self.paddle_width, 1002)]
+            found += [
+                contact._replace(what="paddle")
+                for contact in self.upon(PADDLE_Y, self.paddle_x, self.paddle_x + self.paddle_width, 1002)
+            ]
         return found
 
     def beside(self, edge: float, low: float, high: float, order: int) -> list[Contact]:
@@ -171,7 +192,15 @@ class Game:
         return self.hits, self.score, self.balls, self.gone
 
     def observation(self) -> list[float]:
-        seen = [self.paddle_x / 576, 312 / 330, self.x / 576, self.y / 330, self.vx / 512, self.vy / 512, 0.2 if self.vx or self.vy else 0.0]
+        seen = [
+            self.paddle_x / 576,
+            312 / 330,
+            self.x / 576,
+            self.y / 330,
+            self.vx / 512,
+            self.vy / 512,
+            0.2 if self.vx or self.vy else 0.0,
+        ]
         seen += [self.score / 864, self.balls / 5, self.paddle_width / 62]
         return seen + [float(self.gone >> brick & 1) for brick in range(108)]
 
@@ -209,8 +238,18 @@ def start_late(world: DeviceWorld, lanes: list[int], generator: np.random.Genera
         set_bricks(world, lane, bits(set(range(108)) - standing))
         world.lanes.state[:, lane] = torch.tensor(
             [
-                *(generator.uniform(0, 500), 31 if narrow else 62, generator.uniform(0, 544), generator.uniform(125, 250)),
-                *(speed * math.sin(angle), -speed * math.cos(angle), generator.choice((256, 320, 384, 448)), generator.integers(0, 4)),
+                *(
+                    generator.uniform(0, 500),
+                    31 if narrow else 62,
+                    generator.uniform(0, 544),
+                    generator.uniform(125, 250),
+                ),
+                *(
+                    speed * math.sin(angle),
+                    -speed * math.cos(angle),
+                    generator.choice((256, 320, 384, 448)),
+                    generator.integers(0, 4),
+                ),
                 *(432 * (1 + second) - sum(points(brick) for brick in standing), generator.integers(0, 6)),
             ],
             dtype=torch.float32,
@@ -277,7 +316,9 @@ def check_rules(steps: int) -> Counter[str]:
             seen["wall again"] += sum(bricks[lane]) > 0 and not game.gone and not over[lane]
             assert np.abs(shown[lane] - game.observation()).max() < 1e-5, (tick, lane)
             if over[lane]:
-                assert same((Game.of(after[lane], words[lane]), 0, False), (Game(Key(SEED, lane, tick, RESET)), 0, False))
+                assert same(
+                    (Game.of(after[lane], words[lane]), 0, False), (Game(Key(SEED, lane, tick, RESET)), 0, False)
+                )
         assert not slot.truncated.any()
         trial.world.lanes.age.zero_()  # the time limit is the world's
         start_late(trial.world, [lane for lane in range(LANES)[LATE] if over[lane]], generator)
@@ -327,12 +368,20 @@ def test_whole_games():
         shown, reward, over = slot.observation.numpy(), slot.reward.numpy(), slot.terminated.numpy().astype(bool)
         gone_now = shown[10:] == 1
         score_then, score = score + reward, np.round(shown[7] * 864)
-        assert np.all(reward >= 0) and np.array_equal(score, np.where(over, 0, score_then)) and np.array_equal(score, state[SCORE])
+        assert (
+            np.all(reward >= 0)
+            and np.array_equal(score, np.where(over, 0, score_then))
+            and np.array_equal(score, state[SCORE])
+        )
         assert np.array_equal(over, score_then == 864) and score_then.max() <= 864
         # What stands and what was scored are one; bricks come back all at once, with the score half way, and never else.
         assert np.array_equal((gone_now * worth).sum(axis=0) % 432, score % 432)
         back = (gone & ~gone_now).any(axis=0)
-        assert np.all(~gone_now[:, back].any(axis=0)) and np.all(gone[:, back & ~over].all(axis=0)) and np.all(score[back & ~over] == 432)
+        assert (
+            np.all(~gone_now[:, back].any(axis=0))
+            and np.all(gone[:, back & ~over].all(axis=0))
+            and np.all(score[back & ~over] == 432)
+        )
         gone = gone_now
         won += over
     assert won.sum() >= lanes // 4, won
@@ -358,7 +407,13 @@ def play():
     def step(x, y, vx, vy, *, gone=(), action=STAY, **rows):
         trial.reset()
         state = trial.world.lanes.state
-        for row, value in ((BALL_X, x), (BALL_Y, y), (BALL_VX, vx), (BALL_VY, vy), *((getattr(breakout, name), value) for name, value in rows.items())):
+        for row, value in (
+            (BALL_X, x),
+            (BALL_Y, y),
+            (BALL_VX, vx),
+            (BALL_VY, vy),
+            *((getattr(breakout, name), value) for name, value in rows.items()),
+        ):
             state[row, 0] = value
         set_bricks(trial.world, 0, bits(gone))
         trial.step(torch.full((1, 1), action, dtype=torch.int32))
@@ -368,7 +423,9 @@ def play():
     return step
 
 
-@pytest.mark.parametrize(("x", "brick"), [(37.0, 91), (60.0, 92), (32.0, 91), (48.0, 91), (1.0, 90), (16.0, 90), (543.0, 107)])
+@pytest.mark.parametrize(
+    ("x", "brick"), [(37.0, 91), (60.0, 92), (32.0, 91), (48.0, 91), (1.0, 90), (16.0, 90), (543.0, 107)]
+)
 def test_the_ball_takes_the_brick_it_touches_most_broadly(play, x, brick):
     after = play(x, 125.0, 0.0, -5.0)
     assert after.gone == 1 << brick and after.reward == 1.0
@@ -376,7 +433,9 @@ def test_the_ball_takes_the_brick_it_touches_most_broadly(play, x, brick):
     assert after.state[BALL_X] == x and after.state[BALL_Y] == 122.0 + 3 * 5.0 and after.state[BALL_VY] == 5.0
 
 
-@pytest.mark.parametrize(("brick", "reward", "speed"), [(0, 7, 448), (35, 7, 448), (53, 4, 448), (54, 4, 256), (72, 1, 256), (107, 1, 256)])
+@pytest.mark.parametrize(
+    ("brick", "reward", "speed"), [(0, 7, 448), (35, 7, 448), (53, 4, 448), (54, 4, 256), (72, 1, 256), (107, 1, 256)]
+)
 def test_what_a_brick_pays_and_how_it_speeds_up_the_ball(play, brick, reward, speed):
     column, row = brick % 18, brick // 18
     below = range(18 * (row + 1), 108)
@@ -388,7 +447,12 @@ def test_the_ceiling_halves_the_paddle_until_a_ball_is_lost(play):
     after = play(100.0, 3.0, 0.0, -5.0, gone=range(108))
     assert after.state[PADDLE_WIDTH] == 31.0 and after.state[BALL_VY] == 5.0
     after = play(100.0, 319.0, 0.0, 5.0, PADDLE_WIDTH=31.0, SPEED=448.0, HITS=3.0)
-    assert (after.state[PADDLE_WIDTH], after.state[SPEED], after.state[HITS], after.state[BALLS]) == (62.0, 256.0, 0.0, 4.0)
+    assert (after.state[PADDLE_WIDTH], after.state[SPEED], after.state[HITS], after.state[BALLS]) == (
+        62.0,
+        256.0,
+        0.0,
+        4.0,
+    )
     # Launched in the second frame, and it flew for three.
     assert after.state[BALL_Y] == pytest.approx(135 + 3 * 256 / 60 * math.cos(math.pi / 3.25), abs=1e-4)
 
@@ -397,7 +461,9 @@ def test_the_ceiling_halves_the_paddle_until_a_ball_is_lost(play):
 def test_the_paddle_sends_the_ball_off_by_where_it_fell(play, place, degrees):
     after = play(257.0 + 62 * place - 16, 277.0, 0.0, 5.0, SPEED=320.0, HITS=2.0)
     angle = math.radians(degrees)
-    assert after.state[BALL_VX : BALL_VY + 1] == pytest.approx([320 / 60 * math.sin(angle), -320 / 60 * math.cos(angle)], abs=1e-5)
+    assert after.state[BALL_VX : BALL_VY + 1] == pytest.approx(
+        [320 / 60 * math.sin(angle), -320 / 60 * math.cos(angle)], abs=1e-5
+    )
     assert (after.state[HITS], after.state[SPEED]) == (3.0, 320.0)
     assert play(257.0 + 62 * place - 16, 277.0, 0.0, 5.0, SPEED=320.0, HITS=3.0).state[SPEED] == 384.0
 
@@ -431,11 +497,29 @@ def test_the_picture_shows_bricks_score_and_balls():
 
     def seen(x: float, y: float) -> str:
         colour = pixel_shader(state, cells, p, np.float32(x / 576), np.float32(y / 330))
-        names = {"blue": BLUE, "green": GREEN, "grey": GREY, "ground": GROUND, "orange": ORANGE, "red": RED, "yellow": YELLOW}
-        names |= {f"dark {name}": tuple(part * np.float32(0.75) for part in names[name]) for name in ("red", "orange", "green")}
+        names = {
+            "blue": BLUE,
+            "green": GREEN,
+            "grey": GREY,
+            "ground": GROUND,
+            "orange": ORANGE,
+            "red": RED,
+            "yellow": YELLOW,
+        }
+        names |= {
+            f"dark {name}": tuple(part * np.float32(0.75) for part in names[name])
+            for name in ("red", "orange", "green")
+        }
         return next(name for name, other in names.items() if colour == other)
 
-    assert [seen(48, 50 + 12 * row + 6) for row in range(6)] == ["dark red", "red", "dark orange", "orange", "dark green", "green"]
+    assert [seen(48, 50 + 12 * row + 6) for row in range(6)] == [
+        "dark red",
+        "red",
+        "dark orange",
+        "orange",
+        "dark green",
+        "green",
+    ]
     assert [seen(16, 50 + 12 * row + 6) for row in range(2)] == ["ground", "dark red"]  # the first brick is gone
     assert seen(288, 151) == "yellow" and seen(288, 316) == "blue" and seen(200, 316) == "ground"
     assert seen(200, 4) == "blue" and seen(300, 4) == "ground"

@@ -49,7 +49,9 @@ class Trainer:
 
     def bits(self) -> bytes:
         """Everything a step leaves behind."""
-        return b"".join(tensor.numpy().tobytes() for tensor in [*self.world.state().values(), *self.slot] if tensor is not None)
+        return b"".join(
+            tensor.numpy().tobytes() for tensor in [*self.world.state().values(), *self.slot] if tensor is not None
+        )
 
 
 class Reference:
@@ -90,7 +92,9 @@ def check_parity(name: str, stride: int) -> None:
     state, age = world.lanes.state.numpy(), world.lanes.age.numpy()
     ends = np.zeros(2, int)
     for t in range(STEPS):
-        if t % 50 == 0:  # ages at random: every environment then meets its time limit, also where no policy here would live that long
+        if (
+            t % 50 == 0
+        ):  # ages at random: every environment then meets its time limit, also where no policy here would live that long
             age[:] = generator.integers(0, env.time_limit, LANES)
         before, age_before, action = state.copy(), age.copy(), actions(env, generator, t, LANES)
         trainer.step(action)
@@ -105,7 +109,9 @@ def check_parity(name: str, stride: int) -> None:
         assert np.array_equal(truncated, age_before + 1 >= reference.time_limit), t
         assert np.array_equal(terminated[compared], [outcome[3] for outcome in expected]), t
         assert difference(slot.reward[compared], np.array([outcome[2] for outcome in expected])).max() <= TOLERANCE, t
-        assert difference(observation[:, compared], np.array([outcome[1] for outcome in expected]).T).max() <= TOLERANCE, t
+        assert (
+            difference(observation[:, compared], np.array([outcome[1] for outcome in expected]).T).max() <= TOLERANCE
+        ), t
         # An angle at the seam may be wrapped to either side: a whole turn is no error.
         error = difference(state[:, compared], np.array([outcome[0] for outcome in expected]).T)[:, going_on]
         assert np.minimum(error, np.abs(error - 2 * math.pi)).max(initial=0.0) <= TOLERANCE, t
@@ -157,8 +163,12 @@ def test_starts_fill_gymnasiums_range(name, serial_worlds):
     assert np.all(state.min(axis=1, keepdims=True) <= low + 1e-3 * width)
     assert np.all(state.max(axis=1, keepdims=True) >= high - 1e-3 * width)
     # Five standard errors of a uniform number's mean, and of its variance.
-    assert np.all(np.abs(state.mean(axis=1, keepdims=True) - (low + high) / 2) <= 5 * width / math.sqrt(12 * 100_000) + 1e-7)
-    assert np.all(np.abs(state.var(axis=1, keepdims=True) - width**2 / 12) <= 5 * width**2 / math.sqrt(180 * 100_000) + 1e-12)
+    assert np.all(
+        np.abs(state.mean(axis=1, keepdims=True) - (low + high) / 2) <= 5 * width / math.sqrt(12 * 100_000) + 1e-7
+    )
+    assert np.all(
+        np.abs(state.var(axis=1, keepdims=True) - width**2 / 12) <= 5 * width**2 / math.sqrt(180 * 100_000) + 1e-12
+    )
 
 
 def test_rows_of_a_start_do_not_go_together(serial_worlds):
@@ -167,7 +177,15 @@ def test_rows_of_a_start_do_not_go_together(serial_worlds):
     assert np.abs(correlation).max() < 0.02
 
 
-LARGE = {"g2048", "go", "minatar_freeway", "minatar_seaquest", "minatar_space_invaders", "pacman", "platformer"}  # seconds to compile, each
+LARGE = {
+    "g2048",
+    "go",
+    "minatar_freeway",
+    "minatar_seaquest",
+    "minatar_space_invaders",
+    "pacman",
+    "platformer",
+}  # seconds to compile, each
 
 
 @pytest.mark.parametrize("name", by_name(NAMES, plain=set(NAMES) - LARGE))
@@ -184,7 +202,12 @@ def test_numbers_stay_finite_under_extreme_actions(name):
         action = np.repeat(extreme * (1000 if isinstance(env.action, Box) else 1), 64, axis=1)
         for _ in range(300):
             trainer.step(action)
-            for tensor in (trainer.world.lanes.state, trainer.slot.observation, trainer.slot.final_observation, trainer.slot.reward):
+            for tensor in (
+                trainer.world.lanes.state,
+                trainer.slot.observation,
+                trainer.slot.final_observation,
+                trainer.slot.reward,
+            ):
                 assert tensor is None or bool(torch.isfinite(tensor).all())
         if isinstance(env.action, Box):
             assert np.array_equal(trainer.slot.action.numpy(), np.repeat(extreme, 64, axis=1))
@@ -201,7 +224,9 @@ def test_throttle_beyond_its_bounds_is_paid_for_as_it_acts():
 
 def test_differences_from_gymnasium_are_told():
     described = sys.modules[envs.find("mountaincar_continuous").step.__module__].__doc__
-    assert described is not None and "Where this differs from Gymnasium" in described and "clips Box actions" in described
+    assert (
+        described is not None and "Where this differs from Gymnasium" in described and "clips Box actions" in described
+    )
     readme = Path(__file__).resolve().parents[2] / "README.md"
     assert not readme.is_file() or "clipped to their bounds before" in readme.read_text(encoding="utf-8")
 
@@ -230,7 +255,9 @@ def test_same_seed_same_bits(name):
                 assert torch.equal(getattr(part.world.lanes, field), theirs[..., lanes])
 
 
-@pytest.mark.parametrize("name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
+)
 def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
     """The loop over all threads is the same for every environment: numbers alone, and cells and workspace, stand for the others."""
     env = envs.find(name)
@@ -285,8 +312,12 @@ def test_shapes():
     assert in_disc(f(1), f(1), f(1), f(1.5), f(0.6)) and not in_disc(f(1), f(1), f(1), f(1.5), f(0.4))
     assert in_box(f(0.9), f(-0.4), f(0), f(0), f(1), f(0.5)) and not in_box(f(0.9), f(-0.6), f(0), f(0), f(1), f(0.5))
     # A rod from (0, 0) to (3, 4), half a unit thick on either side: beside it, beyond its end, and one that is a point.
-    assert in_rod(f(1.5 - 0.32), f(2 + 0.24), f(0), f(0), f(3), f(4), f(0.5)) and not in_rod(f(1.5 - 0.48), f(2 + 0.36), f(0), f(0), f(3), f(4), f(0.5))
-    assert in_rod(f(3.2), f(4.2), f(0), f(0), f(3), f(4), f(0.5)) and not in_rod(f(3.4), f(4.5), f(0), f(0), f(3), f(4), f(0.5))
+    assert in_rod(f(1.5 - 0.32), f(2 + 0.24), f(0), f(0), f(3), f(4), f(0.5)) and not in_rod(
+        f(1.5 - 0.48), f(2 + 0.36), f(0), f(0), f(3), f(4), f(0.5)
+    )
+    assert in_rod(f(3.2), f(4.2), f(0), f(0), f(3), f(4), f(0.5)) and not in_rod(
+        f(3.4), f(4.5), f(0), f(0), f(3), f(4), f(0.5)
+    )
     assert in_rod(f(1), f(1), f(1), f(1), f(1), f(1), f(0.1))
 
 
@@ -323,8 +354,16 @@ def test_the_fields_of_an_earlier_version(tmp_path):
     """A file that has them is read as it was meant; a program is told the new name."""
     (tmp_path / "old.py").write_text(OLD)
     env = envs.find(str(tmp_path / "old.py"))
-    assert (env.pixel_shader, env.int_state, env.workspace, env.observation_shards) == (len, envs.IntState(4, "int16"), 3, 2)
+    assert (env.pixel_shader, env.int_state, env.workspace, env.observation_shards) == (
+        len,
+        envs.IntState(4, "int16"),
+        3,
+        2,
+    )
     assert env.reset is env.step is envs.uniform and env.observation.categories == 2
-    assert env.observe.__code__.co_varnames == ("s", "cells", "obs", "p", "shard") and env.observe.__code__.co_firstlineno == 12
+    assert (
+        env.observe.__code__.co_varnames == ("s", "cells", "obs", "p", "shard")
+        and env.observe.__code__.co_firstlineno == 12
+    )
     with pytest.raises(OperantError, match=r"Env\(scratch=...\) is called workspace now: write Env\(workspace=...\)"):
         Env(scratch=3)

@@ -29,7 +29,11 @@ def rollout(env):
 
 def test_what_is_not_blank_is_what_is_seen_without():
     plain, flickering = rollout(envs.find("cartpole")), rollout(with_flicker(envs.find("cartpole"), 0.3))
-    assert torch.equal(plain.reward, flickering.reward) and torch.equal(plain.terminated, flickering.terminated) and plain.terminated.sum() > 0
+    assert (
+        torch.equal(plain.reward, flickering.reward)
+        and torch.equal(plain.terminated, flickering.terminated)
+        and plain.terminated.sum() > 0
+    )
     blank = (flickering.observation == 0).all(dim=1)
     assert torch.equal(flickering.observation, torch.where(blank[:, None], 0.0, plain.observation))
     share, count = float(blank.double().mean()), blank.numel()
@@ -39,12 +43,18 @@ def test_what_is_not_blank_is_what_is_seen_without():
     gone = (flickering.final_observation == 0).all(dim=1)[ended]
     assert gone.any() and not gone.all()
     kept = ended & ~(flickering.final_observation == 0).all(dim=1)
-    assert torch.equal(flickering.final_observation.transpose(1, 2)[kept], plain.final_observation.transpose(1, 2)[kept])
+    assert torch.equal(
+        flickering.final_observation.transpose(1, 2)[kept], plain.final_observation.transpose(1, 2)[kept]
+    )
 
 
 def test_every_shard_of_a_blank_board_is_blank():
     env = with_flicker(envs.find("snake"), 1.0)
-    s, cells, p = np.zeros(env.fields, np.float32), np.zeros(env.int_state.n, env.int_state.dtype), device_params(env.Params())
+    s, cells, p = (
+        np.zeros(env.fields, np.float32),
+        np.zeros(env.int_state.n, env.int_state.dtype),
+        device_params(env.Params()),
+    )
     env.reset.py_func(s, cells, np.zeros(0, np.int32), p, tuple(np.uint32(word) for word in (1, 2, 3, 4, 5, 6)))
     for blank in (1.0, 0.0):
         assert s[-1] == 1.0 if blank else True
@@ -61,8 +71,12 @@ def test_pictures_are_black_and_then_not():
     s[-1] = 1.0
     assert env.pixel_shader.py_func(s, p, np.float32(0.5), np.float32(0.7)) == (0.0, 0.0, 0.0)
     plain = envs.find("cartpole")
-    assert with_flicker(plain, 0.5).pixel_shader is plain.pixel_shader  # numbers are observed: the picture is for viewers alone
-    assert with_flicker(plain, 0.0) is plain and with_flicker(plain, 0.5) == with_flicker(plain, 0.5) != with_flicker(plain, 0.4)
+    assert (
+        with_flicker(plain, 0.5).pixel_shader is plain.pixel_shader
+    )  # numbers are observed: the picture is for viewers alone
+    assert with_flicker(plain, 0.0) is plain and with_flicker(plain, 0.5) == with_flicker(plain, 0.5) != with_flicker(
+        plain, 0.4
+    )
 
 
 def test_it_is_a_key_of_every_environment():

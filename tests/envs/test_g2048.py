@@ -1,4 +1,6 @@
-"""2048 against an independent reference: its rules in plain Python, on a list of 16 numbers, drawing from Philox's words. And what must hold in any game."""
+"""2048 against an independent reference: its rules in plain Python, on a list of 16 numbers, drawing from Philox's
+words. And what must hold in any game.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from operant.worlds.painter import Painter
 SEED = 7
 UP, RIGHT, DOWN, LEFT = range(4)
 PATIENCE = 100
-# For each action the cells of its four lines, each from the side that the tiles slide to. IntState are numbered along the rows.
+# For each action the cells of its four lines, each from the side that the tiles slide to. IntState are numbered along
+# the rows.
 LINES = {
     UP: [[column + 4 * k for k in range(4)] for column in range(4)],
     DOWN: [[column + 12 - 4 * k for k in range(4)] for column in range(4)],
@@ -37,7 +40,9 @@ LINES = {
 
 @functools.cache
 def slid(line: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A line after its tiles slid to its front; and the exponents of the tiles that were made. Kept, since games ask for the same lines over and over."""
+    """A line after its tiles slid to its front; and the exponents of the tiles that were made. Kept, since games ask
+    for the same lines over and over.
+    """
     tiles, after, made = [tile for tile in line if tile], [], []
     while tiles:
         tile = tiles.pop(0)
@@ -99,20 +104,29 @@ class Game:
 
 def step_words(lanes: int, ticks: range) -> np.ndarray:
     """The blocks that steps draw: (T, N, 4). Philox as `plain_philox` has it, for all of them at once."""
-    tick, lane = np.meshgrid(np.arange(ticks.start, ticks.stop, dtype=np.uint64), np.arange(lanes, dtype=np.uint64), indexing="ij")
+    tick, lane = np.meshgrid(
+        np.arange(ticks.start, ticks.stop, dtype=np.uint64), np.arange(lanes, dtype=np.uint64), indexing="ij"
+    )
     low, thirty_two = np.uint64(0xFFFFFFFF), np.uint64(32)
     c0, c1, c2, c3 = lane, tick, np.zeros_like(tick), np.full_like(tick, STEP << 16)
     k0, k1 = SEED, 0
     for _ in range(10):
         left, right = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (right >> thirty_two) ^ c1 ^ np.uint64(k0), right & low, (left >> thirty_two) ^ c3 ^ np.uint64(k1), left & low
+        c0, c1, c2, c3 = (
+            (right >> thirty_two) ^ c1 ^ np.uint64(k0),
+            right & low,
+            (left >> thirty_two) ^ c3 ^ np.uint64(k1),
+            left & low,
+        )
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=-1)
 
 
 def test_words_of_many_steps_at_once_are_those_of_plain_philox():
     words = step_words(5, range(3, 9))
-    assert all(words[t - 3, lane].tolist() == list(Key(SEED, lane, t, STEP).block(0)) for t in range(3, 9) for lane in range(5))
+    assert all(
+        words[t - 3, lane].tolist() == list(Key(SEED, lane, t, STEP).block(0)) for t in range(3, 9) for lane in range(5)
+    )
 
 
 # THE WORLD
@@ -195,7 +209,9 @@ def test_the_reference_slides_as_by_hand():
 
 @pytest.mark.parametrize("action", [UP, RIGHT, DOWN, LEFT])
 def test_every_line_slides_and_joins(action):
-    """All 1,296 lines of exponents 0 to 5, in each of the four places, alone on a board: where they end, what they pay, and whether the move is legal."""
+    """All 1,296 lines of exponents 0 to 5, in each of the four places, alone on a board: where they end, what they pay,
+    and whether the move is legal.
+    """
     lines = list(itertools.product(range(6), repeat=4))
     places = [(line, cells) for cells in LINES[action] for line in lines]
     boards, expected = np.zeros((len(places), 16), np.int64), np.zeros((len(places), 16), np.int64)
@@ -209,7 +225,9 @@ def test_every_line_slides_and_joins(action):
     assert np.array_equal(masks[action], legal)
     new = table.seen.T.astype(np.int64) - expected
     assert not new[~legal].any()
-    assert ((new[legal] != 0).sum(axis=1) == 1).all() and set(new[legal].sum(axis=1)) == {1, 2}, "one new tile, a 2 or a 4"
+    assert ((new[legal] != 0).sum(axis=1) == 1).all() and set(new[legal].sum(axis=1)) == {1, 2}, (
+        "one new tile, a 2 or a 4"
+    )
     assert not expected[legal][new[legal] != 0].any(), "on an empty cell"
     made = [500 * len(slid(line)[1]) if changed else -500 for (line, _), changed in zip(places, legal, strict=True)]
     assert table.ten_thousandths().tolist() == made and not table.terminated.any()
@@ -219,15 +237,20 @@ def test_every_line_slides_and_joins(action):
 
 
 def late_board(generator: np.random.Generator) -> list[int]:
-    """A board late in a good game: large tiles in order along the rows, to and fro, with small ones after them and some room."""
-    tiles = sorted(generator.choice(np.arange(4, 17), size=generator.integers(5, 10), replace=False).tolist(), reverse=True)
+    """A board late in a good game: large tiles in order along the rows, to and fro, with small ones after them and some
+    room.
+    """
+    tiles = sorted(
+        generator.choice(np.arange(4, 17), size=generator.integers(5, 10), replace=False).tolist(), reverse=True
+    )
     tiles += generator.integers(1, 4, 12 - len(tiles)).tolist() + [0] * 4
     return [tiles[4 * row + (column if row % 2 == 0 else 3 - column)] for row in range(4) for column in range(4)]
 
 
 def chosen(games: list[Game], generator: np.random.Generator, t: int) -> np.ndarray:
-    """An action for each lane, (N), by lane modulo 8. 0 to 3: at random. 4 to 6: towards a corner, as long as that is legal. 7: by turns at random, and
-    where nothing moves."""
+    """An action for each lane, (N), by lane modulo 8. 0 to 3: at random. 4 to 6: towards a corner, as long as that is
+    legal. 7: by turns at random, and where nothing moves.
+    """
     actions = generator.integers(0, 4, len(games))
     for lane in range(4, len(games)):
         if lane % 8 in (4, 5, 6):
@@ -235,14 +258,18 @@ def chosen(games: list[Game], generator: np.random.Generator, t: int) -> np.ndar
             preferred = (LEFT, UP) if t % 2 else (UP, LEFT)
             actions[lane] = next((action for action in (*preferred, RIGHT, DOWN) if can_move(board, action)), UP)
         elif lane % 8 == 7 and t % 1000 > 600:
-            actions[lane] = next((action for action in range(4) if not can_move(games[lane].board, action)), actions[lane])
+            actions[lane] = next(
+                (action for action in range(4) if not can_move(games[lane].board, action)), actions[lane]
+            )
     return actions
 
 
 def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
-    """Play in a world and by the reference at once: boards, rewards, ends in each step, tallies at the end, what is legal every 16 steps.
+    """Play in a world and by the reference at once: boards, rewards, ends in each step, tallies at the end, what is
+    legal every 16 steps.
 
-    In every fourth lane a game begins anew from a late board every `late` steps. Returns the tallies, and how many games were given up.
+    In every fourth lane a game begins anew from a late board every `late` steps. Returns the tallies, and how many
+    games were given up.
     """
     table, words, generator = Table(lanes), step_words(lanes, range(1, steps + 1)), np.random.default_rng(5)
     games = [Game(Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
@@ -256,17 +283,23 @@ def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
                 game.stuck = 0
         actions = chosen(games, generator, t)
         table.step(actions)
-        outcomes = [game.step(action, block) for game, action, block in zip(games, actions.tolist(), words[t - 1], strict=True)]
+        outcomes = [
+            game.step(action, block) for game, action, block in zip(games, actions.tolist(), words[t - 1], strict=True)
+        ]
         assert np.array_equal(table.ten_thousandths(), [gained for gained, _ in outcomes]), t
         assert np.array_equal(table.terminated, [over for _, over in outcomes]), t
         for lane in np.flatnonzero(table.terminated):
             game, best = games[lane], max(games[lane].board)
-            for name, value in zip(ended, (1, game.score, best, best >= 11, game.invalid, game.stuck == PATIENCE), strict=True):
+            for name, value in zip(
+                ended, (1, game.score, best, best >= 11, game.invalid, game.stuck == PATIENCE), strict=True
+            ):
                 ended[name] += value
             games[lane] = Game(Key(SEED, int(lane), t, RESET))
         assert np.array_equal(table.seen.T, [game.board for game in games]), t
         if t % 16 == 0:
-            assert np.array_equal(table.slot.legal.numpy().T, [[can_move(game.board, action) for action in range(4)] for game in games]), t
+            assert np.array_equal(
+                table.slot.legal.numpy().T, [[can_move(game.board, action) for action in range(4)] for game in games]
+            ), t
     assert not table.slot.truncated.any()
     assert table.world.lanes.finished.double().sum(dim=1).tolist() == [ended[name] for name in table.world.spec.tally]
     return ended
@@ -315,7 +348,11 @@ def test_rewards_the_kind_of_new_tiles_and_patience_are_parameters():
 
 def test_there_is_room_for_the_greatest_patience():
     """A board has eight bits for illegal moves; a ninth would be its second row's."""
-    p, state, tally = device_params(OTHERS._replace(patience=rules.ENV.ranges["patience"][1])), np.array([5, 0, 0, 0], np.float32), np.zeros(4, np.float32)
+    p, state, tally = (
+        device_params(OTHERS._replace(patience=rules.ENV.ranges["patience"][1])),
+        np.array([5, 0, 0, 0], np.float32),
+        np.zeros(4, np.float32),
+    )
     key = tuple(map(np.uint32, (SEED, 0, 0, 0, 0, STEP)))
     overs = [bool(rules.ENV.step.py_func(state, UP, p, key, tally)[1]) for _ in range(255)]
     assert overs == [False] * 254 + [True] and [int(row) & 0xFFFFF for row in state] == [5, 0, 0, 0]
@@ -340,7 +377,8 @@ def test_a_new_tile_is_as_likely_on_every_empty_cell_and_a_2_in_nine_of_ten(seri
     first = table.seen.astype(np.int64)
     assert ((first > 0).sum(axis=0) == 2).all()
     expected = 2 * lanes / 16
-    # Two cells of a lane differ, so the statistic is below that of 15 degrees of freedom (mean 15, deviation 5.5) by a factor of 14/15.
+    # Two cells of a lane differ, so the statistic is below that of 15 degrees of freedom (mean 15, deviation 5.5) by a
+    # factor of 14/15.
     assert (((first > 0).sum(axis=1) - expected) ** 2 / expected).sum() * 15 / 14 < 15 + 5 * 5.5
     assert abs((first == 2).sum() / (2 * lanes) - 0.1) < 5 * 0.3 / (2 * lanes) ** 0.5
     board = np.zeros((lanes, 16), np.int64)
@@ -364,7 +402,9 @@ def total(boards: np.ndarray) -> np.ndarray:
 
 
 def made_of_twos(boards: np.ndarray) -> np.ndarray:
-    """What a game has scored that made boards (16, N) of twos alone: a tile 2^e takes e - 1 rounds of joins, each worth 2^e in all."""
+    """What a game has scored that made boards (16, N) of twos alone: a tile 2^e takes e - 1 rounds of joins, each worth
+    2^e in all.
+    """
     return np.where(boards > 0, (boards - 1) << boards, 0).sum(axis=0)
 
 
@@ -385,11 +425,15 @@ def test_what_holds_in_every_game(board, seed, more):
         assert np.array_equal(table.slot.legal.numpy(), table.masks())
         new, penalty = total(after) - total(before), table.ten_thousandths() == -500
         assert np.isin(new[on & may], (2, 4)).all(), "the tiles' sum grows by the new tile"
-        assert not gained[on & ~may].any() and np.array_equal(after[:, on & ~may], before[:, on & ~may]), "an illegal move changes nothing"
+        assert not gained[on & ~may].any() and np.array_equal(after[:, on & ~may], before[:, on & ~may]), (
+            "an illegal move changes nothing"
+        )
         assert np.array_equal((after != before).any(axis=0)[on], may[on]), "a legal one does"
         assert np.array_equal(penalty[on], ~may[on])
         assert (gained[on] >= 0).all()
-        assert np.array_equal(gained[on], (made_of_twos(after) - made_of_twos(before) - 4 * (new == 4))[on]), "the score is what the joins made"
+        assert np.array_equal(gained[on], (made_of_twos(after) - made_of_twos(before) - 4 * (new == 4))[on]), (
+            "the score is what the joins made"
+        )
         legal = table.masks()
         assert legal.max() == 1 and legal.any(axis=0).all(), "some move is always left"
 
@@ -415,9 +459,23 @@ def test_the_picture_tells_the_numbers():
     pixels = picture([0, 1, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, 0, 15])
     assert inked(pixels[:16, :16]) == ["." * 15] * 15, "an empty cell"
     two = ("....######.....", "........##.....", "....######.....", "....##.........", "....######.....")
-    assert inked(pixels[:16, 16:32])[2:12] == [line for line in two for _ in range(2)], "short numbers are twice as large"
-    assert inked(pixels[16:32, 32:48])[5:10] == ["###.###.#.#.###", "..#.#.#.#.#.#.#", "###.#.#.###.###", "#...#.#...#.#.#", "###.###...#.###"]
-    assert inked(pixels[48:, 48:])[5:10] == ["..###.###.#.#..", "....#...#.#.#..", "..###.###.##...", "....#.#...#.#..", "..###.###.#.#.."]
+    assert inked(pixels[:16, 16:32])[2:12] == [line for line in two for _ in range(2)], (
+        "short numbers are twice as large"
+    )
+    assert inked(pixels[16:32, 32:48])[5:10] == [
+        "###.###.#.#.###",
+        "..#.#.#.#.#.#.#",
+        "###.#.#.###.###",
+        "#...#.#...#.#.#",
+        "###.###...#.###",
+    ]
+    assert inked(pixels[48:, 48:])[5:10] == [
+        "..###.###.#.#..",
+        "....#...#.#.#..",
+        "..###.###.##...",
+        "....#.#...#.#..",
+        "..###.###.#.#..",
+    ]
     grounds = {tuple(picture([exponent] + [0] * 15)[0, 0]) for exponent in range(16)}
     assert len(grounds) == 16, "each tile has its own colour"
 
@@ -426,8 +484,12 @@ def test_the_picture_tells_the_numbers():
 
 
 def mean_scores(iterations: int) -> list[float]:
-    """Of the games that ended in each quarter of a training by the shipped recipe, with a network and lanes for two CPU cores."""
-    quarters = learnt("g2048", ["env.lanes=480", "net.hidden=[64,64]", "algo.learning_rate=2e-3", "algo.minibatches=4"], iterations)
+    """Of the games that ended in each quarter of a training by the shipped recipe, with a network and lanes for two CPU
+    cores.
+    """
+    quarters = learnt(
+        "g2048", ["env.lanes=480", "net.hidden=[64,64]", "algo.learning_rate=2e-3", "algo.minibatches=4"], iterations
+    )
     assert all(sums[TALLIES + rules.INVALID] == 0 for sums in quarters), "the policy takes legal moves alone"
     return [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in quarters]
 

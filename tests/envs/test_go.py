@@ -1,4 +1,6 @@
-"""Go against an independent reference: its rules in plain Python, on sets of stones, everything worked out anew for each move. And positions worked by hand."""
+"""Go against an independent reference: its rules in plain Python, on sets of stones, everything worked out anew for
+each move. And positions worked by hand.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ Stones = dict[str, frozenset[Point]]
 def neighbours(size: int) -> dict[Point, list[Point]]:
     """The points beside each."""
     points = set(itertools.product(range(size), range(size)))
-    return {(row, column): sorted({(row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column)} & points) for row, column in points}
+    return {
+        (row, column): sorted({(row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column)} & points)
+        for row, column in points
+    }
 
 
 class Game:
@@ -53,12 +58,17 @@ class Game:
         """A position from a drawing: X black, O white, . empty."""
         rows = [line.split() for line in diagram.strip().splitlines()]
         game = Game(len(rows), komi)
-        game.stones = {colour: frozenset(point for point in game.points if rows[point[0]][point[1]] == colour) for colour in (BLACK, WHITE)}
+        game.stones = {
+            colour: frozenset(point for point in game.points if rows[point[0]][point[1]] == colour)
+            for colour in (BLACK, WHITE)
+        }
         return game
 
     def drawing(self) -> str:
         marks = {point: colour for colour in (BLACK, WHITE) for point in self.stones[colour]}
-        return "\n".join(" ".join(marks.get((row, column), ".") for column in range(self.size)) for row in range(self.size))
+        return "\n".join(
+            " ".join(marks.get((row, column), ".") for column in range(self.size)) for row in range(self.size)
+        )
 
     def spread(self, start: Point, within: frozenset[Point] | set[Point]) -> tuple[set[Point], set[Point]]:
         """All points of a set that hang together with one, and all points beside them that are not of the set."""
@@ -105,7 +115,11 @@ class Game:
         return [point for point in self.points if self.after(colour, point) is not None]
 
     def forbidden_by_ko(self, colour: str) -> Point | None:
-        found = [point for point in self.points if self.after(colour, point) is None and self.after(colour, point, ko=False) is not None]
+        found = [
+            point
+            for point in self.points
+            if self.after(colour, point) is None and self.after(colour, point, ko=False) is not None
+        ]
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -148,7 +162,9 @@ class Game:
     def lead(self) -> int:
         return len(self.stones[BLACK]) - len(self.stones[WHITE])
 
-    def step(self, action: int, key: Key, stone: float = 0.02, passing: float = 0.02) -> tuple[float, bool, tuple[int, int, int]]:
+    def step(
+        self, action: int, key: Key, stone: float = 0.02, passing: float = 0.02
+    ) -> tuple[float, bool, tuple[int, int, int]]:
         """The reward, whether the game ended, and what was tallied: stones taken, stones lost, passes."""
         limit, before = 3 * self.size**2, self.lead()
         point = divmod(action, self.size) if 0 <= action < self.size**2 else None
@@ -186,13 +202,19 @@ class Game:
         if self.last is not None:
             seen[(*self.last, 3)] = 255
         # Only what white took alone can be what ko forbids to take back.
-        if self.before is not None and len(self.before[BLACK] - self.stones[BLACK]) == 1 and (point := self.forbidden_by_ko(BLACK)) is not None:
+        if (
+            self.before is not None
+            and len(self.before[BLACK] - self.stones[BLACK]) == 1
+            and (point := self.forbidden_by_ko(BLACK)) is not None
+        ):
             seen[(*point, 3)] = 128
         seen[..., 4] = self.plies * 255 // (3 * self.size**2)
         return seen.reshape(-1)
 
     def cells(self) -> np.ndarray:
-        """What the environment keeps of the position, (2 size size): liberties with the colour's sign, and names of chains."""
+        """What the environment keeps of the position, (2 size size): liberties with the colour's sign, and names of
+        chains.
+        """
         liberties, names = np.zeros((self.size, self.size), int), np.full((self.size, self.size), -1)
         for colour in (BLACK, WHITE):
             for chain, free in self.chains(colour):
@@ -255,12 +277,15 @@ def test_a_ko_may_not_be_retaken_at_once():
     board = Board(KO)
     assert board.liberties(1, 1) == -1
     assert board.play(BLACK, 1, 2) == (1, (1, 1))
-    assert same(board, """
+    assert same(
+        board,
+        """
         . X O . .
         X . X O .
         . X O . .
         . . . . .
-        . . . . .""")  # fmt: skip
+        . . . . .""",
+    )
     assert board.liberties(1, 2) == 1
     assert not board.legal(WHITE, 1, 1, ko=(1, 1)) and board.legal(WHITE, 3, 3, ko=(1, 1))
     assert board.legal(WHITE, 1, 1), "later it may be"
@@ -299,12 +324,15 @@ def test_snapback():
     assert board.play(BLACK, 0, 1) == (1, None), "three stones with one liberty: no ko"
     assert board.liberties(0, 1) == 1
     assert board.play(WHITE, 0, 0) == (3, None)
-    assert same(board, """
+    assert same(
+        board,
+        """
         O . O . .
         . . O . .
         O O . . .
         . . . . .
-        . . . . .""")  # fmt: skip
+        . . . . .""",
+    )
     assert board.liberties(0, 0) == -2
 
 
@@ -330,12 +358,15 @@ def test_suicide_of_many_stones_is_forbidden():
     assert board.liberties(0, 0) == -1
     assert not board.legal(WHITE, 0, 2)
     assert board.play(BLACK, 0, 2) == (2, None)
-    assert same(board, """
+    assert same(
+        board,
+        """
         . . X X .
         X X X . .
         . . . . .
         . . . . .
-        . . . . .""")  # fmt: skip
+        . . . . .""",
+    )
     assert board.liberties(0, 3) == board.liberties(1, 0) == 7
 
 
@@ -348,12 +379,15 @@ def test_a_capture_is_no_suicide():
         . . . . .""")
     assert not board.legal(BLACK, 0, 0), "three stones without a liberty"
     assert board.play(WHITE, 0, 0) == (2, None), "two chains of one stone each"
-    assert same(board, """
+    assert same(
+        board,
+        """
         O . O . .
         . O . . .
         O . . . .
         . . . . .
-        . . . . .""")  # fmt: skip
+        . . . . .""",
+    )
 
 
 def test_a_capture_in_the_corner_and_at_the_edge():
@@ -365,12 +399,15 @@ def test_a_capture_in_the_corner_and_at_the_edge():
         . . . . .""")
     assert board.play(WHITE, 0, 1) == (1, None) and board.liberties(0, 1) == -3, "the corner, (0, 2) and (1, 1)"
     assert board.play(WHITE, 4, 4) == (2, None) and board.liberties(4, 4) == -2
-    assert same(board, """
+    assert same(
+        board,
+        """
         . O . . .
         O . . . O
         . . . O .
         . . . O .
-        . . . . O""")  # fmt: skip
+        . . . . O""",
+    )
 
 
 def test_four_chains_are_taken_at_once_and_one_from_two_sides_once():
@@ -381,12 +418,15 @@ def test_four_chains_are_taken_at_once_and_one_from_two_sides_once():
         . O X O .
         . . O . .""")
     assert four.play(WHITE, 2, 2) == (4, None)
-    assert same(four, """
+    assert same(
+        four,
+        """
         . . O . .
         . O . O .
         O . O . O
         . O . O .
-        . . O . .""")  # fmt: skip
+        . . O . .""",
+    )
     assert four.liberties(2, 2) == -4 and four.liberties(1, 1) == -4
     one = Board("""
         X X X O .
@@ -408,7 +448,9 @@ def test_chains_are_joined_and_liberties_shared_are_counted_once():
     assert board.play(BLACK, 1, 1) == (0, None) and board.liberties(0, 1) == 7
     assert board.play(BLACK, 1, 3) == (0, None) and board.liberties(2, 3) == 7
     # Three in each of the rows 0 and 2, two in each of the rows 1 and 3.
-    assert board.play(BLACK, 1, 2) == (0, None) and {board.liberties(row, column) for row in (0, 1, 2) for column in (1, 3)} == {10}
+    assert board.play(BLACK, 1, 2) == (0, None) and {
+        board.liberties(row, column) for row in (0, 1, 2) for column in (1, 3)
+    } == {10}
 
 
 SEKI = """
@@ -455,12 +497,15 @@ def test_areas_of_simple_boards():
     board.play(BLACK, 0, 4)
     assert board.area() == 0
     # Regions that meet only at the end of a long way round are one.
-    assert Board("""
+    assert (
+        Board("""
         . X . X .
         . X . X .
         . X . X .
         . X . X .
-        . . . . O""").area() == 8 - 1  # fmt: skip
+        . . . . O""").area()
+        == 8 - 1
+    )
 
 
 # GAMES
@@ -480,7 +525,10 @@ class Play:
     def load(self, lane: int, game: Game) -> None:
         """Put a lane into a game's position."""
         ko = game.forbidden_by_ko(BLACK)
-        place = {name: -1 if point is None else point[0] * self.size + point[1] for name, point in (("ko", ko), ("last", game.last))}
+        place = {
+            name: -1 if point is None else point[0] * self.size + point[1]
+            for name, point in (("ko", ko), ("last", game.last))
+        }
         self.cells[:, lane] = game.cells()
         self.state[:, lane] = game.plies, place["ko"], place["last"], game.passed, game.lead(), game.skipped
 
@@ -526,7 +574,14 @@ def test_who_has_no_move_passes_and_two_passes_end_the_game():
     game.passed, game.plies = True, 10
     play.load(0, game)
     play.step(PASS)
-    assert play.slot.terminated.item() == 1 and play.world.episode_sums(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 11, 1]
+    assert play.slot.terminated.item() == 1 and play.world.episode_sums(play.slot).tolist()[3:] == [
+        1,
+        25 - 7.5,
+        0,
+        0,
+        11,
+        1,
+    ]
     # Black fills one of three eyes: white still has no move and passes, but that is not yet two.
     play.load(0, Game.drawn(FULL[:-1] + "."))
     play.step(0)
@@ -538,15 +593,21 @@ def test_who_has_no_move_passes_and_two_passes_end_the_game():
 
 def test_white_takes_what_it_can():
     play = Play(FIVE)
-    play.load(0, Game.drawn("""
+    play.load(
+        0,
+        Game.drawn("""
         X X X X X
         X X X X X
         X X . X X
         X X X X X
-        X X X X X"""))
+        X X X X X"""),
+    )
     play.step(PASS)
     assert not play.slot.terminated.item() and play.state[rules.LAST, 0] == 12
-    assert play.slot.reward.item() == pytest.approx(-0.02 * 26) and play.cells[:25, 0].tolist() == [0] * 12 + [-4] + [0] * 12
+    assert (
+        play.slot.reward.item() == pytest.approx(-0.02 * 26)
+        and play.cells[:25, 0].tolist() == [0] * 12 + [-4] + [0] * 12
+    )
     assert play.world.episode_sums(play.slot).tolist()[3:] == [0] * 6, "nothing is told before the end"
     assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.52, 0, 0, 0, 24, 0, 1])
 
@@ -571,16 +632,21 @@ def test_the_limit_of_plies_ends_the_game(left, plies):
 @pytest.mark.parametrize("action", [0, 12, -1, 26, 1000])
 def test_an_illegal_action_is_a_pass(action):
     play = Play(FIVE)
-    play.load(0, Game.drawn("""
+    play.load(
+        0,
+        Game.drawn("""
         . O . . .
         O . . . .
         . . X . .
         . . . . .
-        . . . . ."""))
+        . . . . ."""),
+    )
     assert play.cells[12, 0] == 4
     play.step(action)
     assert not play.slot.terminated.item() and play.world.lanes.running[6, 0] == 1.0, "counted as a pass"
-    assert play.state[rules.PLIES, 0] == 2 and (play.cells[:25, 0] > 0).sum() == 1 and (play.cells[:25, 0] < 0).sum() == 3
+    assert (
+        play.state[rules.PLIES, 0] == 2 and (play.cells[:25, 0] > 0).sum() == 1 and (play.cells[:25, 0] < 0).sum() == 3
+    )
 
 
 def test_komi_and_rewards_are_parameters():
@@ -598,12 +664,16 @@ def test_komi_and_rewards_are_parameters():
     for action in (3, -1, 4):
         play.step(action)
         rewards.append(play.slot.reward.item())
-    assert rewards == [0.0, -0.5 - 0.25, 1.0 - 0.5 * (2 - 1) + 0.25], "what the stones brought is taken back, and what the pass cost given"
+    assert rewards == [0.0, -0.5 - 0.25, 1.0 - 0.5 * (2 - 1) + 0.25], (
+        "what the stones brought is taken back, and what the pass cost given"
+    )
     game = Game.drawn("\n".join(["O . . . ."] + [". . . . ."] * 4))
     game.plies = 74
     play.load(0, game)
     play.step(PASS)
-    assert play.slot.reward.item() == -1.0 + 0.5 - 0.25, "the whole board is lost, which here is no worse than by a hair"
+    assert play.slot.reward.item() == -1.0 + 0.5 - 0.25, (
+        "the whole board is lost, which here is no worse than by a hair"
+    )
 
 
 def test_a_loss_is_worse_the_more_is_lost():
@@ -619,7 +689,9 @@ def test_a_loss_is_worse_the_more_is_lost():
 
 
 def late_games(size: int, count: int) -> list[Game]:
-    """Games under way with black to move, some long, some near the limit of plies; on small boards a quarter of them with a ko that black may not retake."""
+    """Games under way with black to move, some long, some near the limit of plies; on small boards a quarter of them
+    with a ko that black may not retake.
+    """
     generator, found = np.random.default_rng(size), []
     while len(found) < count:
         game, wanted = Game(size), size < 10 and len(found) % 4 == 0
@@ -640,13 +712,17 @@ def late_games(size: int, count: int) -> list[Game]:
 
 def keeping_eyes(game: Game) -> int:
     """A better player: greedy, but never on a point surrounded by its own stones; passes when nothing else is left."""
-    eyes = frozenset(point for point in game.points if all(beside in game.stones[BLACK] for beside in game.around[point]))
+    eyes = frozenset(
+        point for point in game.points if all(beside in game.stones[BLACK] for beside in game.around[point])
+    )
     points = game.greedy(BLACK, eyes)
     return points[0][0] * game.size + points[0][1] if points else game.size**2
 
 
 def chosen(games: list[Game], masks: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """An action for each lane, (1, N): by lane modulo 4 any, legal or not; by a better player; a legal move (in new games and in late ones)."""
+    """An action for each lane, (1, N): by lane modulo 4 any, legal or not; by a better player; a legal move (in new
+    games and in late ones).
+    """
     count = games[0].size ** 2
     actions = generator.integers(-1, count + 2, len(games))
     for lane, game in enumerate(games):
@@ -659,15 +735,18 @@ def chosen(games: list[Game], masks: np.ndarray, generator: np.random.Generator)
 
 
 def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once. Rewards, ends, last moves and stones are compared in each step, what is observed and what is legal in every
-    `every`-th lane in turn; with `finals` also what is last observed in a game, by a kernel that nothing else here needs. Returns how often what happened.
+    """Play in a world and by the reference at once. Rewards, ends, last moves and stones are compared in each step,
+    what is observed and what is legal in every `every`-th lane in turn; with `finals` also what is last observed in a
+    game, by a kernel that nothing else here needs. Returns how often what happened.
     """
     size = env.observation.shape[0]
     count = size**2
     play, generator = Play(env, lanes, finals=finals), np.random.default_rng(7)
     late, games = itertools.cycle(late_games(size, 16 if size < 10 else 2)), [Game(size) for _ in range(lanes)]
     slot, seen, final = play.slot, play.slot.observation.numpy(), play.slot.final_observation.numpy()
-    happened = dict.fromkeys(("ended", "at the limit", "by a pass alone", "won", "kos", "took", "lost", "passes of white"), 0)
+    happened = dict.fromkeys(
+        ("ended", "at the limit", "by a pass alone", "won", "kos", "took", "lost", "passes of white"), 0
+    )
     sums = np.zeros(len(env.tally))
 
     def place_late() -> None:
@@ -684,7 +763,10 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
         actions = chosen(games, play.mask, generator)
         slot.action.copy_(torch.from_numpy(actions)[None])
         play.step(*actions)
-        results = [game.step(int(action), Key(SEED, lane, t, STEP)) for lane, (game, action) in enumerate(zip(games, actions, strict=True))]
+        results = [
+            game.step(int(action), Key(SEED, lane, t, STEP))
+            for lane, (game, action) in enumerate(zip(games, actions, strict=True))
+        ]
         rewards, ended = np.array([reward for reward, _, _ in results]), np.array([end for _, end, _ in results])
         assert np.allclose(slot.reward.numpy(), rewards, atol=1e-5), t
         assert np.array_equal(slot.terminated.numpy(), ended), t
@@ -705,8 +787,12 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
                 assert not finals or np.array_equal(final[:, lane], game.observation()), (t, lane)
                 games[lane], returns[lane] = Game(size), 0.0
         stones = np.sign(play.cells[:count])
-        assert all(set(np.flatnonzero(stones[:, lane] == SIGN[colour])) == {row * size + column for row, column in game.stones[colour]}
-                   for lane, game in enumerate(games) for colour in (BLACK, WHITE)), t  # fmt: skip
+        assert all(
+            set(np.flatnonzero(stones[:, lane] == SIGN[colour]))
+            == {row * size + column for row, column in game.stones[colour]}
+            for lane, game in enumerate(games)
+            for colour in (BLACK, WHITE)
+        ), t
         for lane in range(t % every, lanes, every):
             assert np.array_equal(seen[:, lane], games[lane].observation()), (t, lane)
             assert np.array_equal(play.mask[:, lane], games[lane].mask()), (t, lane)
@@ -718,7 +804,9 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
         total = play.world.episode_sums(slot).numpy()[3:]
         sums[[rules.WON, rules.MARGIN, rules.PLIES_AT_END]] -= total[[rules.WON, rules.MARGIN, rules.PLIES_AT_END]]
     assert np.array_equal(sums, np.zeros(len(env.tally)))
-    assert outcomes and all(total == pytest.approx(outcome) for total, outcome in outcomes), "a game's return is its outcome"
+    assert outcomes and all(total == pytest.approx(outcome) for total, outcome in outcomes), (
+        "a game's return is its outcome"
+    )
     return happened
 
 
@@ -733,7 +821,9 @@ def test_many_steps_are_those_of_the_reference():
     assert min(happened.values()) > 30, happened
 
 
-@pytest.mark.parametrize("size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.compile)])
+@pytest.mark.parametrize(
+    "size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.compile)]
+)
 def test_other_sizes_are_those_of_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)
     assert env.int_state is not None and env.int_state.dtype == ("int8" if size == 5 else "int16")
@@ -766,11 +856,17 @@ def test_what_holds_in_every_position(choices, greed):
             ko = expected[1]
         assert expected[0] == taken
         forbidden = game.forbidden_by_ko(OTHER[colour])
-        assert ko == (-1 if forbidden is None else forbidden[0] * 5 + forbidden[1]), "a stone that may be taken back at once, and nothing else"
+        assert ko == (-1 if forbidden is None else forbidden[0] * 5 + forbidden[1]), (
+            "a stone that may be taken back at once, and nothing else"
+        )
         liberties, names = board.cells[:25], board.cells[25:]
         assert np.array_equal(liberties, game.cells()[:25])
-        assert np.array_equal(names >= 0, liberties != 0) and np.array_equal(names[names[names >= 0]], names[names >= 0]), "a chain's name is one of its points"
-        assert all(free for colour in (BLACK, WHITE) for _, free in game.chains(colour)), "no chain without liberties is left"
+        assert np.array_equal(names >= 0, liberties != 0) and np.array_equal(
+            names[names[names >= 0]], names[names >= 0]
+        ), "a chain's name is one of its points"
+        assert all(free for colour in (BLACK, WHITE) for _, free in game.chains(colour)), (
+            "no chain without liberties is left"
+        )
         assert board.area() == game.margin() + 7.5 == -mirrored.area(), "the same score for both sides"
 
 

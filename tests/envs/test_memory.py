@@ -1,4 +1,6 @@
-"""The environments that take a memory: POPGym's card games step by step beside its own package, bsuite's chain, the T-maze, and what is hidden."""
+"""The environments that take a memory: POPGym's card games step by step beside its own package, bsuite's chain, the
+T-maze, and what is hidden.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Lane:
     """One lane by the Python of the environment's functions."""
 
     def __init__(self, env, seed=1, **params):
-        ints = (np.zeros(env.int_state.n, env.int_state.dtype), np.zeros(env.workspace, np.int32)) if env.int_state else ()
+        ints = (
+            (np.zeros(env.int_state.n, env.int_state.dtype), np.zeros(env.workspace, np.int32)) if env.int_state else ()
+        )
         self.env, self.s, self.ints, self.p = env, np.zeros(env.fields, f32), ints, device_params(env.Params(**params))
         self._seed, self._tick, self.tally = seed, 0, np.zeros(len(env.tally), f32)
         env.reset.py_func(self.s, *ints, self.p, self._key(rng.RESET))
@@ -41,7 +45,9 @@ class Lane:
         return obs
 
     def step(self, action):
-        reward, terminated = self.env.step.py_func(self.s, *self.ints, np.int32(action), self.p, self._key(rng.STEP), self.tally)
+        reward, terminated = self.env.step.py_func(
+            self.s, *self.ints, np.int32(action), self.p, self._key(rng.STEP), self.tally
+        )
         return float(reward), bool(terminated)
 
     def kept(self):
@@ -88,10 +94,14 @@ def stacked(deck, kinds, order):
 
 
 def episode(lane, count, generator, steps, kinds):
-    """Observations (T + 1, O), actions (T), rewards (T) and ends (T) of an episode, under actions at random; of `kinds` kinds, near what a count would be."""
+    """Observations (T + 1, O), actions (T), rewards (T) and ends (T) of an episode, under actions at random; of `kinds`
+    kinds, near what a count would be.
+    """
     seen, actions, rewards, ends = [lane.observation], [], [], []
     for t in range(steps):
-        action = min(t // kinds + int(generator.integers(0, 3)), count - 1) if kinds else int(generator.integers(0, count))
+        action = (
+            min(t // kinds + int(generator.integers(0, 3)), count - 1) if kinds else int(generator.integers(0, count))
+        )
         reward, ended = lane.step(action)
         for row, value in zip((seen, actions, rewards, ends), (lane.observation, action, reward, ended), strict=True):
             row.append(value)
@@ -195,7 +205,9 @@ def memory_of(name, lane, seen, t):
 HALF = ("autoencode", {"decks": 0.5})
 
 
-@pytest.mark.parametrize(("name", "params"), [("repeat_first", {}), ("repeat_previous", {}), ("autoencode", {}), HALF, ("count_recall", {})])
+@pytest.mark.parametrize(
+    ("name", "params"), [("repeat_first", {}), ("repeat_previous", {}), ("autoencode", {}), HALF, ("count_recall", {})]
+)
 def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
     lane, seen, total, ended = Lane(envs.find(name), 3, **params), [], 0.0, False
     while not ended:
@@ -207,7 +219,9 @@ def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
 
 @pytest.mark.parametrize("name", [name for name in CARD_GAMES if name != "concentration"])
 def test_an_episode_plays_the_decks_it_opened_whatever_decks_say_later(name):
-    """A schedule or a resume may have more of them, or fewer, within an episode: no card is dealt that is not there, and the episode ends."""
+    """A schedule or a resume may have more of them, or fewer, within an episode: no card is dealt that is not there,
+    and the episode ends.
+    """
     env = envs.find(name)
     for opened, later, after in ((1, 2, 30), (2, 1, 70)):
         lane, ended, steps = Lane(env, 3, decks=opened), False, 0
@@ -258,11 +272,22 @@ def test_walls_and_patience_of_the_maze():
     lane, _ = maze(low=3, high=1)  # `high` below `low` counts as it
     for action in (UP, DOWN, LEFT):
         assert lane.step(action) == (pytest.approx(-0.1), False)
-    for action, expected in ((RIGHT, 0.0), (UP, -0.1), (LEFT, 0.0), (RIGHT, 0.0), (RIGHT, 0.0), (RIGHT, 0.0), (RIGHT, -0.1), (LEFT, 0.0)):
+    for action, expected in (
+        (RIGHT, 0.0),
+        (UP, -0.1),
+        (LEFT, 0.0),
+        (RIGHT, 0.0),
+        (RIGHT, 0.0),
+        (RIGHT, 0.0),
+        (RIGHT, -0.1),
+        (LEFT, 0.0),
+    ):
         assert lane.step(action) == (pytest.approx(expected), False)
     assert lane.observation.tolist() == [1, 0, 1]
     rewards = [lane.step(LEFT) for _ in range(5)]
-    assert [ended for _, ended in rewards] == [False] * 4 + [True] and rewards[-1][0] == pytest.approx(-0.1)  # 16 = 4 x (3 + 1) steps
+    assert [ended for _, ended in rewards] == [False] * 4 + [True] and rewards[-1][0] == pytest.approx(
+        -0.1
+    )  # 16 = 4 x (3 + 1) steps
     assert lane.tally.tolist() == [0.0, 3.0]
 
 
@@ -296,7 +321,9 @@ def test_corridors_are_drawn_from_their_range_and_goals_from_both_arms():
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_the_chain_is_bsuites(length):
-    """`_get_observation` and `_step` of its memory_chain.py, by hand: the start is seen twice, and the last step but one shows the query."""
+    """`_get_observation` and `_step` of its memory_chain.py, by hand: the start is seen twice, and the last step but
+    one shows the query.
+    """
     for seed in range(6):
         lane, seen, rewards = Lane(envs.find("memory_chain"), seed, length=length), [], []
         context = 1 if lane.observation[2] > 0 else 0
@@ -310,13 +337,21 @@ def test_the_chain_is_bsuites(length):
         assert rewards == [0.0] * length + [1.0 if seed < 3 else -1.0]
 
 
-@pytest.mark.parametrize(("name", "whole", "rows"), [("cartpole_positions", "cartpole", [0, 2]), ("pendulum_positions", "pendulum", [0, 1])])
+@pytest.mark.parametrize(
+    ("name", "whole", "rows"), [("cartpole_positions", "cartpole", [0, 2]), ("pendulum_positions", "pendulum", [0, 1])]
+)
 def test_positions_are_seen_and_all_else_is_the_same(name, whole, rows):
     env, full = envs.find(name), envs.find(whole)
     for same in ("step", "reset", "action", "Params", "time_limit", "ranges", "pixel_shader"):
         assert getattr(env, same) == getattr(full, same)
-    assert env.observation.size == 2 and env.observation.bounds() == tuple(tuple(bound[row] for row in rows) for bound in full.observation.bounds())
-    state, seen, all_seen = np.array([0.3, -0.7, 0.1, 2.0], f32)[: env.fields], np.zeros(2, f32), np.zeros(full.observation.size, f32)
+    assert env.observation.size == 2 and env.observation.bounds() == tuple(
+        tuple(bound[row] for row in rows) for bound in full.observation.bounds()
+    )
+    state, seen, all_seen = (
+        np.array([0.3, -0.7, 0.1, 2.0], f32)[: env.fields],
+        np.zeros(2, f32),
+        np.zeros(full.observation.size, f32),
+    )
     env.observe.py_func(state, seen, SimpleNamespace())
     full.observe.py_func(state, all_seen, SimpleNamespace())
     assert seen.tolist() == all_seen[rows].tolist()

@@ -1,6 +1,8 @@
-"""MinAtar's games against the authors' package, step by step with the same random numbers; and rules of each game worked by hand.
+"""MinAtar's games against the authors' package, step by step with the same random numbers; and rules of each game
+worked by hand.
 
-The package is looked for, and no part of what tests need: it brings pandas, scipy and seaborn, of which its rules use none (`pip install --no-deps minatar`).
+The package is looked for, and no part of what tests need: it brings pandas, scipy and seaborn, of which its rules use
+none (`pip install --no-deps minatar`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Table:
 
 
 class Numbers:
-    """What the package draws from in place of numpy's generator: the environment's own random numbers, in the order of its draws."""
+    """What the package draws from in place of numpy's generator: the environment's own random numbers, in the order of
+    its draws.
+    """
 
     def __init__(self) -> None:
         self.key, self.draw = Key(SEED, 0, 0, RESET), 0
@@ -87,7 +91,9 @@ class Oracle:
             minatar = pytest.importorskip("minatar")
         finally:
             logging.disable(logging.NOTSET)
-        self.game = minatar.Environment(name.removeprefix("minatar_"), sticky_action_prob=sticky, difficulty_ramping=ramping)
+        self.game = minatar.Environment(
+            name.removeprefix("minatar_"), sticky_action_prob=sticky, difficulty_ramping=ramping
+        )
         self.lane, self.numbers = lane, Numbers()
         self.game.random = self.game.env.random = self.numbers
         self.actions = self.game.minimal_action_set()
@@ -106,11 +112,15 @@ class Oracle:
 
 
 def compare(name: str, steps: int, sticky: float, ramping: bool, careful: int) -> tuple[float, int]:
-    """Play both at once; all is compared in each step, of a game that ends too. Returns the sum of the rewards and how many games ended."""
+    """Play both at once; all is compared in each step, of a game that ends too. Returns the sum of the rewards and how
+    many games ended.
+    """
     params = {"sticky": sticky} | ({"ramping": ramping} if name in RAMPING else {})
     table = Table(name, **params)
     oracles = [Oracle(name, lane, sticky, ramping) for lane in range(LANES)]
-    assert len(oracles[0].actions) == table.env.action.n and table.env.observation.shape == tuple(oracles[0].game.state_shape())
+    assert len(oracles[0].actions) == table.env.action.n and table.env.observation.shape == tuple(
+        oracles[0].game.state_shape()
+    )
     generator, rewards, ends = np.random.default_rng(3), 0.0, 0
     assert np.array_equal(table.seen(), [oracle.game.state() for oracle in oracles])
     for t in range(1, steps + 1):
@@ -133,7 +143,9 @@ def policy(oracles: list[Oracle], generator: np.random.Generator, careful: int) 
     """An action for each lane: in the first `careful` ones such as lead far into the game, at random in the others."""
     actions = generator.integers(0, len(oracles[0].actions), len(oracles)).astype(np.int32)
     for oracle in oracles[:careful]:
-        actions[oracle.lane] = foreseen(oracle, [*wishes(oracle.game.env, generator), *generator.permutation(len(oracle.actions))], generator)
+        actions[oracle.lane] = foreseen(
+            oracle, [*wishes(oracle.game.env, generator), *generator.permutation(len(oracle.actions))], generator
+        )
     return actions
 
 
@@ -142,7 +154,9 @@ def foreseen(oracle: Oracle, candidates: list[int], generator: np.random.Generat
     for action in candidates:
         for _ in range(8):
             game = copy.deepcopy(oracle.game.env)
-            if not any(game.act(oracle.actions[k])[1] for k in (action, *generator.integers(0, len(oracle.actions), 7))):
+            if not any(
+                game.act(oracle.actions[k])[1] for k in (action, *generator.integers(0, len(oracle.actions), 7))
+            ):
                 return int(action)
     return int(candidates[0])
 
@@ -157,13 +171,18 @@ def wishes(game, generator: np.random.Generator) -> list[int]:
     if hasattr(game, "alien_map"):
         columns = np.flatnonzero(game.alien_map.any(axis=0))
         nearest = columns[np.argmin(abs(columns - game.pos))]
-        return [LEFT] if nearest < game.pos else [RIGHT] if nearest > game.pos else [FIRE] if game.shot_timer == 0 else []
-    if hasattr(game, "divers"):  # to the divers, and up with them when the air is short or six are on board; shoot at what is ahead
+        return (
+            [LEFT] if nearest < game.pos else [RIGHT] if nearest > game.pos else [FIRE] if game.shot_timer == 0 else []
+        )
+    # to the divers, and up with them when the air is short or six are on board; shoot at what is ahead
+    if hasattr(game, "divers"):
         if game.diver_count != 0 and (game.oxygen < 40 + 20 * game.sub_y or game.diver_count >= 6):
             return [2]
         x, y = game.divers[0][:2] if game.divers else (5, 5)
         ways = [2] * (game.sub_y > max(y, 1)) + [4] * (game.sub_y < y) + [1] * (game.sub_x > x) + [3] * (game.sub_x < x)
-        ahead = any(other[1] == game.sub_y and (other[0] > game.sub_x) == game.sub_or for other in (*game.e_fish, *game.e_subs))
+        ahead = any(
+            other[1] == game.sub_y and (other[0] > game.sub_x) == game.sub_or for other in (*game.e_fish, *game.e_subs)
+        )
         return [5] * ahead + list(generator.permutation(ways))
     return []
 
@@ -183,7 +202,9 @@ def test_the_package_plays_alike_for_long(name, sticky, ramping):
     assert rewards > 0 and ends > 0
 
 
-@pytest.mark.parametrize("name", [name if name == "minatar_breakout" else pytest.param(name, marks=pytest.mark.compile) for name in GAMES])
+@pytest.mark.parametrize(
+    "name", [name if name == "minatar_breakout" else pytest.param(name, marks=pytest.mark.compile) for name in GAMES]
+)
 def test_a_sticky_action_is_the_last_one_again(name):
     """With sticky = 1 nothing is done but stay, whatever is told; a new game forgets what was done last."""
     told, stays = Table(name, sticky=1.0), Table(name, sticky=0.0)
@@ -202,23 +223,32 @@ def where(plane: np.ndarray) -> list[tuple[int, int]]:
 
 
 def test_breakout_by_hand():
-    """The first ball comes down to one side and is met there: it flies back the way it came, into the bricks, and then down."""
+    """The first ball comes down to one side and is met there: it flies back the way it came, into the bricks, and then
+    down.
+    """
     table = Table("minatar_breakout", sticky=0.0)
     assert {where(seen[:, :, 1])[0] for seen in table.seen()} == {(3, 0), (3, 9)}
     lane = next(lane for lane, seen in enumerate(table.seen()) if seen[3, 0, 1])
-    assert table.seen()[lane, 1:4, :, 3].all() and table.seen()[lane, :, :, 3].sum() == 30 and where(table.seen()[lane, :, :, 0]) == [(9, 4)]
+    assert (
+        table.seen()[lane, 1:4, :, 3].all()
+        and table.seen()[lane, :, :, 3].sum() == 30
+        and where(table.seen()[lane, :, :, 0]) == [(9, 4)]
+    )
     path = []
     for action in (RIGHT, RIGHT, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY):
         table.step(action)
         path.append(where(table.seen()[lane, :, :, 1])[0])
-    # Down to column 5 above the bottom row, where the paddle stands under the next cell: back up the same way, to the brick of row 3, column 0.
+    # Down to column 5 above the bottom row, where the paddle stands under the next cell: back up the same way, to the
+    # brick of row 3, column 0.
     assert path[:5] == [(4, 1), (5, 2), (6, 3), (7, 4), (8, 5)] and path[5] == (8, 6)
     assert path[6:10] == [(7, 5), (6, 4), (5, 3), (4, 2)]
     assert path[10] == (4, 1) and table.seen()[lane, 3, 1, 3] == 0 and path[11] == (5, 0)
 
 
 def test_freeway_by_hand():
-    """A car of speed v moves in every step v + 1; the chicken has to wait for three steps, and gets nothing for staying; the game has 2,501 steps."""
+    """A car of speed v moves in every step v + 1; the chicken has to wait for three steps, and gets nothing for
+    staying; the game has 2,501 steps.
+    """
     table = Table("minatar_freeway", sticky=0.0)
     cars = table.seen()[:, 1:9, :, 2:]
     assert table.seen()[:, 1:9, 0, 1].all() and cars.sum() == LANES * 8, "all begin in the left column, with a trail"
@@ -236,13 +266,18 @@ def test_freeway_by_hand():
     for t in range(1, 1001):
         table.step(UP)
         rows.append(where(table.seen()[0, :, :, 0])[0][0])
-        assert np.array_equal(table.reward[0] == 1, len(rows) > 1 and rows[-2] == 1 and rows[-1] == 9 and t % 3 == 1) or table.reward[0] == 0
+        assert (
+            np.array_equal(table.reward[0] == 1, len(rows) > 1 and rows[-2] == 1 and rows[-1] == 9 and t % 3 == 1)
+            or table.reward[0] == 0
+        )
         scored += float(table.reward.sum())
     assert rows[:3] == [9, 9, 9] and rows[3] == 8 and scored > 0
 
 
 def test_asterix_by_hand():
-    """The first spawn comes in step 11, in which all move; again in step 16, and so on. Enemies end the game in the player's cell, gold is gathered."""
+    """The first spawn comes in step 11, in which all move; again in step 16, and so on. Enemies end the game in the
+    player's cell, gold is gathered.
+    """
     table = Table("minatar_asterix", sticky=0.0)
     for t in range(1, 19):
         table.step(STAY)
@@ -253,7 +288,10 @@ def test_asterix_by_hand():
             steps = (t - 11) // 5 + 1
             for thing, trail in zip(things, seen[:, :, :, 2], strict=True):
                 ((row, column),) = where(thing)
-                assert 1 <= row <= 8 and (column, where(trail)) in ((steps, [(row, steps - 1)]), (9 - steps, [(row, 10 - steps)])), t
+                assert 1 <= row <= 8 and (column, where(trail)) in (
+                    (steps, [(row, steps - 1)]),
+                    (9 - steps, [(row, 10 - steps)]),
+                ), t
     found = {0: 0, 1: 0}
     for _ in range(400):
         before, over_before = table.seen(), table.over.copy()
@@ -267,7 +305,9 @@ def test_asterix_by_hand():
 
 
 def test_space_invaders_by_hand():
-    """A shot flies five rows to the lowest alien above. The aliens shoot in step 11 from the nearest column, and move to the left in step 13."""
+    """A shot flies five rows to the lowest alien above. The aliens shoot in step 11 from the nearest column, and move
+    to the left in step 13.
+    """
     table = Table("minatar_space_invaders", 1, sticky=0.0)
     cluster = np.zeros((10, 10), int)
     cluster[:4, 2:8] = 1
@@ -280,16 +320,27 @@ def test_space_invaders_by_hand():
             cluster[3, 5] = 0
         if t == 13:
             cluster = np.roll(cluster, -1, axis=1)
-        assert np.array_equal(seen[:, :, 1], cluster) and np.array_equal(seen[:, :, 2], cluster) and not seen[:, :, 3].any(), t
+        assert (
+            np.array_equal(seen[:, :, 1], cluster)
+            and np.array_equal(seen[:, :, 2], cluster)
+            and not seen[:, :, 3].any()
+        ), t
         assert where(seen[:, :, 5]) == ([(2 + t - 11, 5)] if t > 10 else []), t
 
 
 def test_seaquest_by_hand():
-    """Diving and coming up without a diver ends the game; so does staying below for 201 steps. A shot leaves the front, and the next one five steps later."""
+    """Diving and coming up without a diver ends the game; so does staying below for 201 steps. A shot leaves the front,
+    and the next one five steps later.
+    """
     table = Table("minatar_seaquest", sticky=0.0)
-    assert all(where(seen[:, :, 0]) == [(0, 5)] and where(seen[:, :, 1]) == [(0, 6)] and seen[9, :, 7].all() for seen in table.seen())
+    assert all(
+        where(seen[:, :, 0]) == [(0, 5)] and where(seen[:, :, 1]) == [(0, 6)] and seen[9, :, 7].all()
+        for seen in table.seen()
+    )
     table.step(4)
-    assert all(where(seen[:, :, 0]) == [(1, 5)] and seen[9, :, 7].sum() == 9 and not table.over.any() for seen in table.seen())
+    assert all(
+        where(seen[:, :, 0]) == [(1, 5)] and seen[9, :, 7].sum() == 9 and not table.over.any() for seen in table.seen()
+    )
     table.step(2)
     assert table.over.all() and not table.reward.any()
 
@@ -297,7 +348,9 @@ def test_seaquest_by_hand():
     for t in range(7):
         table.step(5)
         columns = [4 - t, *([4 - (t - 5)] if t >= 5 else [])]
-        assert all(where(seen[:, :, 2]) == [(0, column) for column in sorted(columns) if column >= 0] for seen in table.seen()), t
+        assert all(
+            where(seen[:, :, 2]) == [(0, column) for column in sorted(columns) if column >= 0] for seen in table.seen()
+        ), t
 
     table = Table("minatar_seaquest", 64, sticky=0.0)
     alive = np.ones(64, bool)
@@ -305,7 +358,11 @@ def test_seaquest_by_hand():
         table.step(4 if t == 1 else STAY)
         enemies = table.seen()[:, :, :, 5] + table.seen()[:, :, :, 6]
         if t <= 21:
-            assert (enemies.sum(axis=(1, 2)) == (t == 21)).all() and not enemies[:, [0, 9]].any() and not enemies[:, :, 1:9].any(), t
+            assert (
+                (enemies.sum(axis=(1, 2)) == (t == 21)).all()
+                and not enemies[:, [0, 9]].any()
+                and not enemies[:, :, 1:9].any()
+            ), t
         assert t < 201 or (table.over[alive] != 0).all()
         alive &= table.over == 0
         assert t != 200 or alive.any()
@@ -314,7 +371,10 @@ def test_seaquest_by_hand():
 def test_games_get_harder_only_where_that_is_asked():
     """Asterix's spawns come sooner after 102 steps; in no game that does not know the parameter is it taken."""
     assert {"minatar_asterix", "minatar_seaquest", "minatar_space_invaders"} == set(RAMPING)
-    harder, same = Table("minatar_asterix", 256, sticky=0.0, ramping=True), Table("minatar_asterix", 256, sticky=0.0, ramping=False)
+    harder, same = (
+        Table("minatar_asterix", 256, sticky=0.0, ramping=True),
+        Table("minatar_asterix", 256, sticky=0.0, ramping=False),
+    )
     differ = []
     for t in range(1, 140):
         harder.step(STAY)

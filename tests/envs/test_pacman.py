@@ -1,4 +1,6 @@
-"""Pacman against an independent reference: its rules in plain Python, on sets of cells, drawing from `plain_philox`. Each ghost's way, by hand."""
+"""Pacman against an independent reference: its rules in plain Python, on sets of cells, drawing from `plain_philox`.
+Each ghost's way, by hand.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,10 @@ class Game:
         pickups = [self.left >> 32 * w & 0xFFFFFFFF for w in range(8)]
         signed = [word - (word >> 31 << 32) for word in pickups]
         place = [column + 32 * row for column, row in (self.pacman, *(ghost.cell for ghost in self.ghosts))]
-        ghosts = [at | ghost.heading << 10 | MOODS.index(ghost.mood) << 12 | ghost.wait << 16 for at, ghost in zip(place[1:], self.ghosts, strict=True)]
+        ghosts = [
+            at | ghost.heading << 10 | MOODS.index(ghost.mood) << 12 | ghost.wait << 16
+            for at, ghost in zip(place[1:], self.ghosts, strict=True)
+        ]
         return [*signed, place[0] | self.heading << 10, *ghosts, self.clock, self.fright, self.left.bit_count()]
 
     def observation(self) -> np.ndarray:
@@ -164,14 +169,20 @@ class Game:
         seen = [*self.pacman, *(255 * (self.heading == way) for way in range(4))]
         seen += [*(255 * (way in WAYS[self.pacman]) for way in range(4)), 255 * self.fright // 35]
         for ghost in self.ghosts:
-            seen += [*ghost.cell, *(255 * (ghost.heading == way) for way in range(4)), *(255 * (ghost.mood == mood) for mood in MOODS)]
+            seen += [
+                *ghost.cell,
+                *(255 * (ghost.heading == way) for way in range(4)),
+                *(255 * (ghost.mood == mood) for mood in MOODS),
+            ]
         return np.array([*seen, *(255 * (self.left >> k & 1) for k in range(244))], np.uint8)
 
 
 def late(game: Game, generator: np.random.Generator) -> None:
     """Make a game one that is nearly over: a pill and a few dots left, ghosts in any mood, clocks anywhere."""
     cells = sorted(OPEN)
-    game.left = bits({sorted(PILLS)[generator.integers(4)], *(DOTS[k] for k in generator.integers(0, 240, generator.integers(0, 4)))})
+    game.left = bits(
+        {sorted(PILLS)[generator.integers(4)], *(DOTS[k] for k in generator.integers(0, 240, generator.integers(0, 4)))}
+    )
     game.clock, game.fright = int(generator.integers(40, 700)), int(generator.choice([0, 1, 20, 35]))
     game.pacman = cells[generator.integers(len(cells))]
     game.heading = int(generator.choice(WAYS[game.pacman]))
@@ -183,7 +194,9 @@ def late(game: Game, generator: np.random.Generator) -> None:
 
 
 def good_action(game: Game) -> int:
-    """The first step to the nearest pickup or frightened ghost, by ways on which no hunting ghost is near; else away from the nearest one."""
+    """The first step to the nearest pickup or frightened ghost, by ways on which no hunting ghost is near; else away
+    from the nearest one.
+    """
     danger = [ghost.cell for ghost in game.ghosts if ghost.mood == "hunting" or game.fright < 3]
     prey = [ghost.cell for ghost in game.ghosts if ghost.mood == "frightened" and game.fright > 10]
     near = set().union(*(NEAR[cell] for cell in danger))
@@ -201,20 +214,29 @@ def good_action(game: Game) -> int:
             if further not in first and further not in near:
                 first[further] = first[cell]
                 ahead.append(further)
-    return max(WAYS[game.pacman], key=lambda way: min((squared_distance(beside(game.pacman, way), cell) for cell in danger), default=0))
+    return max(
+        WAYS[game.pacman],
+        key=lambda way: min((squared_distance(beside(game.pacman, way), cell) for cell in danger), default=0),
+    )
 
 
 def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once, and compare everything in each step. By lane modulo 4: at random twice, well, well from late in a game.
+    """Play in a world and by the reference at once, and compare everything in each step. By lane modulo 4: at random
+    twice, well, well from late in a game.
 
-    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns what was met: pickups and ghosts eaten, games cleared and
-    lost, and those that time cut off ("").
+    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns what was met:
+    pickups and ghosts eaten, games cleared and lost, and those that time cut off ("").
     """
     world = DeviceWorld(envs.find("pacman"), lanes, seed=SEED, every_final=finals)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    cells, seen, final, reward = world.lanes.int_state.numpy(), slot.observation.numpy(), slot.final_observation.numpy(), slot.reward.numpy()
+    cells, seen, final, reward = (
+        world.lanes.int_state.numpy(),
+        slot.observation.numpy(),
+        slot.final_observation.numpy(),
+        slot.reward.numpy(),
+    )
     games = [Game(Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
     assert all(np.array_equal(seen[:, lane], game.observation()) for lane, game in enumerate(games))
     generator, ages = np.random.default_rng(5), np.zeros(lanes, int)
@@ -230,7 +252,10 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
         slot.action.copy_(torch.from_numpy(actions[None]))
         world.step(bound)
         world.advance(1)
-        outcomes = [game.step(int(action), Key(SEED, lane, t, STEP)) for lane, (game, action) in enumerate(zip(games, actions, strict=True))]
+        outcomes = [
+            game.step(int(action), Key(SEED, lane, t, STEP))
+            for lane, (game, action) in enumerate(zip(games, actions, strict=True))
+        ]
         assert np.array_equal(reward, [gained for gained, _ in outcomes]), t
         terminated = np.array([end != "" for _, end in outcomes])
         assert np.array_equal(slot.terminated.numpy(), terminated), t
@@ -243,7 +268,10 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
                 for name, count in games[lane].eaten.items():
                     met[name] += count
                     met["score"] += count
-                assert not (finals or truncated[lane]) or np.array_equal(final[:, lane], games[lane].observation()), (t, lane)
+                assert not (finals or truncated[lane]) or np.array_equal(final[:, lane], games[lane].observation()), (
+                    t,
+                    lane,
+                )
                 games[lane], ages[lane] = Game(Key(SEED, lane, t, RESET)), 0
         assert np.array_equal(cells, np.array([game.words() for game in games], np.int32).T), t
         for lane in range(t % 8, lanes, 8):
@@ -272,7 +300,9 @@ def test_the_maze():
     assert all(line == line[::-1] for line in maze.MAZE), "left and right are alike"
     assert len(DOTS) == 240 and {(1, 3), (26, 3), (1, 23), (26, 23)} == PILLS
     assert all(len(ways) >= 2 for ways in WAYS.values()), "a ghost that must not turn back always has a way"
-    assert {cell for cell in OPEN if cell[0] in (0, 27)} == {(0, 14), (27, 14)} and not any(cell[1] in (0, 30) for cell in OPEN)
+    assert {cell for cell in OPEN if cell[0] in (0, 27)} == {(0, 14), (27, 14)} and not any(
+        cell[1] in (0, 30) for cell in OPEN
+    )
     seen, ahead = {(13, 23)}, [(13, 23)]
     while ahead:
         cell = ahead.pop()
@@ -323,8 +353,17 @@ FAR = {"blinky": (26, 1), "pinky": (26, 29), "inky": (1, 29), "clyde": (12, 1)} 
 NEVER = 20_000
 
 
-def position(pacman: Cell, heading: int, clock: int, fright: int = 0, left: set[Cell] | None = None, **ghosts: tuple[Cell, int, str]) -> Game:
-    """A position in which a step has the clock read `clock`. The ghosts named are at (cell, heading, mood); the others wait far away."""
+def position(
+    pacman: Cell,
+    heading: int,
+    clock: int,
+    fright: int = 0,
+    left: set[Cell] | None = None,
+    **ghosts: tuple[Cell, int, str],
+) -> Game:
+    """A position in which a step has the clock read `clock`. The ghosts named are at (cell, heading, mood); the others
+    wait far away.
+    """
     game = Game(Key(SEED, 0, 0, RESET))
     game.pacman, game.heading, game.clock, game.fright = pacman, heading, clock - 1, fright
     game.left = bits({(1, 5), (26, 5)} if left is None else left)
@@ -376,9 +415,21 @@ GHOST_WAYS = {
     "pinky ahead": ("pinky", position((9, 5), LEFT, CHASE, pinky=(CROSSING, UP, "hunting")), LEFT),
     "pinky ahead, below": ("pinky", position((6, 2), DOWN, CHASE, pinky=(CROSSING, RIGHT, "hunting")), DOWN),
     # Inky: from Blinky over the second cell ahead, (7, 5), and as far again: (13, 5), (-12, 5), (7, -19).
-    "inky, blinky left": ("inky", position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((1, 5), DOWN, "hunting")), RIGHT),
-    "inky, blinky right": ("inky", position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((26, 5), DOWN, "hunting")), LEFT),
-    "inky, blinky below": ("inky", position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((7, 29), LEFT, "hunting")), UP),
+    "inky, blinky left": (
+        "inky",
+        position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((1, 5), DOWN, "hunting")),
+        RIGHT,
+    ),
+    "inky, blinky right": (
+        "inky",
+        position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((26, 5), DOWN, "hunting")),
+        LEFT,
+    ),
+    "inky, blinky below": (
+        "inky",
+        position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((7, 29), LEFT, "hunting")),
+        UP,
+    ),
     # Clyde makes for him from nine cells away, but for his own corner below left from eight.
     "clyde far": ("clyde", position((15, 5), RIGHT, CHASE, clyde=(CROSSING, UP, "hunting")), RIGHT),
     "clyde near": ("clyde", position((14, 5), RIGHT, CHASE, clyde=(CROSSING, UP, "hunting")), LEFT),
@@ -423,11 +474,15 @@ def test_a_ghost_waits_for_its_steps():
 
 
 def test_a_pill_frightens_turns_back_and_slows():
-    # Pacman eats the pill at (1, 3) coming from above. Blinky runs up the long corridor, far away; Pinky waits; Inky is eyes.
+    # Pacman eats the pill at (1, 3) coming from above. Blinky runs up the long corridor, far away; Pinky waits; Inky is
+    # eyes.
     corridor = ((21, 15), UP, "hunting")
     lanes = Lanes(position((1, 2), DOWN, CHASE, left={(1, 3), (26, 5)}, blinky=corridor, inky=((6, 12), UP, "eyes")))
     assert lanes.step(DOWN) == [1.0]
-    assert lanes.ghost(0, "blinky") == ((21, 16), "frightened") and lanes.ghost(0, "pinky") == (FAR["pinky"], "frightened")
+    assert lanes.ghost(0, "blinky") == ((21, 16), "frightened") and lanes.ghost(0, "pinky") == (
+        FAR["pinky"],
+        "frightened",
+    )
     assert lanes.ghost(0, "inky") == ((6, 11), "eyes")
     rows = []
     for _ in range(4):
@@ -442,9 +497,13 @@ def test_a_pill_frightens_turns_back_and_slows():
 
 def test_a_frightened_ghost_is_eaten_and_comes_back_from_home():
     # Three cells ahead of Pacman in the long corridor on the left; Blinky's home is (13, 11).
-    lanes = Lanes(position((6, 12), UP, CHASE, fright=29, blinky=((6, 9), DOWN, "frightened"), clyde=((21, 15), UP, "frightened")))
+    lanes = Lanes(
+        position((6, 12), UP, CHASE, fright=29, blinky=((6, 9), DOWN, "frightened"), clyde=((21, 15), UP, "frightened"))
+    )
     rewards = lanes.step(UP)
-    assert rewards == [0.0] and lanes.ghost(0, "blinky") == ((6, 9), "frightened"), "28 are left: it rests, two cells away"
+    assert rewards == [0.0] and lanes.ghost(0, "blinky") == ((6, 9), "frightened"), (
+        "28 are left: it rests, two cells away"
+    )
     assert lanes.step(UP) == [1.0] and lanes.ghost(0, "blinky")[1] == "eyes"
     for _ in range(60):
         lanes.step(DOWN)
@@ -453,12 +512,18 @@ def test_a_frightened_ghost_is_eaten_and_comes_back_from_home():
             break
         assert cell != (13, 11) and not lanes.slot.terminated.any()
     assert (cell, mood) == ((13, 11), "hunting")
-    assert lanes.int_state[rules.FRIGHT, 0] > 0 and lanes.ghost(0, "clyde")[1] == "frightened", "it hunts while others are frightened still"
+    assert lanes.int_state[rules.FRIGHT, 0] > 0 and lanes.ghost(0, "clyde")[1] == "frightened", (
+        "it hunts while others are frightened still"
+    )
 
 
 def test_he_is_caught_from_beside_and_across_the_seam_but_not_round_a_corner():
     waiting = {"pinky": ((6, 12), UP, "hunting")}
-    near, across, corner = position((6, 15), UP, CHASE, **waiting), position((1, 14), LEFT, CHASE), position((6, 5), UP, CHASE)
+    near, across, corner = (
+        position((6, 15), UP, CHASE, **waiting),
+        position((1, 14), LEFT, CHASE),
+        position((6, 5), UP, CHASE),
+    )
     across.ghosts[1].cell, corner.ghosts[1].cell = (27, 14), (7, 5)
     near.ghosts[1].wait = NEVER
     corner.pacman, corner.heading = (6, 7), UP  # to (6, 6), which touches (7, 5) by a corner only
@@ -486,20 +551,34 @@ def test_the_tunnel_wraps_both_ways_and_walls_hold():
     lanes.step(LEFT, RIGHT, LEFT)
     assert [lanes.pacman(lane) for lane in range(3)] == [(27, 14), (0, 14), (1, 1)]
     lanes.step(UP, DOWN, RIGHT)
-    assert [lanes.pacman(lane) for lane in range(3)] == [(26, 14), (1, 14), (2, 1)], "into a wall he goes on as he headed"
+    assert [lanes.pacman(lane) for lane in range(3)] == [(26, 14), (1, 14), (2, 1)], (
+        "into a wall he goes on as he headed"
+    )
 
 
 @pytest.mark.compile
 def test_parameters():
     env = envs.find("pacman")
-    params = env.Params(pickup=0.5, ghost=4.0, frightened_steps=10, scatter_steps=5, chase_steps=7, mode_changes=3, wait_steps=1, random_start=False)
+    params = env.Params(
+        pickup=0.5,
+        ghost=4.0,
+        frightened_steps=10,
+        scatter_steps=5,
+        chase_steps=7,
+        mode_changes=3,
+        wait_steps=1,
+        random_start=False,
+    )
     world = DeviceWorld(env, 2, seed=SEED, params=params)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
     cells = world.lanes.int_state.numpy()
-    assert (cells[rules.PACMAN] & 1023).tolist() == [13 + 32 * 23] * 2 and not (cells[rules.GHOSTS : rules.GHOSTS + 4] >> 16).any()
-    # Changes before the steps 6, 13 and 18, and never again: in a corridor without another way, Blinky turns back thrice.
+    assert (cells[rules.PACMAN] & 1023).tolist() == [13 + 32 * 23] * 2 and not (
+        cells[rules.GHOSTS : rules.GHOSTS + 4] >> 16
+    ).any()
+    # Changes before the steps 6, 13 and 18, and never again: in a corridor without another way, Blinky turns back
+    # thrice.
     turns = []
     slot.action.fill_(UP)
     for clock in range(1, 40):
@@ -519,13 +598,21 @@ def test_parameters():
 
 
 @settings(max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=40), st.integers(1, 6))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=40),
+    st.integers(1, 6),
+)
 def test_what_holds_in_every_game(seed, actions, often):
     world = DeviceWorld(envs.find("pacman"), 8, seed=seed)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    cells, running, open_places = world.lanes.int_state.numpy(), world.lanes.running.numpy(), {column + 32 * row for column, row in OPEN}
+    cells, running, open_places = (
+        world.lanes.int_state.numpy(),
+        world.lanes.running.numpy(),
+        {column + 32 * row for column, row in OPEN},
+    )
     before = cells.copy()
     for row in itertools.chain.from_iterable([row] * often for row in actions):
         slot.action.copy_(torch.tensor([row], dtype=torch.int32))
@@ -534,14 +621,21 @@ def test_what_holds_in_every_game(seed, actions, often):
         ended = slot.terminated.numpy().astype(bool)
         actors = cells[rules.PACMAN : rules.GHOSTS + 4]
         assert {int(place) for place in (actors & 1023).ravel()} <= open_places, "nobody is in a wall"
-        remaining = np.array([[int(word).bit_count() if word >= 0 else 32 - int(~word).bit_count() for word in lane] for lane in cells[:8].T]).sum(axis=1)
+        remaining = np.array(
+            [
+                [int(word).bit_count() if word >= 0 else 32 - int(~word).bit_count() for word in lane]
+                for lane in cells[:8].T
+            ]
+        ).sum(axis=1)
         assert np.array_equal(remaining, cells[rules.REMAINING])
         going = ~ended
         assert not (cells[:8] & ~before[:8])[:, going].any(), "what is eaten stays away"
         assert np.array_equal(running[1 + rules.SCORE], running[1 + rules.EATEN] + running[1 + rules.GHOSTS_EATEN])
         assert np.array_equal(running[1 + rules.SCORE], running[0]), "the return is the score"
         assert np.array_equal((244 - remaining)[going], running[1 + rules.EATEN][going])
-        for old, new in zip(before[rules.PACMAN : rules.GHOSTS + 4, going].ravel(), actors[:, going].ravel(), strict=True):
+        for old, new in zip(
+            before[rules.PACMAN : rules.GHOSTS + 4, going].ravel(), actors[:, going].ravel(), strict=True
+        ):
             cell, other = (old & 31, old >> 5 & 31), (new & 31, new >> 5 & 31)
             assert cell == other or other in [beside(cell, way) for way in range(4)], "a cell a step"
         assert np.array_equal(remaining[ended], np.full(ended.sum(), 244))
@@ -550,16 +644,25 @@ def test_what_holds_in_every_game(seed, actions, often):
 
 def test_the_picture_shows_who_is_where():
     env = envs.find("pacman")
-    game = position((6, 5), LEFT, CHASE, left={(1, 3), (12, 1)}, blinky=((6, 12), UP, "frightened"), pinky=((21, 12), UP, "hunting"))
+    game = position(
+        (6, 5), LEFT, CHASE, left={(1, 3), (12, 1)}, blinky=((6, 12), UP, "frightened"), pinky=((21, 12), UP, "hunting")
+    )
     game.ghosts[2].cell, game.ghosts[3].cell, game.ghosts[3].mood = (1, 29), (13, 11), "eyes"
     lanes = Lanes(game)
     s, cells, p = lanes.world.lanes.state[:, 0].numpy(), lanes.int_state[:, 0].copy(), device_params(env.Params())
 
     def at(column: float, row: float) -> tuple[float, ...]:
-        return env.pixel_shader.py_func(s, cells, p, np.float32((column + 0.5 + 2) / 32), np.float32((row + 0.5 + 0.5) / 32))
+        return env.pixel_shader.py_func(
+            s, cells, p, np.float32((column + 0.5 + 2) / 32), np.float32((row + 0.5 + 0.5) / 32)
+        )
 
     assert at(6.3, 5) == YELLOW and at(5.7, 5) == GROUND, "he heads left, with his mouth open"
-    assert at(6, 12.4) == picture.SCARED and at(21, 12.4) == picture.PINK and at(1, 29.4) == BLUE and at(13, 11.4) == GROUND
+    assert (
+        at(6, 12.4) == picture.SCARED
+        and at(21, 12.4) == picture.PINK
+        and at(1, 29.4) == BLUE
+        and at(13, 11.4) == GROUND
+    )
     assert at(13.28, 10.9) == picture.WHITE, "the eyes of the eaten one"
     assert at(1, 3) == picture.WHITE and at(12, 1) == picture.DOT and at(11, 1) == GROUND and at(3, 3) == picture.WALL
     cells[rules.GHOSTS + 3] &= 0xFFF
@@ -571,7 +674,9 @@ def test_the_picture_shows_who_is_where():
 
 @pytest.mark.soak
 def test_the_recipe_learns():
-    """With lanes and a network for two CPU cores: the mean score of the games that end in iterations 46 to 60 is more than twice that of the first 15."""
+    """With lanes and a network for two CPU cores: the mean score of the games that end in iterations 46 to 60 is more
+    than twice that of the first 15.
+    """
     overrides = ["env.lanes=480", "net.hidden=[128,128]", "algo.minibatches=8"]
     scores = [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in learnt("pacman", overrides, 60)]
     assert scores[-1] > 2.0 * scores[0], scores

@@ -1,4 +1,6 @@
-"""The platformer against `plain_platformer`, its rules on whole numbers; levels that can be solved, by a search; and what must hold in any game."""
+"""The platformer against `plain_platformer`, its rules on whole numbers; levels that can be solved, by a search; and
+what must hold in any game.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +51,31 @@ class Game:
 
     def state(self) -> list[float]:
         body = self.body
-        return [body.x / 256, body.y / 256, body.vx / 256, body.vy / 256, float(body.stands), self.best / 256, float(self.clock)]
+        return [
+            body.x / 256,
+            body.y / 256,
+            body.vx / 256,
+            body.vy / 256,
+            float(body.stands),
+            self.best / 256,
+            float(self.clock),
+        ]
 
     def observation(self) -> list[float]:
-        body, level, worth = self.body, self.level, {plain.SOLID: 1.0, plain.PLANK: 0.5, plain.SPIKES: -1.0, plain.EMPTY: 0.0}
+        body, level, worth = (
+            self.body,
+            self.level,
+            {plain.SOLID: 1.0, plain.PLANK: 0.5, plain.SPIKES: -1.0, plain.EMPTY: 0.0},
+        )
         column, row = body.x // 256, body.y // 256
         window, coins = [], []
         for k in range(column - 2, column + 8):
             # Below the window's lowest row lies what one would fall on.
             lowest = next((r for r in range(row - 4, -1, -1) if level.tile(k, r) != plain.EMPTY), min(row - 4, -1))
-            window += [-1.0 if r < 0 and level.tile(k, r) == plain.EMPTY else worth[level.tile(k, r)] for r in (lowest, *range(row - 3, row + 5))]
+            window += [
+                -1.0 if r < 0 and level.tile(k, r) == plain.EMPTY else worth[level.tile(k, r)]
+                for r in (lowest, *range(row - 3, row + 5))
+            ]
             coins += [1.0, max(-1.0, min(1.0, (level.coins[k] - row) / 8))] if k in level.coins else [0.0, 0.0]
         rest = [body.x % 256 / 256, body.y % 256 / 256, body.vx / 72, body.vy / 144, float(body.stands), body.y / 4096]
         behind = min((self.best - body.x) / 2048, 1.0)
@@ -66,8 +83,9 @@ class Game:
 
 
 class Players:
-    """Actions for each lane, by its number modulo 8: 0 and 1 along a way that the search found; 2 to 4 mostly to the right, with jumps now and then; 5 and 6 at
-    random; 7 for long to one side, or standing still."""
+    """Actions for each lane, by its number modulo 8: 0 and 1 along a way that the search found; 2 to 4 mostly to the
+    right, with jumps now and then; 5 and 6 at random; 7 for long to one side, or standing still.
+    """
 
     def __init__(self, games: list[Game]) -> None:
         self._generator = np.random.default_rng(3)
@@ -98,9 +116,10 @@ def level_of(lane: int, tick: int) -> Level:
 
 
 def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
-    """Play in a world and by the reference at once; nothing is ever brought back in step. States and columns are exact; observations, every `every`-th lane in
-    turn, and rewards within rounding; with `finals` also what is last seen of an episode, by a kernel that nothing else here needs. Returns how often what was
-    seen."""
+    """Play in a world and by the reference at once; nothing is ever brought back in step. States and columns are exact;
+    observations, every `every`-th lane in turn, and rewards within rounding; with `finals` also what is last seen of an
+    episode, by a kernel that nothing else here needs. Returns how often what was seen.
+    """
     trial = Harness(ENV, LANES, SEED, every_final=finals)
     trial.reset()
     games = [Game(level_of(lane, 0)) for lane in range(LANES)]
@@ -125,7 +144,9 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
             assert columns[:, lane].tolist() == games[lane].level.words(), (t, lane)
         tallies += trial.world.episode_sums(slot).numpy()[TALLIES:]
     assert not slot.truncated.any()
-    assert tallies[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [seen[end] for end in ("goal", "spiked", "fell", "too_late")]
+    assert tallies[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [
+        seen[end] for end in ("goal", "spiked", "fell", "too_late")
+    ]
     assert tallies[rules.COINS] == seen["coins"] > 0
     return seen
 
@@ -142,7 +163,9 @@ def test_steps_are_those_of_the_reference_for_long():
 
 
 def check_solvable(lanes: int, seed: int) -> None:
-    """Solve the first level of each lane by the reference, then play the ways that were found in a world: each leads to the flag."""
+    """Solve the first level of each lane by the reference, then play the ways that were found in a world: each leads to
+    the flag.
+    """
     trial = Harness(ENV, lanes, seed, every_final=False)
     trial.reset()
     ways = []
@@ -213,7 +236,15 @@ class Played:
         self.world.reset(self._bound)
         self.world.lanes.int_state[:, 0] = torch.tensor(level.words(), dtype=torch.int16)
         start = plain.start(level) if body is None else body
-        numbers = [start.x / 256, start.y / 256, start.vx / 256, start.vy / 256, float(start.stands), start.x / 256, 0.0]
+        numbers = [
+            start.x / 256,
+            start.y / 256,
+            start.vx / 256,
+            start.vy / 256,
+            float(start.stands),
+            start.x / 256,
+            0.0,
+        ]
         self.world.lanes.state[:, 0] = torch.tensor(numbers)
         self.rewards: list[float] = []
         self.heights: list[float] = []
@@ -286,7 +317,10 @@ def test_a_coin_is_taken_once_and_pays():
     game = Played(level)
     game.step(RIGHT, 12)
     game.step(rules.LEFT, 12)
-    assert sum(game.rewards) == pytest.approx(0.75 + 0.5 * (game[rules.BEST] - 2.5), abs=1e-5) and int(game.world.lanes.int_state[6, 0]) == 1
+    assert (
+        sum(game.rewards) == pytest.approx(0.75 + 0.5 * (game[rules.BEST] - 2.5), abs=1e-5)
+        and int(game.world.lanes.int_state[6, 0]) == 1
+    )
     assert float(game.world.lanes.running[1 + rules.COINS, 0]) == 1.0
 
 
@@ -318,7 +352,9 @@ def test_episodes_end(way):
     assert game.step(RIGHT if way == "goal" else STAY)
     assert game.rewards[-1] == (5.0 + 0.5 * 72 / 256 if way == "goal" else -2.0)
     sums = game.world.episode_sums(game.slot).numpy()[TALLIES:]
-    assert sums[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [float(way == end) for end in ("goal", "spiked", "fell", "too_late")]
+    assert sums[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [
+        float(way == end) for end in ("goal", "spiked", "fell", "too_late")
+    ]
 
 
 def test_progress_is_a_share_of_the_way():
@@ -334,12 +370,20 @@ def test_progress_is_a_share_of_the_way():
 
 
 @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 5), min_size=8, max_size=8), min_size=1, max_size=40), st.integers(1, 6))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.lists(st.lists(st.integers(0, 5), min_size=8, max_size=8), min_size=1, max_size=40),
+    st.integers(1, 6),
+)
 def test_what_holds_in_every_game(seed, actions, times):
     trial = Harness(ENV, 8, seed, every_final=False)
     trial.reset()
     lanes = trial.world.lanes
-    state, coins_before, best_before = lanes.state.numpy(), (lanes.int_state.numpy() >> 10 > 0).sum(axis=0), np.full(8, 2.5, np.float32)
+    state, coins_before, best_before = (
+        lanes.state.numpy(),
+        (lanes.int_state.numpy() >> 10 > 0).sum(axis=0),
+        np.full(8, 2.5, np.float32),
+    )
     for row in actions:
         for _ in range(times):
             trial.step(torch.tensor([row], dtype=torch.int32))
@@ -407,7 +451,10 @@ def test_the_picture_shows_everything():
         names = {"player": picture.WHITE, "earth": picture.EARTH, "sky": picture.SKY}
         names |= {"grass": GREEN, "plank": ORANGE, "block": GREY, "spikes": RED, "coin": YELLOW}
         names |= {"bar": BLUE, "dark": GROUND}
-        return next((name for name, other in names.items() if colour == other), str(tuple(round(float(part), 3) for part in colour)))
+        return next(
+            (name for name, other in names.items() if colour == other),
+            str(tuple(round(float(part), 3) for part in colour)),
+        )
 
     assert seen(3.9, 1.2) == "player" and seen(4.14, 1.6) == "dark" and seen(4.5, 1.5) == "sky"
     assert seen(3.0, 0.9) == "grass" and seen(3.0, 0.4) == "earth" and seen(7.5, 0.5) == "sky"
@@ -430,4 +477,8 @@ def test_the_recipe_learns():
     """60 iterations are 3.8 M steps."""
     first, *_, last = learnt("platformer", [], 60)
     progress, won = TALLIES + rules.PROGRESS, TALLIES + rules.WON
-    assert first[progress] / first[EPISODES] < 0.3 and last[progress] / last[EPISODES] > 0.7 and last[won] / last[EPISODES] > 0.5
+    assert (
+        first[progress] / first[EPISODES] < 0.3
+        and last[progress] / last[EPISODES] > 0.7
+        and last[won] / last[EPISODES] > 0.5
+    )

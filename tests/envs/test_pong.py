@@ -95,32 +95,62 @@ class Game:
         return paddle - 32 < self.y < paddle + 70
 
     def state(self) -> list[float]:
-        return [self.opponent, self.agent, self.x, self.y, self.vx, self.vy, self.score["opponent"], self.score["agent"]]
+        return [
+            self.opponent,
+            self.agent,
+            self.x,
+            self.y,
+            self.vx,
+            self.vy,
+            self.score["opponent"],
+            self.score["agent"],
+        ]
 
     def observation(self) -> list[float]:
         return [
-            *((self.opponent + 35) / 640, (self.agent + 35) / 640, self.x / 500, self.y / 640, (self.vx + 10) / 20, (self.vy + 13) / 26),
+            *(
+                (self.opponent + 35) / 640,
+                (self.agent + 35) / 640,
+                self.x / 500,
+                self.y / 640,
+                (self.vx + 10) / 20,
+                (self.vy + 13) / 26,
+            ),
             *(self.score["opponent"] / 21, self.score["agent"] / 21),
         ]
 
 
 def follow(state: np.ndarray) -> np.ndarray:
-    """A good player: where the ball will come down, and on the move as it comes, to give it a spin the way it goes. (N) actions."""
+    """A good player: where the ball will come down, and on the move as it comes, to give it a spin the way it goes. (N)
+    actions.
+    """
     x, y, vx, vy = state[BALL_X : BALL_VY + 1]
     frames = np.ceil(np.where(vx > 0, 468 - x, x + 468) / 10)
     there = 608 - np.abs(608 - (y + vy * frames) % 1216)  # walls reflect
     above = there + 16 - (state[AGENT] + 35)
     way = np.where(vy > 0, 1, -1)
     meets = (vx > 0) & (frames <= 8) & (np.abs(above - 8 * way * frames) < 45)
-    return np.where(meets, np.where(way > 0, UP, DOWN), np.where(above > 32, UP, np.where(above < -32, DOWN, STAY))).astype(np.int32)
+    return np.where(
+        meets, np.where(way > 0, UP, DOWN), np.where(above > 32, UP, np.where(above < -32, DOWN, STAY))
+    ).astype(np.int32)
 
 
 def start_late(state: np.ndarray, lanes: np.ndarray, generator: np.random.Generator) -> None:
     """Set lanes into the midst of a rally, near the game's end."""
     for i in lanes:
         state[:, i] = [
-            *(generator.integers(-35, 606), generator.integers(-35, 606), generator.integers(0, 469), generator.integers(0, 609)),
-            *(generator.choice((-10, 10)), generator.integers(-13, 14), generator.integers(15, 21), generator.integers(15, 21)),
+            *(
+                generator.integers(-35, 606),
+                generator.integers(-35, 606),
+                generator.integers(0, 469),
+                generator.integers(0, 609),
+            ),
+            *(
+                generator.choice((-10, 10)),
+                generator.integers(-13, 14),
+                generator.integers(15, 21),
+                generator.integers(15, 21),
+            ),
         ]
 
 
@@ -185,7 +215,9 @@ def test_games_end_at_21_and_what_they_tally():
         over = slot.terminated.numpy().astype(bool)
         agent, opponent = before[AGENT_SCORE] + gained[0], before[OPPONENT_SCORE] + gained[1]
         assert np.array_equal(over, np.maximum(agent, opponent) == 21) and np.all(np.minimum(agent, opponent) < 21)
-        assert np.array_equal(state[AGENT_SCORE], np.where(over, 0, agent)) and np.array_equal(state[OPPONENT_SCORE], np.where(over, 0, opponent))
+        assert np.array_equal(state[AGENT_SCORE], np.where(over, 0, agent)) and np.array_equal(
+            state[OPPONENT_SCORE], np.where(over, 0, opponent)
+        )
         highest = max(highest, agent.max(), opponent.max())
     episodes, _, earned, *tallies = sums
     assert highest == 21 and episodes > 100
@@ -196,13 +228,17 @@ def test_games_end_at_21_and_what_they_tally():
 
 
 def test_a_paddle_must_be_more_than_touched():
-    """Balls about to arrive level, a pixel to either side of where the paddle just misses; the opponent moves 8 pixels towards each."""
+    """Balls about to arrive level, a pixel to either side of where the paddle just misses; the opponent moves 8 pixels
+    towards each.
+    """
     agent, opponent = (252, 253, 254, 354, 355, 356), (244, 245, 246, 362, 363, 364)
     trial = Harness(ENV, 12, 1)
     trial.reset()
     for lane, y in enumerate(agent + opponent):
         way = 1 if lane < 6 else -1
-        trial.world.lanes.state[:, lane] = torch.tensor([285, 285, 460 if way > 0 else 8, y, 10 * way, 0, 0, 0], dtype=torch.float32)
+        trial.world.lanes.state[:, lane] = torch.tensor(
+            [285, 285, 460 if way > 0 else 8, y, 10 * way, 0, 0, 0], dtype=torch.float32
+        )
     trial.step(torch.full((1, 12), STAY, dtype=torch.int32))
     assert trial.slot.reward.tolist() == [-1, -1, 0, 0, -1, -1, 1, 1, 0, 0, 1, 1]
 
@@ -219,14 +255,24 @@ def test_a_return_can_be_paid(pay):
 
 def colour(state: list[float], x: float, y: float) -> tuple[float, ...]:
     pixel_shader = ENV.pixel_shader.py_func
-    return tuple(round(float(part), 2) for part in pixel_shader(np.array(state, np.float32), device_params(Params()), np.float32(x), np.float32(y)))
+    return tuple(
+        round(float(part), 2)
+        for part in pixel_shader(np.array(state, np.float32), device_params(Params()), np.float32(x), np.float32(y))
+    )
 
 
 def test_the_picture_shows_who_leads():
-    as_seen = {name: tuple(round(float(part), 2) for part in value) for name, value in (("b", BLUE), ("g", GROUND), ("o", ORANGE), ("y", YELLOW))}
+    as_seen = {
+        name: tuple(round(float(part), 2) for part in value)
+        for name, value in (("b", BLUE), ("g", GROUND), ("o", ORANGE), ("y", YELLOW))
+    }
     state = [285.0, 285.0, 234.0, 304.0, 10.0, 0.0, 20.0, 3.0]
     assert colour(state, 0.5, 0.5) == as_seen["y"]
     assert colour(state, 0.06, 0.5) == as_seen["o"] and colour(state, 0.94, 0.5) == as_seen["b"]
     assert colour(state, 0.06, 0.9) == colour(state, 0.94, 0.9) == as_seen["g"]
     # The scores' bars: 20 of 21 to the left, 3 of 21 to the right.
-    assert colour(state, 0.06, 0.04) == as_seen["o"] and colour(state, 0.55, 0.04) == as_seen["b"] and colour(state, 0.7, 0.04) == as_seen["g"]
+    assert (
+        colour(state, 0.06, 0.04) == as_seen["o"]
+        and colour(state, 0.55, 0.04) == as_seen["b"]
+        and colour(state, 0.7, 0.04) == as_seen["g"]
+    )

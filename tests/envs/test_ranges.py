@@ -1,4 +1,6 @@
-"""Parameters out of their range are refused at each door, in one sentence; and what a shipped environment's ranges allow, it bears."""
+"""Parameters out of their range are refused at each door, in one sentence; and what a shipped environment's ranges
+allow, it bears.
+"""
 
 import re
 import sys
@@ -34,9 +36,17 @@ class Params(NamedTuple):
 
 
 BOUNDED = envs.Env(
-    Params, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe, name="bounded",
+    Params,
+    1,
+    envs.Box(1),
+    envs.Discrete(2),
+    9,
+    FILL.reset,
+    FILL.step,
+    FILL.observe,
+    name="bounded",
     ranges={"goal": (1, 10_000), "tries": (1, None), "mass": (0.001, None), "pull": (None, 2.5)},
-)  # fmt: skip
+)
 REFUSED = {
     "below a whole range": ("goal", 0, "input should be from 1 to 10_000 (got 0)"),
     "above a whole range": ("goal", 10_001, "input should be from 1 to 10_000 (got 10001)"),
@@ -52,7 +62,17 @@ REFUSED = {
     "infinite below": ("free", float("-inf"), "input should be a finite number (got -inf)"),
     "beyond float32": ("free", 1e39, "input should fit into a float32, whose largest number is 3.4e38 (got 1e+39)"),
 }
-TAKEN = [("goal", 1), ("goal", 10_000), ("tries", 2**31 - 1), ("count", -(2**31)), ("mass", 0.001), ("mass", 1), ("pull", -1e30), ("pull", 2.5), ("wind", True)]
+TAKEN = [
+    ("goal", 1),
+    ("goal", 10_000),
+    ("tries", 2**31 - 1),
+    ("count", -(2**31)),
+    ("mass", 0.001),
+    ("mass", 1),
+    ("pull", -1e30),
+    ("pull", 2.5),
+    ("wind", True),
+]
 
 
 def from_a_world(name, value):
@@ -87,7 +107,9 @@ def test_each_door_refuses_alike(name, value, sentence, from_a_configuration):
 def test_each_door_takes_what_is_allowed(name, value, from_a_configuration):
     for door in (from_a_world, from_make_vec, from_a_configuration):
         params = door(name, value)
-        assert params == Params()._replace(**{name: value}) and [type(got) for got in params] == [type(own) for own in Params()]
+        assert params == Params()._replace(**{name: value}) and [type(got) for got in params] == [
+            type(own) for own in Params()
+        ]
 
 
 def test_the_line_of_the_file_is_named(tmp_path):
@@ -95,18 +117,29 @@ def test_the_line_of_the_file_is_named(tmp_path):
     source.write_text('[env]\nname = "platformer"\n[env.params]\nframes = 3\nsteps = 0\nspeed = 1\n')
     with pytest.raises(ConfigError) as caught:
         config.load(source)
-    wrong = ["5: env.params.steps: input should be from 1 to 1_000_000 (got 0)", "6: env.params.speed: input should be from 0.00390625 to 0.49 (got 1)"]
+    wrong = [
+        "5: env.params.steps: input should be from 1 to 1_000_000 (got 0)",
+        "6: env.params.speed: input should be from 0.00390625 to 0.49 (got 1)",
+    ]
     assert [problem.partition("mine.toml:")[2] for problem in caught.value.problems] == wrong
 
 
 @pytest.mark.parametrize("command", ["train", "config check", "config show"])
 def test_the_command_line_ends_with_2_and_makes_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["operant", *command.split(), "g2048", "env.params.patience=0", *(["--inline"] if command == "train" else [])])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["operant", *command.split(), "g2048", "env.params.patience=0", *(["--inline"] if command == "train" else [])],
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == "" and "env.params.patience: input should be from 1 to 255 (got 0)" in said.err
+    assert (
+        ended.value.code == 2
+        and said.out == ""
+        and "env.params.patience: input should be from 1 to 255 (got 0)" in said.err
+    )
     assert "Traceback" not in said.err and [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -142,15 +175,40 @@ def test_what_is_no_parameter_is_refused(given, sentence):
         ({"goal": (6, None)}, "the default of 'goal' is 5: input should be from 6 to 2_147_483_647, by its range"),
         ({"mass": (None, 0.5)}, "the default of 'mass' is 1.0: input should be at most 0.5, by its range"),
         ({"wind": (0, 1)}, "ranges names 'wind', which is True or False"),
-        ({"goal": (0.5, 9)}, "the range of 'goal' is (0.5, 9): it must be its least and its greatest value, two whole numbers, None for no bound"),
-        ({"mass": 3}, "the range of 'mass' is 3: it must be its least and its greatest value, two numbers, None for no bound"),
-        ({"mass": (0.0, float("nan"))}, "the range of 'mass' is (0.0, nan): it must be its least and its greatest value, two numbers, None for no bound"),
-        (("goal", 1, 2), "ranges is ('goal', 1, 2): the least and the greatest value by parameter, such as {\"steps\": (1, None)}"),
+        (
+            {"goal": (0.5, 9)},
+            "the range of 'goal' is (0.5, 9): it must be its least and its greatest value, two whole numbers, None for "
+            "no bound",
+        ),
+        (
+            {"mass": 3},
+            "the range of 'mass' is 3: it must be its least and its greatest value, two numbers, None for no bound",
+        ),
+        (
+            {"mass": (0.0, float("nan"))},
+            "the range of 'mass' is (0.0, nan): it must be its least and its greatest value, two numbers, None for "
+            "no bound",
+        ),
+        (
+            ("goal", 1, 2),
+            "ranges is ('goal', 1, 2): the least and the greatest value by parameter, such as {\"steps\": (1, None)}",
+        ),
     ],
     ids=str,
 )
 def test_a_declaration_that_is_wrong_is_found_wherever_it_is_used(declared, sentence, monkeypatch):
-    env = envs.Env(Params, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe, name="bounded", ranges=declared)
+    env = envs.Env(
+        Params,
+        1,
+        envs.Box(1),
+        envs.Discrete(2),
+        9,
+        FILL.reset,
+        FILL.step,
+        FILL.observe,
+        name="bounded",
+        ranges=declared,
+    )
     assert sentence in declaration.declaration_problems(env)
     with pytest.raises(UsageError, match=re.escape(f"bounded: {sentence}")):
         DeviceWorld(env, 1, seed=1)
@@ -180,7 +238,9 @@ SLACK = 1e-6  # of a bound, as `operant check` grants
 
 
 class Player:
-    """Lanes, stepped as a world steps them, between guard rows and with indices checked; parameters are an argument of what it compiles."""
+    """Lanes, stepped as a world steps them, between guard rows and with indices checked; parameters are an argument of
+    what it compiles.
+    """
 
     def __init__(self, env):
         self.env, self.guarded = env, BoundsChecked(env, LANES)
@@ -206,7 +266,9 @@ class Player:
         self.shell = shell
 
     def fault(self, params, steps, bounds=True):
-        """What goes wrong in the first of some steps under random and extreme actions, in words; None where nothing does."""
+        """What goes wrong in the first of some steps under random and extreme actions, in words; None where nothing
+        does.
+        """
         slot, generator, p = self.guarded.slot, np.random.default_rng(1), device_params(params)
         low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in self.env.observation.bounds())
         slack = SLACK * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
@@ -219,7 +281,9 @@ class Player:
                 return f"something was written beside {buffer} in step {t}"
             if not bool(slot.reward.isfinite().all()):
                 return f"a reward is not finite in step {t}"
-            for name, seen in (("observation", slot.observation), ("final observation", slot.final_observation))[: 1 + (t > 0)]:
+            for name, seen in (("observation", slot.observation), ("final observation", slot.final_observation))[
+                : 1 + (t > 0)
+            ]:
                 wrong = ~seen.float().isfinite()
                 if bounds:
                     wrong |= (seen.float() < low - slack) | (seen.float() > high + slack)
@@ -238,14 +302,28 @@ def values(env):
             yield from ((name, False), (name, True))
             continue
         far, bounds = 1000 if isinstance(default, int) else 1e6, env.ranges.get(name, (None, None))
-        yield from ((name, type(default)(end if bound is None else bound)) for end, bound in zip((-far, far), bounds, strict=True))
+        yield from (
+            (name, type(default)(end if bound is None else bound))
+            for end, bound in zip((-far, far), bounds, strict=True)
+        )
 
 
 QUICK = {"acrobot", "cartpole", "mountaincar", "pendulum"}  # to compile
-SHIPPED = [pytest.param(name, marks=() if name == "cartpole" else pytest.mark.compile if name in QUICK else pytest.mark.soak) for name in envs.names()]
+SHIPPED = [
+    pytest.param(name, marks=() if name == "cartpole" else pytest.mark.compile if name in QUICK else pytest.mark.soak)
+    for name in envs.names()
+]
 
 
-CLASSICS = {"acrobot", "cartpole", "cartpole_positions", "cartpole_continuous", "mountaincar", "mountaincar_continuous", "pendulum"}
+CLASSICS = {
+    "acrobot",
+    "cartpole",
+    "cartpole_positions",
+    "cartpole_continuous",
+    "mountaincar",
+    "mountaincar_continuous",
+    "pendulum",
+}
 """Whose observations have Gymnasium's bounds, which are those of its own parameters."""
 
 
@@ -256,7 +334,10 @@ def test_what_ships_bears_what_its_ranges_allow(name):
     player, defaults, generator = Player(env), env.Params(), np.random.default_rng(1)
     tried = list(values(env))
     assert player.fault(defaults, 300) is None
-    faults = {f"{key} = {value}": player.fault(defaults._replace(**{key: value}), 300, bounds=name not in CLASSICS) for key, value in tried}
+    faults = {
+        f"{key} = {value}": player.fault(defaults._replace(**{key: value}), 300, bounds=name not in CLASSICS)
+        for key, value in tried
+    }
     for _ in range(50):
         several = dict(tried[k] for k in generator.permutation(len(tried))[: len(defaults)])
         faults[str(several)] = player.fault(defaults._replace(**several), 40, bounds=False)
@@ -264,10 +345,15 @@ def test_what_ships_bears_what_its_ranges_allow(name):
 
 
 def test_what_would_be_borne_badly_is_seen():
-    """The test above can fail: out of their ranges masses give NaN, and a long step, which is in its range, leaves the bounds that Gymnasium declares."""
+    """The test above can fail: out of their ranges masses give NaN, and a long step, which is in its range, leaves the
+    bounds that Gymnasium declares.
+    """
     player = Player(envs.find("cartpole"))
     defaults = player.env.Params()
     assert player.fault(defaults, 50) is None
     massless = defaults._replace(mass_cart=0.0, mass_pole=0.0)
     assert "is nan" in player.fault(massless, 50) and "is nan" in player.fault(massless, 50, bounds=False)
-    assert "final observation[2] is" in player.fault(defaults._replace(tau=0.5), 50) and player.fault(defaults._replace(tau=0.5), 50, bounds=False) is None
+    assert (
+        "final observation[2] is" in player.fault(defaults._replace(tau=0.5), 50)
+        and player.fault(defaults._replace(tau=0.5), 50, bounds=False) is None
+    )

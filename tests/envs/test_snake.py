@@ -1,4 +1,6 @@
-"""Snake against an independent reference: its rules in plain Python, on a list of cells, drawing from `plain_philox`. And what must hold in any game."""
+"""Snake against an independent reference: its rules in plain Python, on a list of cells, drawing from `plain_philox`.
+And what must hold in any game.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +75,17 @@ class Game:
 
 
 def round_tour(height: int, width: int) -> np.ndarray:
-    """For each cell the action that leads on along a round tour of the board: down the left column, then right and left in the rows back up.
+    """For each cell the action that leads on along a round tour of the board: down the left column, then right and left
+    in the rows back up.
 
     Where a snake would begin against it, the same upside down.
     """
     action = np.zeros((height, width), np.int32)
     action[:, 0] = 2
     for row in range(height):
-        rightward = (height - 1 - row) % 2 == 0  # the bottom row runs right, the next one left, the top one (an even height) left
+        rightward = (
+            height - 1 - row
+        ) % 2 == 0  # the bottom row runs right, the next one left, the top one (an even height) left
         action[row, 1:] = 1 if rightward else 3
         action[row, -1 if rightward else 1] = 0
     action[height - 1, 0] = 1
@@ -101,15 +106,22 @@ def test_the_round_tour_visits_every_cell():
 
 
 def chosen(games: list[Game], tour: np.ndarray, generator: np.random.Generator, t: int) -> np.ndarray:
-    """An action for each lane, (1, N): by lane modulo 4 at random; along the round tour; at random, but not to a certain death; in narrow circles."""
+    """An action for each lane, (1, N): by lane modulo 4 at random; along the round tour; at random, but not to a
+    certain death; in narrow circles.
+    """
     actions = generator.integers(0, 4, len(games)).astype(np.int32)
     for lane, game in enumerate(games):
         head = game.body[0]
         if lane % 4 == 1:
             actions[lane] = tour[head]
         elif lane % 4 == 2:
-            safe = [move for move, (up, right) in MOVES.items() if 0 <= (row := head[0] + up) < game.height and 0 <= (column := head[1] + right) < game.width
-                    and (row, column) not in game.body]  # fmt: skip
+            safe = [
+                move
+                for move, (up, right) in MOVES.items()
+                if 0 <= (row := head[0] + up) < game.height
+                and 0 <= (column := head[1] + right) < game.width
+                and (row, column) not in game.body
+            ]
             actions[lane] = safe[actions[lane] % len(safe)] if safe else actions[lane]
         elif lane % 4 == 3:
             actions[lane] = (t + lane // 4 * (t // 60)) % 4
@@ -117,9 +129,11 @@ def chosen(games: list[Game], tour: np.ndarray, generator: np.random.Generator, 
 
 
 def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once. Rewards, ends, heads, foods and lengths are compared in each step, boards in every `every`-th lane in turn.
+    """Play in a world and by the reference at once. Rewards, ends, heads, foods and lengths are compared in each step,
+    boards in every `every`-th lane in turn.
 
-    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns how often games ended in which way.
+    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns how often games
+    ended in which way.
     """
     height, width, _ = env.observation.shape
     world = DeviceWorld(env, lanes, seed=SEED, every_final=finals)
@@ -127,7 +141,12 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     bound = world.bind(slot)
     world.reset(bound)
     games = [Game(height, width, Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
-    state, seen, final, reward = world.lanes.state.numpy(), slot.observation.numpy(), slot.final_observation.numpy(), slot.reward.numpy()
+    state, seen, final, reward = (
+        world.lanes.state.numpy(),
+        slot.observation.numpy(),
+        slot.final_observation.numpy(),
+        slot.reward.numpy(),
+    )
     assert all(np.array_equal(seen[:, lane], game.observation()) for lane, game in enumerate(games))
     generator, tour = np.random.default_rng(5), round_tour(height, width)
     ends = dict.fromkeys(env.tally[1:], 0)
@@ -137,7 +156,10 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
         slot.action.copy_(torch.from_numpy(actions))
         world.step(bound)
         world.advance(1)
-        outcomes = [game.step(int(action), Key(SEED, lane, t, STEP)) for lane, (game, action) in enumerate(zip(games, actions[0], strict=True))]
+        outcomes = [
+            game.step(int(action), Key(SEED, lane, t, STEP))
+            for lane, (game, action) in enumerate(zip(games, actions[0], strict=True))
+        ]
         assert np.array_equal(reward, [gained for gained, _ in outcomes]), t
         assert np.array_equal(slot.terminated.numpy(), [end != "" for _, end in outcomes]), t
         for lane, (_, end) in enumerate(outcomes):
@@ -146,8 +168,13 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
                 lengths += len(games[lane].body)
                 assert not finals or np.array_equal(final[:, lane], games[lane].observation()), (t, lane)
                 games[lane] = Game(height, width, Key(SEED, lane, t, RESET))
-        assert np.array_equal(state[rules.ROW] * width + state[rules.COLUMN], [game.body[0][0] * width + game.body[0][1] for game in games]), t
-        assert np.array_equal(state[rules.FOOD], [game.food[0] * width + game.food[1] for game in games if game.food is not None]), t
+        assert np.array_equal(
+            state[rules.ROW] * width + state[rules.COLUMN],
+            [game.body[0][0] * width + game.body[0][1] for game in games],
+        ), t
+        assert np.array_equal(
+            state[rules.FOOD], [game.food[0] * width + game.food[1] for game in games if game.food is not None]
+        ), t
         assert np.array_equal(state[rules.LENGTH], [len(game.body) for game in games]), t
         for lane in range(t % every, lanes, every):
             assert np.array_equal(seen[:, lane], games[lane].observation()), (t, lane)
@@ -213,7 +240,9 @@ class Small:
 
 
 @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=60))
+@given(
+    st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=60)
+)
 def test_what_holds_in_every_game(seed, actions):
     trial = Small(seed)
     length_before = np.full(8, 3)
@@ -225,11 +254,15 @@ def test_what_holds_in_every_game(seed, actions):
         for lane in range(8):
             remaining, head, food = np.moveaxis(grid[..., lane], -1, 0)
             cells = remaining[remaining > 0]
-            assert sorted(cells) == list(range(1, length[lane] + 1)), "its length is the number of its cells, each with its own place in the order"
+            assert sorted(cells) == list(range(1, length[lane] + 1)), (
+                "its length is the number of its cells, each with its own place in the order"
+            )
             assert (head > 0).sum() == 1 and remaining[head > 0] == length[lane]
             assert (food > 0).sum() == 1 and not remaining[food > 0].any()
             places = sorted(zip(*np.nonzero(remaining), strict=True), key=lambda cell: remaining[cell])
-            assert all(abs(a - c) + abs(b - d) == 1 for (a, b), (c, d) in itertools.pairwise(places)), "a segment lies beside the next"
+            assert all(abs(a - c) + abs(b - d) == 1 for (a, b), (c, d) in itertools.pairwise(places)), (
+                "a segment lies beside the next"
+            )
         assert np.array_equal(length[ended], np.full(ended.sum(), 3))
         # The score never falls, and rises by what was gained.
         assert np.array_equal(length[~ended], (length_before + (reward == 1.0))[~ended])
@@ -256,7 +289,13 @@ def test_rewards_are_parameters():
         world.step(bound)
         world.advance(1)
         gained.append(slot.reward.tolist())
-    assert [first for first, _ in gained[:1]] == [2.5] and [second for _, second in gained] == [0.0, 0.0, 0.0, 0.0, -0.25]
+    assert [first for first, _ in gained[:1]] == [2.5] and [second for _, second in gained] == [
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        -0.25,
+    ]
 
 
 def test_the_picture_shows_body_head_food_and_wall():
@@ -275,7 +314,9 @@ def test_the_picture_shows_body_head_food_and_wall():
 
 
 def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
-    """Mean return and mean length at the end of the games that ended in each fifth of a training by the shipped recipe, on as many lanes as suit a CPU."""
+    """Mean return and mean length at the end of the games that ended in each fifth of a training by the shipped recipe,
+    on as many lanes as suit a CPU.
+    """
     fifths = learnt("snake", ["env.lanes=480"], iterations, parts=5)
     return [(sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]) for sums in fifths]
 

@@ -1,4 +1,6 @@
-"""Swing-up, and cart-pole with a push of any strength, against their equations in float64, from the same state at each step; their starts, and pictures."""
+"""Swing-up, and cart-pole with a push of any strength, against their equations in float64, from the same state at each
+step; their starts, and pictures.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,21 @@ class Trial:
         self.world.advance(1)
 
 
-def accelerations(theta: np.ndarray, spin: np.ndarray, force: np.ndarray, g: float, m: float, M: float, l: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of the cart and the pole, solved from the two equations of motion of a cart and a uniform rod whose middle is l from the hinge.
+def accelerations(
+    theta: np.ndarray, spin: np.ndarray, force: np.ndarray, g: float, m: float, M: float, l: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the cart and the pole, solved from the two equations of motion of a cart and a uniform rod whose middle is l
+    from the hinge.
 
     (M + m) x'' + m l theta'' cos theta = F + m l theta'^2 sin theta
     m l x'' cos theta + 4/3 m l^2 theta'' = m g l sin theta
     """
-    matrix = np.array([[np.full_like(theta, M + m), m * l * np.cos(theta)], [m * l * np.cos(theta), np.full_like(theta, 4 / 3 * m * l * l)]])
+    matrix = np.array(
+        [
+            [np.full_like(theta, M + m), m * l * np.cos(theta)],
+            [m * l * np.cos(theta), np.full_like(theta, 4 / 3 * m * l * l)],
+        ]
+    )
     right = np.array([force + m * l * spin**2 * np.sin(theta), m * g * l * np.sin(theta)])
     solved = np.linalg.solve(np.moveaxis(matrix, -1, 0), right.T[..., None])[..., 0]
     return solved[:, 0], solved[:, 1]
@@ -55,7 +65,15 @@ def accelerations(theta: np.ndarray, spin: np.ndarray, force: np.ndarray, g: flo
 def swung(state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The next state (4, N), reward and end by the rules of the source, in float64."""
     x, speed, theta, spin = state
-    reward = np.cos(theta) + 3 * np.exp(-(theta**2) / 0.0144) - 0.05 * x**2 - 0.01 * spin**2 - 0.01 * speed**2 - 1e-4 * force**2 - 2 * (np.abs(x) >= 3.5)
+    reward = (
+        np.cos(theta)
+        + 3 * np.exp(-(theta**2) / 0.0144)
+        - 0.05 * x**2
+        - 0.01 * spin**2
+        - 0.01 * speed**2
+        - 1e-4 * force**2
+        - 2 * (np.abs(x) >= 3.5)
+    )
     push, turn = accelerations(theta, spin, force, g=9.81, m=0.01, M=1.0, l=1.0)
     speed = speed + push / 60
     x = x + speed / 60
@@ -80,7 +98,9 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def forces(env: Env, state: np.ndarray, generator: np.random.Generator, t: int) -> np.ndarray:
-    """Pushes of step t, (1, N): at random, to and fro, and in every fourth lane a feedback that balances a pole once it is up."""
+    """Pushes of step t, (1, N): at random, to and fro, and in every fourth lane a feedback that balances a pole once it
+    is up.
+    """
     chosen = rollout_actions(env, generator, t, state.shape[1]).numpy()
     x, speed, theta, spin = state[:, ::4]
     high = env.action.bounds()[1][0]
@@ -123,13 +143,21 @@ def test_steps_are_those_of_the_equations(name):
 def test_a_swing_starts_below_and_slowly(serial_worlds):
     state = Trial(envs.find("swingup"), 100_000, seed=3).state.astype(np.float64)
     from_below = np.mod(state[rules.THETA], 2 * math.pi) - math.pi  # both arcs, joined where the pole hangs
-    for row, reach in ((state[rules.X], 1.0), (state[rules.X_DOT], 0.5), (from_below, math.pi / 2), (state[rules.THETA_DOT], 0.5)):
+    for row, reach in (
+        (state[rules.X], 1.0),
+        (state[rules.X_DOT], 0.5),
+        (from_below, math.pi / 2),
+        (state[rules.THETA_DOT], 0.5),
+    ):
         assert np.abs(row).max() <= reach + 1e-6 and row.min() < -0.999 * reach and row.max() > 0.999 * reach
         # Five standard errors of a uniform number's mean, and of its variance.
         assert abs(row.mean()) < 5 * 2 * reach / math.sqrt(12 * 100_000)
         assert abs(row.var() - reach**2 / 3) < 5 * 4 * reach**2 / math.sqrt(180 * 100_000)
     assert np.all(state[rules.THETA] >= -math.pi - 1e-6) and np.all(state[rules.THETA] < math.pi + 1e-6)
-    assert np.abs(np.corrcoef([state[rules.X], state[rules.X_DOT], from_below, state[rules.THETA_DOT]]) - np.eye(4)).max() < 0.02
+    assert (
+        np.abs(np.corrcoef([state[rules.X], state[rules.X_DOT], from_below, state[rules.THETA_DOT]]) - np.eye(4)).max()
+        < 0.02
+    )
 
 
 def test_seconds_upright_are_counted():
@@ -146,7 +174,11 @@ def test_seconds_upright_are_counted():
 
 def test_full_pushes_are_cartpoles():
     """The same bits would be too much to ask of two orders of the same operations."""
-    plain, shared, generator = Trial(envs.find("cartpole"), 64, seed=5), Trial(CONTINUOUS, 64, seed=5), np.random.default_rng(3)
+    plain, shared, generator = (
+        Trial(envs.find("cartpole"), 64, seed=5),
+        Trial(CONTINUOUS, 64, seed=5),
+        np.random.default_rng(3),
+    )
     for _ in range(200):
         action = generator.integers(0, 2, (1, 64))
         plain.step(action)
@@ -165,7 +197,9 @@ def test_what_holds_in_every_swing(seed, pushes):
         x, speed, theta, spin = trial.state
         assert np.all(np.abs(x) < 4) and np.all(np.abs(speed) <= 3) and np.all(np.abs(spin) <= 4)
         assert np.all(np.abs(theta) <= math.pi + 1e-6)
-        assert np.all(trial.slot.reward <= 4) and np.all(trial.slot.reward >= -1 - 0.05 * 16 - 0.01 * 25 - 1e-4 * 225 - 2 - 1e-5)
+        assert np.all(trial.slot.reward <= 4) and np.all(
+            trial.slot.reward >= -1 - 0.05 * 16 - 0.01 * 25 - 1e-4 * 225 - 2 - 1e-5
+        )
         assert np.abs(trial.slot.observation[2] ** 2 + trial.slot.observation[3] ** 2 - 1).max() < 1e-5
 
 

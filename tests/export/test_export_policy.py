@@ -27,7 +27,9 @@ def exported(tmp_path, recipe, target, *words, steps=10, seed=1, scale=0.3):
     actor = make_actor(config, CPU)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        actor.tensors()["parameters"].add_(scale * torch.randn(actor.tensors()["parameters"].shape, generator=generator))
+        actor.tensors()["parameters"].add_(
+            scale * torch.randn(actor.tensors()["parameters"].shape, generator=generator)
+        )
     made = policy.write(actor, config.params, tmp_path / f"policy{policy.ENDINGS[target]}", target, steps=steps)
     return actor, made
 
@@ -55,7 +57,12 @@ def chosen(actor, given):
 
 KINDS = [
     ("ppo/cartpole", "numpy", ()),
-    pytest.param("cartpole", "safetensors", ("net.layer_norm=true", "net.activation=gelu", "algo.normalize_observations=true"), marks=pytest.mark.soak),
+    pytest.param(
+        "cartpole",
+        "safetensors",
+        ("net.layer_norm=true", "net.activation=gelu", "algo.normalize_observations=true"),
+        marks=pytest.mark.soak,
+    ),
     pytest.param("ppo/swingup", "numpy", (), marks=pytest.mark.soak),  # several layers, a Box clipped to its bounds
     ("cartpole_continuous", "pt2", ("net.squash=true",)),
     ("td3/pendulum", "numpy", ()),
@@ -84,7 +91,9 @@ def test_onnx_chooses_as_the_policy_does(tmp_path):
     pytest.importorskip("onnxscript")
     actor, made = exported(tmp_path, "sac/pendulum", "onnx")
     session = onnxruntime.InferenceSession(made.path)
-    assert [entry.name for entry in session.get_inputs()] == ["observation"] and [entry.name for entry in session.get_outputs()] == ["action"]
+    assert [entry.name for entry in session.get_inputs()] == ["observation"] and [
+        entry.name for entry in session.get_outputs()
+    ] == ["action"]
     for batch in (1, 1000):
         given = inputs(actor, batch)
         (found,) = session.run(None, {"observation": given[0]})
@@ -103,7 +112,9 @@ def test_a_memory_is_carried_from_step_to_step(tmp_path):
         action, *own = exported_policy(observation, *own)
         expected, state = actor.act(torch.from_numpy(observation).t(), state)
         assert (action == expected.t().numpy()).all()
-        assert all(np.abs(mine - part.movedim(-1, 0).numpy()).max() <= 1e-5 for mine, part in zip(own, state, strict=True))
+        assert all(
+            np.abs(mine - part.movedim(-1, 0).numpy()).max() <= 1e-5 for mine, part in zip(own, state, strict=True)
+        )
         seen.update(action[:, 0].tolist())
     assert seen == {0, 1}
 
@@ -114,7 +125,9 @@ WITH_SMALLER_NUMBERS = ("ppo/repeat_previous_medium", "ppo/pacman_memory", "ppo/
 
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["onnx", "numpy"])
-@pytest.mark.parametrize("recipe", [name for name in recipes.shipped() if "gymnasium" not in name and "ale" not in name.split("/")[1]])
+@pytest.mark.parametrize(
+    "recipe", [name for name in recipes.shipped() if "gymnasium" not in name and "ale" not in name.split("/")[1]]
+)
 def test_every_recipes_policy(tmp_path, recipe, target):
     scale = 0.02 if recipe in WITH_SMALLER_NUMBERS else 0.3
     _, made = exported(tmp_path, recipe, target, steps=200 if "pixels" not in recipe else 20, scale=scale)
@@ -144,10 +157,14 @@ def test_every_kind_of_network_in_every_format(tmp_path, recipe, words, target):
 
 
 def test_a_convolutional_network_and_legal_actions(tmp_path):
-    actor, made = exported(tmp_path, "snake", "numpy", "net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]", steps=2)
+    actor, made = exported(
+        tmp_path, "snake", "numpy", "net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]", steps=2
+    )
     given = inputs(actor, 300)  # more than a chunk of training's
     assert (program.load(made.path)(*given) == chosen(actor, given)).all()
-    actor, made = exported(tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2)  # one-hot, with illegal actions
+    actor, made = exported(
+        tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2
+    )  # one-hot, with illegal actions
     given = inputs(actor, 300)
     action = program.load(made.path)(*given)
     assert (action == chosen(actor, given)).all() and np.take_along_axis(given[1], action, axis=1).all()
@@ -161,23 +178,44 @@ def test_a_file_that_chooses_otherwise_is_not_written(tmp_path, monkeypatch):
         exported(tmp_path, "td3/pendulum", "numpy")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("policy.npz", "before")]
     monkeypatch.delitem(program.OPERATIONS, "tanh.default")
-    with pytest.raises(OperantError, match=r"computes tanh\.default, which NumPy files cannot hold: use --to onnx or pt2"):
+    with pytest.raises(
+        OperantError, match=r"computes tanh\.default, which NumPy files cannot hold: use --to onnx or pt2"
+    ):
         exported(tmp_path, "td3/pendulum", "numpy")
 
 
 def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_path):
-    trained = here("train", "--inline", "--name", "small", "env.lanes=8", "run.steps=1024", "algo.horizon=16", "algo.minibatches=1", "net.hidden=[8]")
+    trained = here(
+        "train",
+        "--inline",
+        "--name",
+        "small",
+        "env.lanes=8",
+        "run.steps=1024",
+        "algo.horizon=16",
+        "algo.minibatches=1",
+        "net.hidden=[8]",
+    )
     assert trained.code == 0, trained.err
     done = here("export", "policy", "small", "--to", "numpy")
     assert done.code == 0 and done.out.startswith("small.npz  "), done.err
     assert "checked on 1,000 observations: largest difference " in done.out
     snippet = done.out[done.out.index("import numpy") :]
-    shown = subprocess.run([sys.executable, "-c", snippet + "\nprint(action.shape)"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        [sys.executable, "-c", snippet + "\nprint(action.shape)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert shown.stdout == "(1, 1)\n", shown.stderr
     again = here("export", "policy", "small", "--to", "numpy")
     assert again.code == 2 and "small.npz is there already: choose another --out, or give --force" in again.err
     told = here("export", "policy", "small", "--to", "safetensors", "--out", "a.safetensors", "--json")
-    assert json.loads(told.out)["inputs"] == ["observation"] and (tmp_path / "a.safetensors").stat().st_size == json.loads(told.out)["bytes"]
+    assert (
+        json.loads(told.out)["inputs"] == ["observation"]
+        and (tmp_path / "a.safetensors").stat().st_size == json.loads(told.out)["bytes"]
+    )
     assert here("export", "policy", "small", "--to", "tflite").code == 2
     assert here("export", "policy", "small", "--to", "onnx", "--out", "a.npz").code == 2
     assert here("export", "policy", "none-such").code == 3
@@ -190,5 +228,8 @@ def test_a_wide_network_of_large_numbers_is_compared_with_float64(tmp_path, targ
     _, made = exported(tmp_path, "td3/swingup", target, steps=200)
     assert made.difference > 1e-5 and made.file_rounding <= 2 * made.actor_rounding < 1e-4
     monkeypatch.setattr(policy, "ROUNDING", 0.1)
-    with pytest.raises(OperantError, match=r"by 1\.\d+e-05 \(more than 1e-05; it is within .* of the same in float64, the run's own within .*\)"):
+    with pytest.raises(
+        OperantError,
+        match=r"by 1\.\d+e-05 \(more than 1e-05; it is within .* of the same in float64, the run's own within .*\)",
+    ):
         exported(tmp_path, "td3/swingup", target, steps=200)

@@ -55,7 +55,11 @@ def test_a_dict_is_flattened_and_named_and_its_mask_left_out():
     assert spaces.mask_of({}, value, (4,)).tolist() == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("shape", "seen"), [((4, 6, 3), (4, 6, 3)), ((3, 20, 30), (20, 30, 3)), ((5, 7), (5, 7, 1))], ids=["last", "first", "none"])
+@pytest.mark.parametrize(
+    ("shape", "seen"),
+    [((4, 6, 3), (4, 6, 3)), ((3, 20, 30), (20, 30, 3)), ((5, 7), (5, 7, 1))],
+    ids=["last", "first", "none"],
+)
 def test_pictures_stay_bytes_with_their_channels_last(shape, seen):
     picture = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
     declared, numbers = row(gs.Box(0, 255, shape, np.uint8), picture)

@@ -1,4 +1,6 @@
-"""Environments that step many lanes at once: whatever their autoreset mode, steps are those of single ones, and none only resets."""
+"""Environments that step many lanes at once: whatever their autoreset mode, steps are those of single ones, and none
+only resets.
+"""
 
 import sys
 from dataclasses import replace
@@ -68,12 +70,17 @@ def test_envpool_resets_ended_lanes_alone():
         ends += int(ended.sum())
         assert (observation[:, ended].abs() <= 0.05).all() and ((final[2].abs() > 0.2) | (final[0].abs() > 2.4)).all()
     assert ends > 6 and int(world.episode_sums(world.slot())[0]) == ends
-    assert all(torch.equal(one, other) for one, other in zip(seen, steps_of(Source("envpool", "CartPole-v1"), 30)[0], strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(seen, steps_of(Source("envpool", "CartPole-v1"), 30)[0], strict=True)
+    )
 
 
 def test_a_game_that_is_not_there_is_named():
     pytest.importorskip("ale_py")
-    with pytest.raises(OperantError, match=r"ale:pongg could not be made: ale-py has no game 'pongg' among its \d+, such as pong"):
+    with pytest.raises(
+        OperantError, match=r"ale:pongg could not be made: ale-py has no game 'pongg' among its \d+, such as pong"
+    ):
         outside.declare(Source("ale", "pongg"))
 
 
@@ -84,7 +91,9 @@ def test_ale_steps_alike_in_however_many_processes():
     found[1][1].close()
 
 
-@pytest.mark.parametrize(("said", "steps", "shown"), [({}, 12, 4), ({"frame_skip": 1}, 48, 4), ({"frame_skip": 6, "frame_stack": 1}, 8, 1)])
+@pytest.mark.parametrize(
+    ("said", "steps", "shown"), [({}, 12, 4), ({"frame_skip": 1}, 48, 4), ({"frame_skip": 6, "frame_stack": 1}, 8, 1)]
+)
 def test_an_action_in_a_game_is_taken_as_often_as_is_said(said, steps, shown):
     """Not said: four times, and four frames are shown together."""
     pytest.importorskip("ale_py")
@@ -109,7 +118,9 @@ def test_ale_shows_frames_of_a_game():
     assert truncated.tolist() == [1, 1] and world.episode_sums(world.slot())[0] == 2
     assert len(np.unique(seen[-5].numpy())) > 2
     before, after = (observation.t().unflatten(1, env.observation.shape) for observation in (seen[156], seen[161]))
-    assert torch.equal(before[..., 1:], after[..., :-1]) and not torch.equal(before, after), "the newest frame is the last channel"
+    assert torch.equal(before[..., 1:], after[..., :-1]) and not torch.equal(before, after), (
+        "the newest frame is the last channel"
+    )
 
 
 def test_a_game_is_that_of_ale_pys_own_vector_environment():
@@ -117,7 +128,9 @@ def test_a_game_is_that_of_ale_pys_own_vector_environment():
     pytest.importorskip("ale_py")
     from ale_py.vector_env import AtariVectorEnv
 
-    theirs = AtariVectorEnv("breakout", 1, noop_max=0, max_num_frames_per_episode=300, reward_clipping=False, autoreset_mode="SameStep")
+    theirs = AtariVectorEnv(
+        "breakout", 1, noop_max=0, max_num_frames_per_episode=300, reward_clipping=False, autoreset_mode="SameStep"
+    )
     mine = Game("breakout", noop_max=0, max_num_frames_per_episode=300)
     shown, seen = [theirs.reset(seed=5)[0]], [mine.reset(seed=5)[0].copy()]
     found: list[tuple[object, ...]] = []
@@ -158,7 +171,10 @@ def test_a_game_that_is_cut_off_begins_anew_where_lost_lives_go_on():
 def test_an_action_does_not_stick_beyond_its_episode():
     """Where FIRE comes first: it, or the action before it, which would move the paddle."""
     pytest.importorskip("ale_py")
-    game, paddle = Game("breakout", repeat_action_probability=0.5, noop_max=0, max_num_frames_per_episode=60), slice(189, 193)
+    game, paddle = (
+        Game("breakout", repeat_action_probability=0.5, noop_max=0, max_num_frames_per_episode=60),
+        slice(189, 193),
+    )
     first = game.reset(seed=0)[0][paddle].copy()
     for _ in range(12):
         while not (done := game.step(2))[3]:
@@ -170,18 +186,26 @@ def test_an_action_does_not_stick_beyond_its_episode():
 
 def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
     pytest.importorskip("ale_py")
-    with pytest.raises(OperantError, match=r"ale:pong takes no env\.params\.stack_num: env.frame_skip.* env.params takes noop_max, use_fire"):
+    with pytest.raises(
+        OperantError,
+        match=r"ale:pong takes no env\.params\.stack_num: env.frame_skip.* env.params takes noop_max, use_fire",
+    ):
         outside.declare(Source("ale", "pong", kwargs=(("stack_num", 4),)))
 
 
 def test_a_game_is_resized_and_stacked_where_it_is_learnt():
     pytest.importorskip("ale_py")
     found = [steps_of(PONG._replace(time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and sum(len(one.unique()) for one in found[0][::5]) > 50
+    assert (
+        all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        and sum(len(one.unique()) for one in found[0][::5]) > 50
+    )
 
 
 @pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py"), ("envpool", "envpool")])
 def test_a_package_that_is_missing_is_said_with_what_installs_it(kind, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(OperantError, match=rf'{kind}:missing needs .*, which is not installed: pip install "operant\[envs\]"'):
+    with pytest.raises(
+        OperantError, match=rf'{kind}:missing needs .*, which is not installed: pip install "operant\[envs\]"'
+    ):
         outside.declare(Source(kind, "missing"))

@@ -1,5 +1,7 @@
-"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Imported by a process that interprets
-(interpreter.py) it answers the cases of test_fused_memory.py; benches/recurrent.py asks the same of a GPU."""
+"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Imported by a process
+that interprets (interpreter.py) it answers the cases of test_fused_memory.py; benches/recurrent.py asks the same of a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from operant.nn.distributions import Gaussian, masked
 
 
 def unrolled(memory, x, state, keep):
-    """A step after the other: features (K, L, S), the state before (R, S), keep (L, S) -> the last layer's output (M, L, S)."""
+    """A step after the other: features (K, L, S), the state before (R, S), keep (L, S) -> the last layer's output (M,
+    L, S).
+    """
     M, layers = memory.units, memory.layers
     for k in range(layers):
         h, outputs = state[k * M : (k + 1) * M], []
@@ -60,14 +64,28 @@ def exact_gradient(ppo, batch):
     if config.normalize_advantages:
         advantage = (advantage - every.mean()) / (every.std() + 1e-8)
     encoder, seen = doubled.net.encoder, steps.observation
-    features = encoder.features(seen, policy.normalizer) if encoder.categories else encoder.features(policy.features(seen).double(), None)
-    x = unrolled(doubled.net.memory, features[0].unflatten(1, batch.reset.shape), batch.state[0].double(), 1.0 - batch.reset.double())
+    features = (
+        encoder.features(seen, policy.normalizer)
+        if encoder.categories
+        else encoder.features(policy.features(seen).double(), None)
+    )
+    x = unrolled(
+        doubled.net.memory,
+        features[0].unflatten(1, batch.reset.shape),
+        batch.state[0].double(),
+        1.0 - batch.reset.double(),
+    )
     parameters, value = encoder.heads(x.flatten(1)[None])
     given = steps._replace(
-        action=steps.action.double() if isinstance(policy.distribution, Gaussian) else steps.action, log_probability=steps.log_probability.double(),
-        value=steps.value.double(), advantage=advantage.double(), returns=steps.returns.double(),
-    )  # fmt: skip
-    loss, terms = loss_of_outputs(doubled, parameters if steps.legal is None else masked(parameters, steps.legal), value, given, config)
+        action=steps.action.double() if isinstance(policy.distribution, Gaussian) else steps.action,
+        log_probability=steps.log_probability.double(),
+        value=steps.value.double(),
+        advantage=advantage.double(),
+        returns=steps.returns.double(),
+    )
+    loss, terms = loss_of_outputs(
+        doubled, parameters if steps.legal is None else masked(parameters, steps.legal), value, given, config
+    )
     wanted = torch.zeros_like(policy.flat.values.data, dtype=torch.float64)
     every = [*doubled.net.parameters(), *doubled.distribution.parameters()]
     for begin, gradient in zip(policy.flat.offsets, torch.autograd.grad(loss, every), strict=True):
@@ -86,7 +104,9 @@ def third_iteration(ppo):
 
 
 def prepared(ppo, seed=5):
-    """A rollout to learn from: the second, so that lanes remember something; targets off the values, old log-probabilities off the new ones."""
+    """A rollout to learn from: the second, so that lanes remember something; targets off the values, old
+    log-probabilities off the new ones.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def noise(tensor):
@@ -102,23 +122,33 @@ def prepared(ppo, seed=5):
 
 
 def reconfigured(ppo, precision, **changes):
-    """The fused kernels over again, of another precision by a GPU's products but not by its tanh, and with tiles that are smaller or of another kind."""
+    """The fused kernels over again, of another precision by a GPU's products but not by its tanh, and with tiles that
+    are smaller or of another kind.
+    """
     task, own = fused_task(ppo.backend.parts), ppo.backend.learner
     states = recurrent.States(ppo.backend.tensors()["state/0"], own.starts, True)
     spec = replace(own.spec, precision=precision)
-    shape = replace(own.shape, precision=precision, **{key: changes.pop(key) for key in ("fused", "resident") if key in changes})
+    shape = replace(
+        own.shape, precision=precision, **{key: changes.pop(key) for key in ("fused", "resident") if key in changes}
+    )
     learner = RecurrentLearner(spec, task, replace(own.config, **changes), shape, states)
     learner.prepare()
     return learner
 
 
 def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="cpu", minibatches=2, **changes):
-    """Errors of a minibatch's gradient and of the loss's numbers beside float64; whether a second time gives the same bits."""
+    """Errors of a minibatch's gradient and of the loss's numbers beside float64; whether a second time gives the same
+    bits.
+    """
     rules = ENVS[env] if isinstance(env, str) else wide(*env)
     config = {"epochs": 1, "minibatches": minibatches, "clip": 5.0, "kernels": "fused", "eager": True, **algo}
     ppo = trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, **config)
     prepared(ppo)
-    learner = reconfigured(ppo, precision, **changes) if changes or (precision != "ieee" and where == "cpu") else ppo.backend.learner
+    learner = (
+        reconfigured(ppo, precision, **changes)
+        if changes or (precision != "ieee" and where == "cpu")
+        else ppo.backend.learner
+    )
     found = []
     for _ in range(2):
         learner.begin()
@@ -133,17 +163,32 @@ def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="
         for name, begin, one in zip(flat.names, flat.offsets, flat.parameters, strict=True)
     }
     return {
-        "gradient": relative_error(found[0].double(), wanted), "parts": parts, "again": torch.equal(*found),
+        "gradient": relative_error(found[0].double(), wanted),
+        "parts": parts,
+        "again": torch.equal(*found),
         "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers, exact, strict=True)),
-    }  # fmt: skip
+    }
 
 
 def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, lean=False, where="cpu", **more):
-    """Differences between the two paths after whole iterations from the same seed: of values, of those of final observations, states, parameters; actions."""
+    """Differences between the two paths after whole iterations from the same seed: of values, of those of final
+    observations, states, parameters; actions.
+    """
     rules = ENVS[env] if isinstance(env, str) else wide(*env)
     config = {"epochs": 2, "minibatches": 2, "eager": True, **algo}
-    ours, theirs = (trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, kernels=kernels, **config, **more)
-                    for kernels in ("fused", "torch"))  # fmt: skip
+    ours, theirs = (
+        trainer(
+            rules,
+            NetConfig(shared=True, **net),
+            lanes=lanes,
+            horizon=horizon,
+            where=where,
+            kernels=kernels,
+            **config,
+            **more,
+        )
+        for kernels in ("fused", "torch")
+    )
     ours.backend.learner.at_once &= whole
     ours.backend.learner.shape = ours.backend.learner.shape.lean() if lean else ours.backend.learner.shape
     for _ in range(iterations):
@@ -156,30 +201,44 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
         return float((a - b).abs().max()) if a.numel() else 0.0
 
     return {
-        "actions": distance(ours.experience.raw, theirs.experience.raw), "truncated": int(cut.sum()),
+        "actions": distance(ours.experience.raw, theirs.experience.raw),
+        "truncated": int(cut.sum()),
         "values": distance(ours.experience.value, theirs.experience.value),
         "finals": distance(ours.experience.final_value[cut], theirs.experience.final_value[cut]),
         "states": distance(ours.backend.tensors()["state/0"], theirs.backend.tensors()["state/0"]),
         "parameters": distance(ours.policy.flat.values.data, theirs.policy.flat.values.data),
-    }  # fmt: skip
+    }
 
 
 def steps_case(towers, units, steps, lanes, precision="ieee", where="cpu"):
-    """An LSTM's steps alone: errors of all states, the last c and the gradients beside torch's in float64, and whether a second time gives the same bits."""
+    """An LSTM's steps alone: errors of all states, the last c and the gradients beside torch's in float64, and whether
+    a second time gives the same bits.
+    """
     generator, before = torch.Generator().manual_seed(2), torch.backends.cuda.matmul.allow_tf32
     G, M, T, B = towers, units, steps, lanes
     shapes = ((G, 4 * M, T, B), (G, 4 * M, M), (G, M, B), (G, M, B), (T, B), (G, M, T, B))
     inputs, weight, h, c, keep, outer = (torch.randn(shape, generator=generator) for shape in shapes)
     given, found = (inputs, weight / M**0.5, h, c, (keep > -0.5).float(), outer), []
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    for function, kind, device in ((None, torch.float64, "cpu"), (lstm.Steps, torch.float32, where), (lstm.Steps, torch.float32, where)):
+    for function, kind, device in (
+        (None, torch.float64, "cpu"),
+        (lstm.Steps, torch.float32, where),
+        (lstm.Steps, torch.float32, where),
+    ):
         by, wide, *more, weigh = (part.to(device, kind) for part in given)
-        wide = torch.cat([wide.flatten(), torch.full((64,), torch.nan, dtype=kind, device=device)])[: wide.numel()].view(wide.shape)  # nothing beyond is read
+        wide = torch.cat([wide.flatten(), torch.full((64,), torch.nan, dtype=kind, device=device)])[
+            : wide.numel()
+        ].view(wide.shape)  # nothing beyond is read
         states, last = cells.lstm(by.requires_grad_(), wide.requires_grad_(), *more, function)
-        found.append([part.detach().cpu() for part in (states, last, *torch.autograd.grad((states * weigh).sum(), (by, wide)))])
+        found.append(
+            [part.detach().cpu() for part in (states, last, *torch.autograd.grad((states * weigh).sum(), (by, wide)))]
+        )
     torch.backends.cuda.matmul.allow_tf32 = before
     exact, ours, again = found
-    return {"errors": [relative_error(part.double(), one) for part, one in zip(ours, exact, strict=True)], "again": all(map(torch.equal, ours, again))}
+    return {
+        "errors": [relative_error(part.double(), one) for part, one in zip(ours, exact, strict=True)],
+        "again": all(map(torch.equal, ours, again)),
+    }
 
 
 CASES = {"gradient": gradient_case, "rollout": rollout_case, "steps": steps_case}

@@ -1,5 +1,7 @@
-"""Fused kernels of a policy with a memory, without a GPU: through Triton's interpreter beside float64 autograd over unrolled sequences and beside torch's path,
-and compiled to machine code. What they compute and take on a GPU: benches/recurrent.py."""
+"""Fused kernels of a policy with a memory, without a GPU: through Triton's interpreter beside float64 autograd over
+unrolled sequences and beside torch's path, and compiled to machine code. What they compute and take on a GPU:
+benches/recurrent.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, 
     """(kernel, arguments, options) of each launch of an iteration, with nothing to launch them on."""
     from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 
-    ppo = trainer(env or wide(118, 3), NetConfig(shared=True, **net), lanes=lanes, kernels="torch", horizon=horizon, minibatches=minibatches, epochs=1, **algo)
+    ppo = trainer(
+        env or wide(118, 3),
+        NetConfig(shared=True, **net),
+        lanes=lanes,
+        kernels="torch",
+        horizon=horizon,
+        minibatches=minibatches,
+        epochs=1,
+        **algo,
+    )
     task, policy = fused_task(ppo.backend.parts), ppo.policy
     dense, shape = recurrent.describe(policy, precision, task.layout.length, task.layout.block)
     states = recurrent.States(policy.initial_state(lanes)[0], policy.initial_state(lanes)[0][None], True)
@@ -38,13 +49,37 @@ def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, 
 
 
 GRADIENTS = [
-    {"env": "categorical", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "relu"}, "algo": {"normalize_observations": True}},
-    {"env": "judged", "net": {"memory": "gru", "hidden": (20, 18), "activation": "gelu"}, "algo": {"bptt": 2, "value_clip": 0.2}},
-    {"env": "gaussian", "net": {"memory": "lstm", "hidden": (17,), "memory_layers": 2, "layer_norm": True}, "algo": {"bptt": 3}, "resident": False},
-    {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "silu"}, "algo": {}, "fused": False},
+    {
+        "env": "categorical",
+        "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "relu"},
+        "algo": {"normalize_observations": True},
+    },
+    {
+        "env": "judged",
+        "net": {"memory": "gru", "hidden": (20, 18), "activation": "gelu"},
+        "algo": {"bptt": 2, "value_clip": 0.2},
+    },
+    {
+        "env": "gaussian",
+        "net": {"memory": "lstm", "hidden": (17,), "memory_layers": 2, "layer_norm": True},
+        "algo": {"bptt": 3},
+        "resident": False,
+    },
+    {
+        "env": "gaussian",
+        "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "silu"},
+        "algo": {},
+        "fused": False,
+    },
 ]
 ROUNDED = [
-    {"env": "categorical", "net": {"memory": memory, "hidden": (40,), "memory_layers": 2}, "algo": {}, "precision": precision, **more}
+    {
+        "env": "categorical",
+        "net": {"memory": memory, "hidden": (40,), "memory_layers": 2},
+        "algo": {},
+        "precision": precision,
+        **more,
+    }
     for memory, precision, more in (("mingru", "bf16", {}), ("gru", "tf32", {"resident": False}), ("lstm", "bf16", {}))
 ]
 STEPS = [
@@ -69,26 +104,61 @@ def test_gradients_are_float64_autograds_over_unrolled_sequences():
 
 
 ROLLOUTS = [
-    {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {"normalize_observations": True}},
-    {"env": "judged", "net": {"memory": "lstm", "hidden": (20, 18)}, "algo": {"bptt": 3, "optimizer": "muon", "replay_ratio": 1.5}, "lean": True},
-    {"env": "judged", "net": {"memory": "gru", "hidden": (20,), "layer_norm": True}, "algo": {"bptt": 2, "carry_state": False}, "whole": False, "lean": True},
-    {"env": "board", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {}, "whole": False, "lean": True},
+    {
+        "env": "gaussian",
+        "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2},
+        "algo": {"normalize_observations": True},
+    },
+    {
+        "env": "judged",
+        "net": {"memory": "lstm", "hidden": (20, 18)},
+        "algo": {"bptt": 3, "optimizer": "muon", "replay_ratio": 1.5},
+        "lean": True,
+    },
+    {
+        "env": "judged",
+        "net": {"memory": "gru", "hidden": (20,), "layer_norm": True},
+        "algo": {"bptt": 2, "carry_state": False},
+        "whole": False,
+        "lean": True,
+    },
+    {
+        "env": "board",
+        "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2},
+        "algo": {},
+        "whole": False,
+        "lean": True,
+    },
 ]
 
 
 def test_iterations_are_those_of_the_torch_path():
-    """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one launch and a layer at a time."""
-    for case, found in zip(ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "memory_interpreted"), strict=True):
+    """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one
+    launch and a layer at a time.
+    """
+    for case, found in zip(
+        ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "memory_interpreted"), strict=True
+    ):
         assert found["truncated"] > 0, (case, found)
-        assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (case, found)
+        assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (
+            case,
+            found,
+        )
 
 
 @pytest.mark.parametrize(
     ("memory", "units", "precision", "ours"),
-    [("gru", 256, "bf16", True), ("lstm", 200, "tf32", True), ("lstm", 128, "fp32", False), ("mingru", 64, "fp32", True)],
+    [
+        ("gru", 256, "bf16", True),
+        ("lstm", 200, "tf32", True),
+        ("lstm", 128, "fp32", False),
+        ("mingru", 64, "fp32", True),
+    ],
 )
 def test_wide_memories_are_left_to_torch_in_fp32_alone(memory, units, precision, ours):
-    policy = trainer(wide(118, 3), NetConfig(shared=True, memory=memory, hidden=(units,)), kernels="torch", horizon=8, minibatches=1).policy
+    policy = trainer(
+        wide(118, 3), NetConfig(shared=True, memory=memory, hidden=(units,)), kernels="torch", horizon=8, minibatches=1
+    ).policy
     reason = reason_for_torch(policy, precision)
     assert reason is None if ours else f"{memory} of {units} units" in reason
 
@@ -96,11 +166,16 @@ def test_wide_memories_are_left_to_torch_in_fp32_alone(memory, units, precision,
 def test_layers_of_a_memory_share_their_kernels():
     """What is compiled does not grow with the layers: a deep memory would begin minutes late."""
     kinds = {
-        layers: {(kernel.__name__, repr(options).replace(f"layers={layers}", "").replace(f"rows={layers * 160}", ""))
-                 for kernel, _, options in launches("bf16", {"memory": "mingru", "hidden": (160,), "memory_layers": layers}, lanes=32)
-                 if kernel.__name__ in ("into_gates", "mingru_forward", "mingru_backward", "out_of_gates", "gate_weight_gradient")}
+        layers: {
+            (kernel.__name__, repr(options).replace(f"layers={layers}", "").replace(f"rows={layers * 160}", ""))
+            for kernel, _, options in launches(
+                "bf16", {"memory": "mingru", "hidden": (160,), "memory_layers": layers}, lanes=32
+            )
+            if kernel.__name__
+            in ("into_gates", "mingru_forward", "mingru_backward", "out_of_gates", "gate_weight_gradient")
+        }
         for layers in (2, 4)
-    }  # fmt: skip
+    }
     assert len(kinds[2]) == len(kinds[4])
 
 
@@ -119,7 +194,7 @@ def test_layers_of_a_memory_share_their_kernels():
         (100, "bf16", {"memory": "gru", "hidden": (128,)}),
         (86, "tf32", {"memory": "mingru", "hidden": (64,)}),
     ],
-)  # fmt: skip
+)
 def test_kernels_compile(architecture, precision, net):
     compile_all(architecture, launches(precision, net, small=architecture != 90))
 
@@ -128,12 +203,19 @@ def test_kernels_compile(architecture, precision, net):
 @pytest.mark.compile
 @pytest.mark.parametrize("memory", ["mingru", "lstm"])
 def test_kernels_that_read_bytes_compile(memory):
-    compile_all(90, launches("bf16", {"memory": memory, "hidden": (64,)}, env=wide(118, 3, seen="uint8"), normalize_observations=True))
+    compile_all(
+        90,
+        launches(
+            "bf16", {"memory": memory, "hidden": (64,)}, env=wide(118, 3, seen="uint8"), normalize_observations=True
+        ),
+    )
 
 
 @needs_compiler
 @pytest.mark.compile
-@pytest.mark.parametrize(("architecture", "units", "precision"), [(75, 32, "ieee"), (86, 64, "tf32"), (90, 32, "tf32"), (100, 20, "tf32")])
+@pytest.mark.parametrize(
+    ("architecture", "units", "precision"), [(75, 32, "ieee"), (86, 64, "tf32"), (90, 32, "tf32"), (100, 20, "tf32")]
+)
 def test_the_steps_of_an_lstm_compile(architecture, units, precision):
     rows, options = torch.zeros(16), {**lstm.options(units), "PRECISION": precision}
     sizes, kernels = (104, 3328, 104 * 3328 * units), ((lstm.lstm_forward, 8), (lstm.lstm_backward, 7))
@@ -149,7 +231,10 @@ def test_kernels_of_a_first_layer_whose_padding_is_no_power_of_two_compile():
 def compile_all(architecture, every):
     seen = set()
     for kernel, arguments, options in every:
-        kinds = tuple(str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value for value in arguments)
+        kinds = tuple(
+            str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value
+            for value in arguments
+        )
         if (key := (kernel.__name__, kinds, repr(options))) not in seen:
             seen.add(key)
             shared = compile_for(architecture, kernel, arguments, options)

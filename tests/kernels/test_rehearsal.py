@@ -1,4 +1,6 @@
-"""What keeps a GPU from running kernels is a sentence: also what Triton raises of a kernel that does not compile for it."""
+"""What keeps a GPU from running kernels is a sentence: also what Triton raises of a kernel that does not compile for
+it.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,14 @@ def test_a_kernel_that_does_not_compile_is_a_reason_and_no_traceback(kernel):
     [
         (lambda: True, None),
         (lambda: False, "a network this wide takes more shared memory in tf32 than this GPU has"),
-        (failing(RuntimeError("Failed to find C compiler.\nPlease specify it")), "Triton cannot compile them here: Failed to find C compiler."),
-        (failing(triton.runtime.errors.PTXASError("no such target\nlog")), "Triton cannot compile them here: PTXAS error: no such target"),
+        (
+            failing(RuntimeError("Failed to find C compiler.\nPlease specify it")),
+            "Triton cannot compile them here: Failed to find C compiler.",
+        ),
+        (
+            failing(triton.runtime.errors.PTXASError("no such target\nlog")),
+            "Triton cannot compile them here: PTXAS error: no such target",
+        ),
     ],
 )
 def test_a_reason_is_one_sentence(answer, reason):

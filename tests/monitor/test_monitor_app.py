@@ -153,7 +153,14 @@ def test_a_click_chooses_a_chart():
 
 def test_pages():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        wanted = {"2": "learning rate", "3": "Agent", "4": "How far an update moves", "5": "a line that a library printed", "6": "lanes = 8192", "1": "Log"}
+        wanted = {
+            "2": "learning rate",
+            "3": "Agent",
+            "4": "How far an update moves",
+            "5": "a line that a library printed",
+            "6": "lanes = 8192",
+            "1": "Log",
+        }
         for key, words in wanted.items():
             await press(pilot, key)
             assert words in text_of(app), f"page {key}"
@@ -345,7 +352,12 @@ def test_an_ended_run_is_scrubbed():
 
 def test_panels_are_hidden_and_shown():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        for key, words in (("right_square_bracket", "Health"), ("left_square_bracket", "Log"), ("l", "Log"), ("e", "Agent")):
+        for key, words in (
+            ("right_square_bracket", "Health"),
+            ("left_square_bracket", "Log"),
+            ("l", "Log"),
+            ("e", "Agent"),
+        ):
             assert f"─ {words} " in text_of(app)
             await press(pilot, key)
             assert f"─ {words} " not in text_of(app), key
@@ -424,7 +436,11 @@ def test_a_small_screen_asks_for_no_picture():
 def test_the_trainer_is_asked_only_after_a_question():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         cases = [("C", "y", "checkpoint"), ("C", "enter", "checkpoint"), ("P", "y", "pause"), ("S", "y", "stop")]
-        for key, answer, asked in [*cases, *((key, no, "") for key in "CPS" for no in ("n", "escape")), ("S", "enter", "")]:
+        for key, answer, asked in [
+            *cases,
+            *((key, no, "") for key in "CPS" for no in ("n", "escape")),
+            ("S", "enter", ""),
+        ]:
             app.source.requests.clear()
             await press(pilot, key)
             assert isinstance(app.screen, ConfirmScreen) and "cartpole-ppo-4f2a" in text_of(app)
@@ -432,7 +448,10 @@ def test_the_trainer_is_asked_only_after_a_question():
             await press(pilot, "x")
             assert isinstance(app.screen, ConfirmScreen), "any other key is no answer"
             await press(pilot, answer)
-            assert not isinstance(app.screen, ConfirmScreen) and app.source.requests == ([asked] if asked else []), (key, answer)
+            assert not isinstance(app.screen, ConfirmScreen) and app.source.requests == ([asked] if asked else []), (
+                key,
+                answer,
+            )
 
     act(body, size=(80, 24))
 
@@ -535,7 +554,8 @@ def test_a_click_chooses_a_run_and_one_beside_the_list_none():
         await pilot.pause()
         assert not isinstance(app.screen, ListScreen) and app.model.newest.run.id == "cartpole-ppo-4f2a"
         await press(pilot, "r")
-        await pilot.click("#dialog", offset=(20, 4))  # the frame, the search, the head of the table, the first run, the second
+        # the frame, the search, the head of the table, the first run, the second
+        await pilot.click("#dialog", offset=(20, 4))
         await pilot.pause()
         assert app.model.newest.run.id == "cartpole-ppo-0002"
 
@@ -583,7 +603,11 @@ def test_a_second_run_is_laid_over():
 def test_the_palette_has_our_commands_and_no_others():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         titles = [command.title for command in app.get_system_commands(app.screen)]
-        assert "Freeze" in titles and "Checkpoint" in titles and not {"Theme…", "Quit", "Screenshot", "Maximize"} & set(titles)
+        assert (
+            "Freeze" in titles
+            and "Checkpoint" in titles
+            and not {"Theme…", "Quit", "Screenshot", "Maximize"} & set(titles)
+        )
         await press(pilot, "colon", *"freeze")
         while "freeze the picture" not in " ".join(text_of(app).split()):  # the palette searches in the background
             await pilot.pause(0.02)
@@ -643,7 +667,12 @@ def test_a_persons_own_keys_and_a_notice_about_a_wrong_one():
         await press(pilot, "space")
         assert app.model.frozen, "the usual key is free"
 
-    act(body, MonitorApp(FakeSource(running()), FakeLibrary(), own_keys=({"freeze": "f"}, "keys.toml: 'frieze' is no command")))
+    act(
+        body,
+        MonitorApp(
+            FakeSource(running()), FakeLibrary(), own_keys=({"freeze": "f"}, "keys.toml: 'frieze' is no command")
+        ),
+    )
 
 
 def test_clicks_do_what_keys_do():
@@ -684,9 +713,16 @@ def test_without_colour_everything_is_still_said(monkeypatch):
             text = await show(app, pilot, snapshot._replace(version=app.model.newest.version + 1))
             assert state.upper().replace("_", " ") in text.split("\n")[0]
         for filter_ in app.get_line_filters():
-            strips = [Strip([Segment(*cell) for cell in line]).apply_filter(filter_, app.screen.background_colors[1]) for line in capture.cells(app)]
-        colours = [colour for strip in strips for _, style, _ in strip if style for colour in (style.color, style.bgcolor)]
-        assert colours and all(colour is None or colour.is_default for colour in colours), "the terminal's own colours, and no grey"
+            strips = [
+                Strip([Segment(*cell) for cell in line]).apply_filter(filter_, app.screen.background_colors[1])
+                for line in capture.cells(app)
+            ]
+        colours = [
+            colour for strip in strips for _, style, _ in strip if style for colour in (style.color, style.bgcolor)
+        ]
+        assert colours and all(colour is None or colour.is_default for colour in colours), (
+            "the terminal's own colours, and no grey"
+        )
 
     act(body, size=(80, 24))
 
@@ -703,7 +739,9 @@ def test_the_theme_turns_and_everything_stays_readable():
                 for text, style in line
                 if text.strip() and text.isascii() and style and style.color and style.bgcolor
             ]
-            assert pairs and all(contrast(fore, back) > 2.9 for fore, back in set(pairs)), min((contrast(*pair), pair) for pair in set(pairs))
+            assert pairs and all(contrast(fore, back) > 2.9 for fore, back in set(pairs)), min(
+                (contrast(*pair), pair) for pair in set(pairs)
+            )
             grounds.append(app.screen.background_colors[1].hex6)
             await press(pilot, "t")
         assert grounds[0] != grounds[1]

@@ -13,7 +13,12 @@ from monitor.charts.cells import text_of
 from monitor.charts.palette import ASCII, UNICODE
 from monitor.data.snapshot import PhaseShare
 
-PHASES = (PhaseShare("collect", 0.23, 28.0), PhaseShare("update", 0.61, 75.0), PhaseShare("evaluate", 0.004, 0.42), PhaseShare("other", 0.13, 1300.0))
+PHASES = (
+    PhaseShare("collect", 0.23, 28.0),
+    PhaseShare("update", 0.61, 75.0),
+    PhaseShare("evaluate", 0.004, 0.42),
+    PhaseShare("other", 0.13, 1300.0),
+)
 
 any_share = st.none() | st.floats() | st.floats(0, 1)
 
@@ -27,8 +32,16 @@ def test_portions_are_within_a_cell_and_add_up(shares, width):
     assert sum(found) == round(width * sum(shares) / total) <= width
 
 
-@pytest.mark.parametrize(("shares", "width", "expected"), [([0.5, 0.5], 3, [2, 1]), ([0.23, 0.61, 0.0, 0.16], 10, [2, 6, 0, 2]), ([2.0, 2.0], 10, [5, 5]),
-                                                           ([math.nan, 0.5, -1.0], 10, [0, 5, 0]), ([], 10, [])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shares", "width", "expected"),
+    [
+        ([0.5, 0.5], 3, [2, 1]),
+        ([0.23, 0.61, 0.0, 0.16], 10, [2, 6, 0, 2]),
+        ([2.0, 2.0], 10, [5, 5]),
+        ([math.nan, 0.5, -1.0], 10, [0, 5, 0]),
+        ([], 10, []),
+    ],
+)
 def test_portions(shares, width, expected):
     assert portions(shares, width) == expected
 
@@ -41,9 +54,18 @@ def test_bars_are_as_wide_as_asked(share, width, glyphs):
     assert glyphs is UNICODE or "".join(text_of(rows)).isascii()
 
 
-@pytest.mark.parametrize(("share", "expected"), [
-    (0, "──────"), (1, "━━━━━━"), (0.5, "━━━───"), (0.59, "━━━╾──"), (0.999, "━━━━━╾"), (None, "──────"), (7.0, "━━━━━━"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0, "──────"),
+        (1, "━━━━━━"),
+        (0.5, "━━━───"),
+        (0.59, "━━━╾──"),
+        (0.999, "━━━━━╾"),
+        (None, "──────"),
+        (7.0, "━━━━━━"),
+    ],
+)
 def test_progress(share, expected):
     assert text_of([progress_bar(share, 6)])[0] == expected
 
@@ -53,13 +75,27 @@ def test_progress_never_goes_back():
     assert lengths == sorted(lengths) and lengths[-1] == 40 and lengths[-2] < 40
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.682, "68 %"), (0.004, "0.4 %"), (0.00001, "0.1 %"), (0.9999, "99 %"), (1.0, "100 %"), (0.0, "0 %"), (None, "-"),
-                                             (math.nan, "-"), (0.0097, "1 %")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.682, "68 %"),
+        (0.004, "0.4 %"),
+        (0.00001, "0.1 %"),
+        (0.9999, "99 %"),
+        (1.0, "100 %"),
+        (0.0, "0 %"),
+        (None, "-"),
+        (math.nan, "-"),
+        (0.0097, "1 %"),
+    ],
+)
 def test_percent(share, text):
     assert percent(share) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.42, "0.42 ms"), (0.0189, "0.02 ms"), (75.0, "75.0 ms"), (123.4, "123 ms"), (1300.0, "1.3 s")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.42, "0.42 ms"), (0.0189, "0.02 ms"), (75.0, "75.0 ms"), (123.4, "123 ms"), (1300.0, "1.3 s")]
+)
 def test_milliseconds(value, text):
     assert milliseconds(value) == text
 

@@ -1,4 +1,6 @@
-"""Charts: any data at any size is a full grid of plain cells; lines, bands, gaps and marks lie where they must; ranges stand still; only changes are sent."""
+"""Charts: any data at any size is a full grid of plain cells; lines, bands, gaps and marks lie where they must; ranges
+stand still; only changes are sent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,19 @@ from monitor.charts.braille import Memory, Plot, bridged, draw_plot
 from monitor.charts.canvas import changed_runs
 from monitor.charts.cells import beside, line, text_of
 from monitor.charts.chart import Chart, ChartData, ChartMark, ChartMemory, Layout, draw_chart, y_labels
-from monitor.charts.palette import ASCII, OKABE_ITO, UNICODE, Cell, Palette, Style, channels, contrast, luminance, mix, readable
+from monitor.charts.palette import (
+    ASCII,
+    OKABE_ITO,
+    UNICODE,
+    Cell,
+    Palette,
+    Style,
+    channels,
+    contrast,
+    luminance,
+    mix,
+    readable,
+)
 from monitor.charts.scale import Range, nice_step, tick_text, tick_value, ticks, window, y_range
 from monitor.data.snapshot import Point
 from monitor.screen import capture
@@ -47,20 +61,47 @@ def dots_of(rows, tokens=None):
 
 # ANY DATA, ANY SIZE
 
-finite = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, 1.0, -1.0, 1e9, 1e-9, 1.7e308, -1.7e308, 5e-324])
-some_point = st.builds(lambda values, bad: Point(*sorted(values), bad), st.tuples(finite, finite, finite), st.booleans())
+finite = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [0.0, 1.0, -1.0, 1e9, 1e-9, 1.7e308, -1.7e308, 5e-324]
+)
+some_point = st.builds(
+    lambda values, bad: Point(*sorted(values), bad), st.tuples(finite, finite, finite), st.booleans()
+)
 some_points = st.lists(st.none() | some_point, max_size=60)
-some_marks = st.lists(st.builds(ChartMark, st.sampled_from(["checkpoint", "eval", "resume", "not_finite"]), st.floats(-0.5, 1.5)), max_size=6)
+some_marks = st.lists(
+    st.builds(ChartMark, st.sampled_from(["checkpoint", "eval", "resume", "not_finite"]), st.floats(-0.5, 1.5)),
+    max_size=6,
+)
 some_data = st.builds(
-    ChartData, title=st.text(max_size=12), value=st.text(max_size=8), trend=st.sampled_from(["", "▲"]), rate=st.text(max_size=9), best=st.text(max_size=9),
-    trend_level=st.sampled_from([None, "ok", "warn", "bad"]), points=some_points, overlay=some_points, marks=some_marks, x_left=st.text(max_size=9),
-    x_right=st.text(max_size=9), log_y=st.booleans(), cursor=st.none() | st.integers(-5, 200), reading=st.text(max_size=9), target=st.none() | finite,
-    empty=st.text(max_size=90), colour=st.integers(0, 7),
+    ChartData,
+    title=st.text(max_size=12),
+    value=st.text(max_size=8),
+    trend=st.sampled_from(["", "▲"]),
+    rate=st.text(max_size=9),
+    best=st.text(max_size=9),
+    trend_level=st.sampled_from([None, "ok", "warn", "bad"]),
+    points=some_points,
+    overlay=some_points,
+    marks=some_marks,
+    x_left=st.text(max_size=9),
+    x_right=st.text(max_size=9),
+    log_y=st.booleans(),
+    cursor=st.none() | st.integers(-5, 200),
+    reading=st.text(max_size=9),
+    target=st.none() | finite,
+    empty=st.text(max_size=90),
+    colour=st.integers(0, 7),
     overlay_colour=st.integers(0, 7),
-)  # fmt: skip
+)
 
 
-some_charts = (st.lists(some_data, min_size=1, max_size=3), st.integers(1, 70), st.integers(1, 20), st.sampled_from([DARK, LIGHT, PLAIN]), st.booleans())
+some_charts = (
+    st.lists(some_data, min_size=1, max_size=3),
+    st.integers(1, 70),
+    st.integers(1, 20),
+    st.sampled_from([DARK, LIGHT, PLAIN]),
+    st.booleans(),
+)
 
 
 def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused):
@@ -70,7 +111,9 @@ def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palet
         assert [len(row) for row in rows] == [width] * height
         for cell in {cell for row in rows for cell in row}:
             assert len(cell.character) == 1 and cell.character.isprintable() and cells(cell.character) == 1
-            assert re.fullmatch("#[0-9A-F]{6}", palette.hex(cell.style.fore)) and re.fullmatch("#[0-9A-F]{6}", palette.hex(cell.style.back))
+            assert re.fullmatch("#[0-9A-F]{6}", palette.hex(cell.style.fore)) and re.fullmatch(
+                "#[0-9A-F]{6}", palette.hex(cell.style.back)
+            )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -87,7 +130,12 @@ def test_very_many_charts_are_full_grids_of_plain_cells(datas, width, height, pa
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(some_points, min_size=2, max_size=4), st.integers(1, 30), st.integers(1, 8), st.sampled_from([UNICODE, ASCII]))
+@given(
+    st.lists(some_points, min_size=2, max_size=4),
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.sampled_from([UNICODE, ASCII]),
+)
 def test_columns_that_were_kept_are_those_that_would_be_drawn(pictures, width, height, glyphs):
     memory, shown = Memory(), Range(-10.0, 10.0)
     for points in pictures:
@@ -96,8 +144,17 @@ def test_columns_that_were_kept_are_those_that_would_be_drawn(pictures, width, h
 
 
 def test_ascii_charts_are_ascii():
-    data = ChartData("return", "1", "^", points=points_of([1, 2, None, None, None, None, 5, 3] * 9, 0.5), overlay=points_of([4] * 70), target=2.0,
-                     marks=[ChartMark(kind, 0.5) for kind in ("checkpoint", "eval", "resume", "not_finite")], x_left="0", x_right="9")  # fmt: skip
+    data = ChartData(
+        "return",
+        "1",
+        "^",
+        points=points_of([1, 2, None, None, None, None, 5, 3] * 9, 0.5),
+        overlay=points_of([4] * 70),
+        target=2.0,
+        marks=[ChartMark(kind, 0.5) for kind in ("checkpoint", "eval", "resume", "not_finite")],
+        x_left="0",
+        x_right="9",
+    )
     for focused in (False, True):
         assert "".join(text_of(draw_chart(data, 50, 12, PLAIN, ChartMemory(), focused))).isascii()
 
@@ -131,8 +188,14 @@ def test_the_line_passes_every_mean_and_hangs_together(levels):
     [
         ([1, None, 3, None, 5], [1, 2, 3, 4, 5]),  # every second column has a point: buckets wider than a column
         ([1, 1, 1, None, None, None, None, 9, 9], [1, 1, 1, None, None, None, None, 9, 9]),  # a gap
-        ([1, 1, None, None, 1, 1], [1, 1, 1, 1, 1, 1]),  # narrower than twice the usual distance, or than two dot columns
-        ([None, 4, None, None, None, None, None, 8, None], [None, 4, 5, 5, 6, 7, 7, 8, None]),  # two points: how they hang together
+        (
+            [1, 1, None, None, 1, 1],
+            [1, 1, 1, 1, 1, 1],
+        ),  # narrower than twice the usual distance, or than two dot columns
+        (
+            [None, 4, None, None, None, None, None, 8, None],
+            [None, 4, 5, 5, 6, 7, 7, 8, None],
+        ),  # two points: how they hang together
         ([None] * 4, [None] * 4),
         ([None, 2, None], [None, 2, None]),
         ([0, None, None, 0, None, None, 0, None, None, 0, *[None] * 8, 0], [0] * 10 + [None] * 8 + [0]),
@@ -145,7 +208,9 @@ def test_gaps_stay_gaps_and_wide_buckets_are_none(rows, expected):
 def test_the_band_reaches_from_smallest_to_largest_value():
     # 8 rows of cells for values 0 to 31: a dot row each. The band from 8 to 23 is the four middle rows.
     rows = draw_plot(Plot([Point(8.0, 16.0, 23.0)] * 6, Range(0.0, 31.0)), 3, 8, UNICODE, Memory())
-    assert [[bool(cell.style.back) for cell in row] for row in rows] == [[False] * 3] * 2 + [[True] * 3] * 4 + [[False] * 3] * 2
+    assert [[bool(cell.style.back) for cell in row] for row in rows] == [[False] * 3] * 2 + [[True] * 3] * 4 + [
+        [False] * 3
+    ] * 2
     assert {cell.style.back for row in rows[2:6] for cell in row} == {"band.0"}
 
 
@@ -167,7 +232,10 @@ def test_an_overlaid_run_differs_without_colour():
 
 def test_the_band_of_a_group_lies_behind_the_runs_own():
     over = points_of([2.0] * 40, 1.5)
-    for glyphs, behind in ((UNICODE, lambda cell: cell.style.back == "band.1"), (ASCII, lambda cell: cell.character == ",")):
+    for glyphs, behind in (
+        (UNICODE, lambda cell: cell.style.back == "band.1"),
+        (ASCII, lambda cell: cell.character == ","),
+    ):
         for points, seen in ((points_of([8.0] * 40), True), (points_of([2.0] * 40, 3.0), False)):
             rows = draw_plot(Plot(points, Range(0.0, 9.0), overlay=over, overlay_band=True), 20, 9, glyphs, Memory())
             assert any(behind(cell) for row in rows for cell in row) == seen
@@ -183,7 +251,9 @@ def test_target_resume_and_cursor_are_drawn():
     assert [[cell.style.back == "cursor" for cell in row] for row in rows] == [[x == 7 for x in range(10)]] * 4
 
 
-@pytest.mark.parametrize(("means", "drawn"), [(range(10), "/"), (range(9, -1, -1), "\\"), ([0] * 5 + [9] * 5, "-|"), ([4] * 8, "-")])
+@pytest.mark.parametrize(
+    ("means", "drawn"), [(range(10), "/"), (range(9, -1, -1), "\\"), ([0] * 5 + [9] * 5, "-|"), ([4] * 8, "-")]
+)
 def test_ascii_lines_have_a_direction(means, drawn):
     rows = draw_plot(Plot(points_of(map(float, means)), Range(0.0, 9.0)), len(means) // 2, 10, ASCII, Memory())
     assert {cell.character for row in rows for cell in row if cell.style.fore == "series.0"} == set(drawn)
@@ -193,7 +263,9 @@ def test_ascii_lines_have_a_direction(means, drawn):
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.lists(st.floats(-1e200, 1e200) | st.floats(-1.0, 1.0), min_size=1, max_size=30), st.floats(0, 1e6), st.booleans())
+@given(
+    st.lists(st.floats(-1e200, 1e200) | st.floats(-1.0, 1.0), min_size=1, max_size=30), st.floats(0, 1e6), st.booleans()
+)
 def test_a_range_holds_all_means(means, spread, log):
     points = points_of(means, spread)
     shown = y_range(points, log)
@@ -207,11 +279,17 @@ def test_a_range_holds_all_means(means, spread, log):
 @pytest.mark.parametrize(
     ("means", "spread", "low", "high"),
     [
-        ([9.0, 487.0], 0.0, 0.0, 500.0), ([-1500.0, -170.0], 0.0, -1500.0, 0.0), ([0.31, 0.69], 0.0, 0.3, 0.7), ([0.0], 0.0, 0.0, 1.0),
+        ([9.0, 487.0], 0.0, 0.0, 500.0),
+        ([-1500.0, -170.0], 0.0, -1500.0, 0.0),
+        ([0.31, 0.69], 0.0, 0.3, 0.7),
+        ([0.0], 0.0, 0.0, 1.0),
         ([4.7e6], 0.0, 4.6e6, 4.8e6),
-        ([12.0] * 5, 0.0, 11.75, 12.25), ([1e9, 0.0], 0.0, 0.0, 1e9), ([-1e-9, 1e-9], 0.0, -1e-9, 1e-9), ([5.0] * 20, 1.0, 4.0, 6.0),
+        ([12.0] * 5, 0.0, 11.75, 12.25),
+        ([1e9, 0.0], 0.0, 0.0, 1e9),
+        ([-1e-9, 1e-9], 0.0, -1e-9, 1e-9),
+        ([5.0] * 20, 1.0, 4.0, 6.0),
     ],
-)  # fmt: skip
+)
 def test_ranges_have_round_ends(means, spread, low, high):
     shown = y_range(points_of(means, spread))
     assert (shown.low, shown.high) == (pytest.approx(low, abs=1e-12 * abs(high)), pytest.approx(high))
@@ -253,9 +331,27 @@ def test_a_range_grows_with_room_to_spare_and_shrinks_late():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (500, "500"), (0.25, "0.25"), (0.008, "0.008"), (-170, "-170"), (1500, "1.5k"), (2000, "2k"), (1024, "1024"), (1.5e6, "1.5M"), (-1.2e6, "-1.2M"),
-     (999999, "1M"), (1e-9, "1e-9"), (3e-4, "3e-4"), (1e12, "1T"), (1e300, "1e300"), (-1e300, ""), (0.6931, "0.693"), (12345, "12.3k")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (500, "500"),
+        (0.25, "0.25"),
+        (0.008, "0.008"),
+        (-170, "-170"),
+        (1500, "1.5k"),
+        (2000, "2k"),
+        (1024, "1024"),
+        (1.5e6, "1.5M"),
+        (-1.2e6, "-1.2M"),
+        (999999, "1M"),
+        (1e-9, "1e-9"),
+        (3e-4, "3e-4"),
+        (1e12, "1T"),
+        (1e300, "1e300"),
+        (-1e300, ""),
+        (0.6931, "0.693"),
+        (12345, "12.3k"),
+    ],
+)
 def test_tick_texts(value, text):
     assert tick_text(value, 5) == text
 
@@ -289,7 +385,9 @@ def test_ticks_are_evenly_apart_and_end_with_the_range():
     assert ticks(Range(-4.0, 2.0, log=True), 4) == pytest.approx([1e-4, 0.1, 100])
 
 
-@pytest.mark.parametrize(("least", "step"), [(1, 1), (1.1, 2), (2.1, 2.5), (3, 5), (7, 10), (0.03, 0.05), (1e-9, 1e-9), (4e7, 5e7)])
+@pytest.mark.parametrize(
+    ("least", "step"), [(1, 1), (1.1, 2), (2.1, 2.5), (3, 5), (7, 10), (0.03, 0.05), (1e-9, 1e-9), (4e7, 5e7)]
+)
 def test_nice_steps(least, step):
     assert nice_step(least) == pytest.approx(step)
 
@@ -308,10 +406,15 @@ def test_a_window_grows_in_jumps_and_holds_its_data():
 @pytest.mark.parametrize(
     ("first", "last", "previous", "expected"),
     [
-        (0.0, 341e6, None, (0.0, 400e6)), (0.0, 390e6, (0.0, 400e6), (0.0, 400e6)), (0.0, 401e6, (0.0, 400e6), (0.0, 500e6)), (5.0, 5.0, None, (5.0, 6.0)),
-        (1000.0, 1090.0, None, (1000.0, 1100.0)), (0.0, 10.0, (0.0, 400e6), (0.0, 10.0)), (0.0, 0.0, None, (0.0, 1.0)),
+        (0.0, 341e6, None, (0.0, 400e6)),
+        (0.0, 390e6, (0.0, 400e6), (0.0, 400e6)),
+        (0.0, 401e6, (0.0, 400e6), (0.0, 500e6)),
+        (5.0, 5.0, None, (5.0, 6.0)),
+        (1000.0, 1090.0, None, (1000.0, 1100.0)),
+        (0.0, 10.0, (0.0, 400e6), (0.0, 10.0)),
+        (0.0, 0.0, None, (0.0, 1.0)),
     ],
-)  # fmt: skip
+)
 def test_windows(first, last, previous, expected):
     assert window(first, last, previous) == pytest.approx(expected)
 
@@ -323,10 +426,11 @@ def test_windows(first, last, previous, expected):
     ("width", "says", "not_says"),
     [
         (60, ["return", "487.3", "▲", "+1.2/min", "best 495"], []),
-        (36, ["return 487.3 ▲  best 495"], ["/min"]), (24, ["return 487.3 ▲"], ["best"]),
+        (36, ["return 487.3 ▲  best 495"], ["/min"]),
+        (24, ["return 487.3 ▲"], ["best"]),
         (20, ["return"], ["best"]),
     ],
-)  # fmt: skip
+)
 def test_a_title_says_what_there_is_room_for(width, says, not_says):
     data = ChartData("return", "487.3", "▲", "+1.2/min", "best 495", points=points_of([1.0, 2.0]))
     top = text_of(draw_chart(data, width, 10, DARK, ChartMemory()))[0]
@@ -334,21 +438,39 @@ def test_a_title_says_what_there_is_room_for(width, says, not_says):
 
 
 def test_the_newest_value_is_bold_and_marks_lie_under_their_place():
-    marks = [ChartMark("checkpoint", 0.25), ChartMark("eval", 0.5), ChartMark("checkpoint", 0.5), ChartMark("resume", 0.75), ChartMark("eval", 2.0)]
+    marks = [
+        ChartMark("checkpoint", 0.25),
+        ChartMark("eval", 0.5),
+        ChartMark("checkpoint", 0.5),
+        ChartMark("resume", 0.75),
+        ChartMark("eval", 2.0),
+    ]
     points = [*points_of([1.0] * 20), Point(1.0, 1.0, 1.0, True)]
-    rows = draw_chart(ChartData("return", "487.3", points=points, marks=marks, x_left="0", x_right="400 M"), 48, 9, DARK, ChartMemory())
+    rows = draw_chart(
+        ChartData("return", "487.3", points=points, marks=marks, x_left="0", x_right="400 M"),
+        48,
+        9,
+        DARK,
+        ChartMemory(),
+    )
     assert "".join(cell.character for cell in rows[0] if cell.style.bold).strip() == "487.3"
     layout = Layout.of(48, 9)
     start = 1 + layout.gutter
     bottom = text_of(rows)[-1]
-    assert [bottom[start + int(layout.plot_width * place)] for place in (0.25, 0.5, 0.75)] == ["!", "◆", "┊"]  # the broken value outdoes the checkpoint
+    assert [bottom[start + int(layout.plot_width * place)] for place in (0.25, 0.5, 0.75)] == [
+        "!",
+        "◆",
+        "┊",
+    ]  # the broken value outdoes the checkpoint
     assert bottom.startswith("╰ 0 ") and bottom.endswith(" 400 M ╯")
     assert any("┊" in text for text in text_of(rows)[1:-1])
 
 
 def test_of_a_crowd_of_marks_the_newest_is_shown():
     def bottom(*marks):
-        return text_of(draw_chart(ChartData("return", points=points_of([1.0] * 60), marks=marks), 48, 9, DARK, ChartMemory()))[-1]
+        return text_of(
+            draw_chart(ChartData("return", points=points_of([1.0] * 60), marks=marks), 48, 9, DARK, ChartMemory())
+        )[-1]
 
     crowd = [ChartMark("eval", k / 40) for k in range(30)]
     assert bottom(*crowd).count("◆") == 1 and bottom(*crowd) == bottom(crowd[-1])
@@ -385,7 +507,11 @@ def test_all_that_is_said_can_be_read(palette):
         assert contrast(palette.hex(token), palette.ground) >= 2.9, token
     for k in range(8):
         # The band is seen, and the line is seen on it.
-        assert 1.1 < contrast(palette.hex(f"band.{k}"), palette.ground) < contrast(palette.hex(f"series.{k}"), palette.ground)
+        assert (
+            1.1
+            < contrast(palette.hex(f"band.{k}"), palette.ground)
+            < contrast(palette.hex(f"series.{k}"), palette.ground)
+        )
         assert contrast(palette.hex(f"series.{k}"), palette.hex(f"band.{k}")) > 1.8
 
 
@@ -511,12 +637,22 @@ class Screen:
 
 def written(cells, x, y):
     """What Textual writes of some cells of a line: every cell with its whole style and a reset."""
-    return f"\x1b[{y + 1};{x + 1}H" + "".join(f"\x1b[{sgr}m{character}\x1b[0m" if sgr else character for character, sgr in cells)
+    return f"\x1b[{y + 1};{x + 1}H" + "".join(
+        f"\x1b[{sgr}m{character}\x1b[0m" if sgr else character for character, sgr in cells
+    )
 
 
 def test_the_diff_renderer_brings_the_screen_to_what_it_should_be_in_fewer_bytes():
     draw = random.Random(5)
-    styles = ["", *(f"{bold}38;2;{a};48;2;{b}" for bold in ("", "1;") for a in ("17;34;51", "68;85;102") for b in ("0;0;0", "255;255;255"))]
+    styles = [
+        "",
+        *(
+            f"{bold}38;2;{a};48;2;{b}"
+            for bold in ("", "1;")
+            for a in ("17;34;51", "68;85;102")
+            for b in ("0;0;0", "255;255;255")
+        ),
+    ]
     width, height = 40, 6
     renderer, screen = DiffRenderer(), Screen()
     wanted = [[(" ", "")] * width for _ in range(height)]
@@ -553,7 +689,9 @@ def test_the_diff_renderer_passes_what_it_does_not_know():
     renderer = DiffRenderer()
     renderer.shorten("\x1b[1;1Hx")
     for sequence in ("\x1b[?2026h", "\x1b[?2026l"):
-        assert renderer.shorten(sequence) == sequence and renderer.shorten("\x1b[1;1Hx") == "", "an update's begin and end change no cell"
+        assert renderer.shorten(sequence) == sequence and renderer.shorten("\x1b[1;1Hx") == "", (
+            "an update's begin and end change no cell"
+        )
     for sequence in ("\x1b]52;c;eA==\x07", "\x1b[2J", "\x1b[?25l", "x", "\x1b[1;1Hx\ty", "\x07"):
         assert renderer.shorten(sequence) == sequence
         assert renderer.shorten("\x1b[1;1Hx") == "\x1b[1;1Hx", "what the terminal shows is not known any more"
@@ -594,7 +732,11 @@ def test_words_of_a_metric(value, trend, best, better, expected):
 
 def test_units_and_readings():
     assert figures.with_unit(4.71e6, "step/s") == "4.71 M step/s" and figures.with_unit(None, "s") == "-"
-    assert (figures.with_unit(5.12e8, "bytes"), figures.with_unit(512.0, "bytes"), figures.with_unit(None, "bytes")) == ("512 MB", "512.0 bytes", "-")
+    assert (
+        figures.with_unit(5.12e8, "bytes"),
+        figures.with_unit(512.0, "bytes"),
+        figures.with_unit(None, "bytes"),
+    ) == ("512 MB", "512.0 bytes", "-")
     assert "\x1b" not in figures.with_unit(1.0, "\x1b[31m")
     assert figures.reading("step", 212e6, Point(0.41, 0.44, 0.47)) == "at 212 M  0.44 (0.41 to 0.47)"
     assert figures.reading("wall", 161.0, Point(1.0, 1.0, 1.0, True)) == "at 0:02:41  1  not finite: !"

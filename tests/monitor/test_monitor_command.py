@@ -1,4 +1,6 @@
-"""`operant monitor`: which run is meant, lines where there is no terminal, one picture as text, and a terminal that goes away."""
+"""`operant monitor`: which run is meant, lines where there is no terminal, one picture as text, and a terminal that
+goes away.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,15 @@ def _own_home(tmp_path, monkeypatch):
 def make(tmp_path: Path, name: str, state: str = "finished", code: int = 0) -> runs.Run:
     """A run that has ended, with forty records."""
     run = runs.create(tmp_path / "runs", name, name, {"config": None, "overrides": [], "directory": str(tmp_path)})
-    document = runs.update_document(run.path, **runs.identity(), env="cartpole", algo="ppo", steps=40_000, lanes=8, seed=1, device="cpu")
-    writer = Writer(run.metrics_path, [Metric("return", higher_better=True), Metric("sps"), Metric("iterations")], run_uuid=run.uuid, version="test")
+    document = runs.update_document(
+        run.path, **runs.identity(), env="cartpole", algo="ppo", steps=40_000, lanes=8, seed=1, device="cpu"
+    )
+    writer = Writer(
+        run.metrics_path,
+        [Metric("return", higher_better=True), Metric("sps"), Metric("iterations")],
+        run_uuid=run.uuid,
+        version="test",
+    )
     for k in range(1, 41):
         writer.publish(k * 1000, [12.5 * k, 1e6, 1.0])
     writer.set_state(state, exit_code=code)
@@ -51,10 +60,17 @@ def make(tmp_path: Path, name: str, state: str = "finished", code: int = 0) -> r
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--fps", "0"], "whole number of 1 to 20"), (["--fps", "21"], "1 to 20"), (["--fps", "x"], "'x'"), (["--fps", "9" * 500], "1 to 20"),
-        (["--frobnicate"], "--frobnicate"), (["a", "b"], "b"), (["a", "--latest"], "not both"), (["--theme", "pink"], "pink"), (["--read"], "--read"),
+        (["--fps", "0"], "whole number of 1 to 20"),
+        (["--fps", "21"], "1 to 20"),
+        (["--fps", "x"], "'x'"),
+        (["--fps", "9" * 500], "1 to 20"),
+        (["--frobnicate"], "--frobnicate"),
+        (["a", "b"], "b"),
+        (["a", "--latest"], "not both"),
+        (["--theme", "pink"], "pink"),
+        (["--read"], "--read"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_on_the_command_line_is_said(arguments, words):
     with pytest.raises(UsageError, match=words):
         command.main(arguments)
@@ -126,7 +142,9 @@ def test_the_library_lists_and_opens(tmp_path):
 # WITHOUT A TERMINAL
 
 
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 130), ("failed", 1), ("diverged", 5), ("oom", 7)])
+@pytest.mark.parametrize(
+    ("state", "code"), [("finished", 0), ("stopped", 130), ("failed", 1), ("diverged", 5), ("oom", 7)]
+)
 def test_without_a_terminal_it_ends_with_the_runs_code(tmp_path, capsys, state, code):
     make(tmp_path, "run-0001", state, code)
     assert command.main(["run-0001"]) == code
@@ -149,7 +167,13 @@ def test_a_line_every_five_seconds_and_one_on_a_change():
 
     assert plain.follow(source, stream, sleep=sleep, clock=lambda: now[0])
     lines = stream.getvalue().rstrip().split("\n")
-    assert [line.split("   ")[0].split("  ")[1] for line in lines if line.startswith("cartpole")] == ["running", "running", "running", "stalled", "finished"]
+    assert [line.split("   ")[0].split("  ")[1] for line in lines if line.startswith("cartpole")] == [
+        "running",
+        "running",
+        "running",
+        "stalled",
+        "finished",
+    ]
     assert lines[0].split("   ")[1:3] == ["68.2 %", "341 M / 500 M steps"] and "all steps done" in lines
 
 
@@ -180,14 +204,20 @@ def test_a_terminal_that_is_too_small(tmp_path, monkeypatch, columns, lines):
     make(tmp_path, "run-0001")
     monkeypatch.setattr(command, "has_terminal", lambda: True)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda *_: os.terminal_size((columns, lines)))
-    with pytest.raises(UsageError, match=f"terminal is {columns}×{lines}; the monitor needs 40×10. `operant runs --watch` works here."):
+    with pytest.raises(
+        UsageError, match=f"terminal is {columns}×{lines}; the monitor needs 40×10. `operant runs --watch` works here."
+    ):
         command.main([])
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("running", "Detached. Still training: reattach `operant monitor 4f2a` · stop `operant stop 4f2a` · log runs/cartpole-ppo-4f2a/log.txt"),
+        (
+            "running",
+            "Detached. Still training: reattach `operant monitor 4f2a` · stop `operant stop 4f2a` · log "
+            "runs/cartpole-ppo-4f2a/log.txt",
+        ),
         ("paused", "Detached. The run is paused: reattach `operant monitor 4f2a`"),
         ("failed", "cartpole-ppo-4f2a: failed  next: operant resume 4f2a"),
         ("finished", "cartpole-ppo-4f2a: finished  next: operant eval 4f2a"),
@@ -200,11 +230,29 @@ def test_what_is_said_on_leaving_is_true(state, words):
 
 
 def test_nothing_heavy_is_imported_before_a_screen_is_opened():
-    program = "import sys; from monitor import command; print(sorted({'textual', 'rich', 'asyncio', 'torch', 'numba', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(command.__file__).parent.parent, capture_output=True, text=True, check=False)
+    program = (
+        "import sys; from monitor import command; print(sorted({'textual', 'rich', 'asyncio', 'torch', 'numba', "
+        "'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(command.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.strip() == "[]", done.stderr
-    program = "import sys, monitor.screen.app; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', 'psutil'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(command.__file__).parent.parent, capture_output=True, text=True, check=False)
+    program = (
+        "import sys, monitor.screen.app; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', "
+        "'psutil'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(command.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -215,7 +263,9 @@ def opened(tmp_path: Path, *prefix: str) -> Terminal:
     program = [sys.executable, "-m", "operant.cli", "monitor", "--latest"]
     variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent)}
     terminal = Terminal([*prefix, *program], tmp_path, columns=100, rows=30, environment=variables)
-    assert terminal.read(DEADLINE_S, until=lambda: b"FINISHED" in terminal.text() and b"return" in terminal.text()), terminal.text()
+    assert terminal.read(DEADLINE_S, until=lambda: b"FINISHED" in terminal.text() and b"return" in terminal.text()), (
+        terminal.text()
+    )
     return terminal
 
 
@@ -223,7 +273,11 @@ def opened(tmp_path: Path, *prefix: str) -> Terminal:
 @pytest.mark.parametrize("prefix", [(), ("nohup",)], ids=["plain", "SIGHUP ignored"])
 def test_it_ends_with_its_terminal(tmp_path, prefix):
     make(tmp_path, "run-0001")
-    with opened(tmp_path, *prefix) if not prefix else opened(tmp_path, "sh", "-c", 'trap "" HUP; exec "$@"', "sh") as terminal:
+    with (
+        opened(tmp_path, *prefix)
+        if not prefix
+        else opened(tmp_path, "sh", "-c", 'trap "" HUP; exec "$@"', "sh") as terminal
+    ):
         terminal.vanish()
         assert terminal.wait(DEADLINE_S) is not None, "it lives on without a terminal"
 
@@ -268,7 +322,9 @@ def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):
     make(tmp_path, "run-0001")
     program = f"sh -c '{sys.executable} -m operant.cli monitor --latest; true'"
     variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent), "PS1": "ready> "}
-    with Terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path, columns=100, rows=30, environment=variables) as terminal:
+    with Terminal(
+        ["bash", "--norc", "--noprofile", "-i"], tmp_path, columns=100, rows=30, environment=variables
+    ) as terminal:
         terminal.press(f"{program}\n")
         assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("FINISHED") and terminal.shows("q Detach"))
         terminal.read(1.0)
@@ -276,7 +332,9 @@ def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):
         for between in ("clear", "clear; bg; clear"):
             first = len(terminal.output)
             terminal.press("\x1a")
-            assert terminal.read(DEADLINE_S, until=lambda at=first: b"Stopped" in terminal.text(at)), "the shell did not get its terminal back"
+            assert terminal.read(DEADLINE_S, until=lambda at=first: b"Stopped" in terminal.text(at)), (
+                "the shell did not get its terminal back"
+            )
             terminal.press(f"{between}; echo gone\n")
             assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("gone") and not terminal.shows("FINISHED"))
             terminal.press("fg\n")

@@ -29,10 +29,15 @@ from operant.runs.metrics.spec import MetricSpec, Threshold, encode
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 NAN = float("nan")
 METRICS = [
-    Metric("return", unit="reward", higher_better=True), Metric("iterations", "counter"), Metric("sps", "rate", higher_better=True),
-    Metric("eval/return", higher_better=True), Metric("entropy", must_be_finite=True), Metric("seconds/collect"), Metric("seconds/update"),
+    Metric("return", unit="reward", higher_better=True),
+    Metric("iterations", "counter"),
+    Metric("sps", "rate", higher_better=True),
+    Metric("eval/return", higher_better=True),
+    Metric("entropy", must_be_finite=True),
+    Metric("seconds/collect"),
+    Metric("seconds/update"),
     Metric("secret", hidden=True),
-]  # fmt: skip
+]
 STEPS_PER_ITERATION = 100
 
 
@@ -42,12 +47,28 @@ class Trainer:
     def __init__(self, root, run=None, *, metrics=METRICS, session=1, frame_bytes=0, specs=(), **document):
         self.run = run or runs.create(root, "cartpole-ppo-4f2a", "x", {})
         self.lock = runs.acquire(self.run.path)
-        fields = {"env": "cartpole", "algo": "ppo", "steps": 1_000_000, "device": "cpu", "seed": 1, "lanes": 8, "target": 475.0, **document}
+        fields = {
+            "env": "cartpole",
+            "algo": "ppo",
+            "steps": 1_000_000,
+            "device": "cpu",
+            "seed": 1,
+            "lanes": 8,
+            "target": 475.0,
+            **document,
+        }
         runs.update_document(self.run.path, **runs.identity(), **fields)
         self.metrics = metrics
         if specs:
             runs.write_json(self.run.path / "metrics.json", encode(specs))
-        self.writer = Writer(self.run.metrics_path, metrics, run_uuid=self.run.uuid, session=session, version="0.1.0", frame_bytes=frame_bytes)
+        self.writer = Writer(
+            self.run.metrics_path,
+            metrics,
+            run_uuid=self.run.uuid,
+            session=session,
+            version="0.1.0",
+            frame_bytes=frame_bytes,
+        )
         self.writer.set_state("running")
         self.writer.heartbeat()
         self.iteration = 0
@@ -55,8 +76,19 @@ class Trainer:
     def record(self, count=1, *, flags=0, **values):
         for _ in range(count):
             self.iteration += 1
-            known = {"return": float(self.iteration), "iterations": 1.0, "sps": 1e6, "entropy": 0.5, "seconds/collect": 0.001, "seconds/update": 0.003} | values
-            self.writer.publish(self.iteration * STEPS_PER_ITERATION, [known.get(metric.name, NAN) for metric in self.metrics], flags=flags)
+            known = {
+                "return": float(self.iteration),
+                "iterations": 1.0,
+                "sps": 1e6,
+                "entropy": 0.5,
+                "seconds/collect": 0.001,
+                "seconds/update": 0.003,
+            } | values
+            self.writer.publish(
+                self.iteration * STEPS_PER_ITERATION,
+                [known.get(metric.name, NAN) for metric in self.metrics],
+                flags=flags,
+            )
             self.writer.tick()
 
     def leave(self, state=None, exit_code=0, **ending):
@@ -101,7 +133,13 @@ def until(feed, holds):
     """The first snapshot for which `holds`."""
     end = time.monotonic() + DEADLINE_S
     while not holds(snapshot := feed.snapshot()):
-        assert time.monotonic() < end, (snapshot.state, snapshot.cause, snapshot.progress, snapshot.notice, snapshot.log[-5:])
+        assert time.monotonic() < end, (
+            snapshot.state,
+            snapshot.cause,
+            snapshot.progress,
+            snapshot.notice,
+            snapshot.log[-5:],
+        )
         time.sleep(0.01)
     return snapshot
 
@@ -111,7 +149,10 @@ def returns(snapshot):
     curve = snapshot.series["return"]
     first, last = curve.extent("iteration")
     first = max(first, last - 100)
-    return [None if point is None else point.mean for point in curve.view("iteration", first + 0.5, last + 0.5, round(last - first))]
+    return [
+        None if point is None else point.mean
+        for point in curve.view("iteration", first + 0.5, last + 0.5, round(last - first))
+    ]
 
 
 # A LIVING RUN
@@ -121,11 +162,29 @@ def test_the_first_snapshot_has_data_at_once(trainer, opened):
     trainer.record(50, **{"eval/return": 450.0})
     snapshot = opened(trainer.run).snapshot()
     assert snapshot.state == "running" and snapshot.run.env == "cartpole" and snapshot.run.short == "4f2a"
-    assert snapshot.progress.step == 5000 and snapshot.progress.steps == 1_000_000 and snapshot.progress.iterations == 50
+    assert (
+        snapshot.progress.step == 5000 and snapshot.progress.steps == 1_000_000 and snapshot.progress.iterations == 50
+    )
     assert returns(snapshot) == [float(n) for n in range(1, 51)]
-    assert list(snapshot.series) == ["return", "sps", "eval/return", "entropy", "seconds/collect", "seconds/update", "iterations"]
-    assert {figure.metric: figure.value for figure in snapshot.figures} == {"return": 50.0, "sps": 1e6, "eval/return": 450.0}
-    assert [share.name for share in snapshot.phases] == ["collect", "update", "other"] and snapshot.health and snapshot.ending is None
+    assert list(snapshot.series) == [
+        "return",
+        "sps",
+        "eval/return",
+        "entropy",
+        "seconds/collect",
+        "seconds/update",
+        "iterations",
+    ]
+    assert {figure.metric: figure.value for figure in snapshot.figures} == {
+        "return": 50.0,
+        "sps": 1e6,
+        "eval/return": 450.0,
+    }
+    assert (
+        [share.name for share in snapshot.phases] == ["collect", "update", "other"]
+        and snapshot.health
+        and snapshot.ending is None
+    )
 
 
 def test_new_records_appear_and_nothing_new_is_the_same_object(trainer, opened):
@@ -159,7 +218,11 @@ def test_marks_are_set_once(trainer, opened):
     trainer.record(flags=FLAG_CHECKPOINT)  # the record that tells of the same checkpoint
     trainer.record(entropy=NAN)
     marks = until(feed, lambda one: one.progress.step == 1800).marks
-    assert [(mark.kind, mark.step) for mark in marks] == [("eval", 1100.0), ("checkpoint", 1500.0), ("not_finite", 1800.0)]
+    assert [(mark.kind, mark.step) for mark in marks] == [
+        ("eval", 1100.0),
+        ("checkpoint", 1500.0),
+        ("not_finite", 1800.0),
+    ]
     assert marks[0].iteration == 11.0
 
 
@@ -178,7 +241,11 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
         clock[0] += 10**8
         trainer.record()
     snapshot = opened(trainer.run).snapshot()
-    assert snapshot.state == "running" and snapshot.progress.eta_s == pytest.approx((1_000_000 - 10_000) / 1000.0, rel=0.02) and snapshot.progress.done_at
+    assert (
+        snapshot.state == "running"
+        and snapshot.progress.eta_s == pytest.approx((1_000_000 - 10_000) / 1000.0, rel=0.02)
+        and snapshot.progress.done_at
+    )
 
 
 # ENDINGS
@@ -193,7 +260,13 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
         ("diverged", 5, {"exit": 5}, "diverged", "training produced numbers that are not finite"),
         ("gpu_fault", 7, {"exit": 7}, "gpu_fault", "the GPU failed"),
         ("oom", 7, {"exit": 7}, "oom", "out of memory"),
-        (None, 0, {"signal": signal.SIGKILL}, "crashed", "killed by SIGKILL (kill -9, a job manager, or a memory limit)"),
+        (
+            None,
+            0,
+            {"signal": signal.SIGKILL},
+            "crashed",
+            "killed by SIGKILL (kill -9, a job manager, or a memory limit)",
+        ),
         (None, 0, {"signal": signal.SIGKILL, "oom_kill": 1}, "crashed", "killed by the machine's out-of-memory killer"),
         (None, 0, {}, "crashed", "ended without a terminal state"),
     ],
@@ -201,11 +274,18 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
 def test_how_a_run_ended(trainer, opened, state, code, ending, word, said):
     trainer.record(10, **{"eval/return": 460.0})
     feed = opened(trainer.run)
-    log = "Traceback (most recent call last):\n  File \"x.py\", line 1\nValueError: no\n" if state == "failed" else "13:00:00 hello\n"
+    log = (
+        'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no\n'
+        if state == "failed"
+        else "13:00:00 hello\n"
+    )
     trainer.run.log_path.write_text(f"{SESSION_MARK}x\n{log}")
     trainer.leave(state, code, **ending)
     snapshot = until(feed, lambda one: one.state == word and one.ending is not None and said in one.ending.sentence)
-    assert snapshot.ending.commands[-1] == "operant show 4f2a" and "eval 460.0 (target 475 not reached)" in snapshot.ending.facts
+    assert (
+        snapshot.ending.commands[-1] == "operant show 4f2a"
+        and "eval 460.0 (target 475 not reached)" in snapshot.ending.facts
+    )
     assert (snapshot.ending.traceback[-1:] == ("ValueError: no",)) == (state == "failed")
     assert snapshot.progress.eta_s is None and snapshot.agent_absent == "the run has ended" and snapshot.system is None
     assert returns(snapshot) == [float(n) for n in range(1, 11)]
@@ -238,7 +318,8 @@ def test_a_run_that_never_began(tmp_path, opened):
     assert feed.snapshot().state == "starting" and not feed.snapshot().series
     runs.update_document(run.path, pid=1)
     run.log_path.write_text("error: ppo.toml has 1 problem\n  ppo.toml:3: unknown key\n")
-    runs.write_json(run.exit_path, {"exit": 2})  # after the log, as a trainer does: the monitor may look between the two
+    # after the log, as a trainer does: the monitor may look between the two
+    runs.write_json(run.exit_path, {"exit": 2})
     snapshot = until(feed, lambda one: one.state == "failed")
     assert snapshot.ending.traceback[0] == "error: ppo.toml has 1 problem" and snapshot.figures == ()
 
@@ -276,7 +357,11 @@ def test_a_truncated_file_leaves_the_last_frame(trainer, opened):
     with open(trainer.run.metrics_path, "r+b") as file:
         file.truncate(5000)
     snapshot = until(feed, lambda one: one.state == "unreadable")
-    assert "stays" in snapshot.notice and "metrics.mm" in snapshot.cause and returns(snapshot) == [float(n) for n in range(1, 11)]
+    assert (
+        "stays" in snapshot.notice
+        and "metrics.mm" in snapshot.cause
+        and returns(snapshot) == [float(n) for n in range(1, 11)]
+    )
     (trainer.run.path / "copy").write_bytes(content[:size])
     os.rename(trainer.run.path / "copy", trainer.run.metrics_path)
     assert until(feed, lambda one: one.state != "unreadable").progress.step == 1000
@@ -326,9 +411,21 @@ def test_a_run_of_another_machine(trainer, opened):
     assert "on the machine" in until(feed, lambda one: one.agent_absent).agent_absent
 
 
-@pytest.mark.parametrize("name", ["\x1b]52;c;aGk=\x07", "[@click=app.quit]x", "\u202egnp.exe", "x" * 5000, "a\x00b", "\x9b31m", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["\x1b]52;c;aGk=\x07", "[@click=app.quit]x", "\u202egnp.exe", "x" * 5000, "a\x00b", "\x9b31m", "\ud800"]
+)
 def test_hostile_text_is_harmless(trainer, opened, name):
-    runs.update_document(trainer.run.path, env=name, algo=name, host=name, device_name=name, version=name, phase=name, paused_by=name, stopped_by=name)
+    runs.update_document(
+        trainer.run.path,
+        env=name,
+        algo=name,
+        host=name,
+        device_name=name,
+        version=name,
+        phase=name,
+        paused_by=name,
+        stopped_by=name,
+    )
     trainer.record(3)
     trainer.writer.event(name)
     raw = name.encode("utf-8", "surrogatepass")
@@ -357,7 +454,13 @@ def words_of(value):
 @pytest.fixture
 def with_history(trainer):
     """5,000 records, of which the ring has the newest 1,024 and the history those that it was given time to copy."""
-    past = History(trainer.run.path / "history", trainer.run.metrics_path, writer=trainer.writer, run_uuid=trainer.run.uuid, session=1)
+    past = History(
+        trainer.run.path / "history",
+        trainer.run.metrics_path,
+        writer=trainer.writer,
+        run_uuid=trainer.run.uuid,
+        session=1,
+    )
     past.start()
     for k in range(50):
         trainer.record(100, flags=FLAG_EVAL if k % 10 == 0 else 0)
@@ -380,7 +483,9 @@ def test_the_history_joins_the_ring(with_history, opened):
     assert curve.extent("step") == (0.0, 500_000.0) and curve.extent("iteration") == (0.0, 5000.0)
     trainer.record(10)
     snapshot = until(feed, lambda one: one.progress.step == 501_000)
-    assert snapshot.series["return"].extent("iteration")[1] == 5010.0 and returns(snapshot) == [float(n) for n in range(4911, 5011)]
+    assert snapshot.series["return"].extent("iteration")[1] == 5010.0 and returns(snapshot) == [
+        float(n) for n in range(4911, 5011)
+    ]
 
 
 def test_a_replay_needs_the_folder_alone(with_history, opened, tmp_path):
@@ -391,7 +496,9 @@ def test_a_replay_needs_the_folder_alone(with_history, opened, tmp_path):
     feed = opened(runs.load(tmp_path / "copied"))
     snapshot = until(feed, lambda one: one.series)
     assert snapshot.series["return"].extent("step") == (0.0, 500_000.0)
-    assert snapshot.state == "finished"  # without a metrics file there is the exit code, and only a worker that is done ends with 0
+    assert (
+        snapshot.state == "finished"
+    )  # without a metrics file there is the exit code, and only a worker that is done ends with 0
 
 
 def test_a_damaged_history_is_no_error(with_history):
@@ -424,7 +531,9 @@ def test_a_viewer_that_slept_asks_for_the_history(trainer):
 
 def test_a_step_of_before(tmp_path, opened):
     spec = MetricSpec("entropy", figure="entropy", order=40, thresholds=(Threshold("warn", below=0.1),))
-    trainer = Trainer(tmp_path / "runs", specs=(spec, MetricSpec("return", figure="return", higher_better=True, order=10)))
+    trainer = Trainer(
+        tmp_path / "runs", specs=(spec, MetricSpec("return", figure="return", higher_better=True, order=10))
+    )
     trainer.record(300, entropy=0.6)
     trainer.record(300, entropy=0.2, **{"return": -5.0})
     trainer.leave("finished", exit=0, wall_s=1.0)
@@ -433,9 +542,19 @@ def test_a_step_of_before(tmp_path, opened):
     feed.at(20_000.0)
     then = feed.snapshot()
     figures = {figure.metric: figure for figure in then.figures}
-    assert then.at_step == 20_000.0 and then.progress.step == 20_000 and then.progress.iterations == 200 and figures["return"].value == 200.0
+    assert (
+        then.at_step == 20_000.0
+        and then.progress.step == 20_000
+        and then.progress.iterations == 200
+        and figures["return"].value == 200.0
+    )
     assert figures["return"].best >= 200.0 and figures["entropy"].value == pytest.approx(0.6)
-    assert then.version != newest.version and feed.snapshot() is then and then.series is newest.series and then.ending == newest.ending
+    assert (
+        then.version != newest.version
+        and feed.snapshot() is then
+        and then.series is newest.series
+        and then.ending == newest.ending
+    )
     assert any(finding.title.startswith("entropy 0.6") for finding in then.health) and then.phases
     for odd in (-5.0, 1e18):
         feed.at(odd)
@@ -446,7 +565,10 @@ def test_a_step_of_before(tmp_path, opened):
 
 @pytest.mark.parametrize("step", [None, 29_950.0, 1_550.0])
 def test_header_charts_and_health_show_one_value_and_the_label_its_step(tmp_path, opened, step):
-    specs = [MetricSpec(name, label=name, figure=name, thresholds=(Threshold("warn", below=0.01, records=0.5),)) for name in ("entropy", "sps")]
+    specs = [
+        MetricSpec(name, label=name, figure=name, thresholds=(Threshold("warn", below=0.01, records=0.5),))
+        for name in ("entropy", "sps")
+    ]
     trainer = Trainer(tmp_path / "runs", specs=specs)
     for n in range(300):
         trainer.record(entropy=0.9 - n / 1000, sps=1e6 + 1000 * n, **{"eval/return": float(n)})
@@ -497,7 +619,9 @@ def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
     assert [request.verb for request in requests] == ["pause"]
     inbox.settle(requests[0], "refused", "not now")
     snapshot = until(feed, lambda one: "not now" in one.notice)
-    assert [(line.text, line.level) for line in snapshot.log] == [("the trainer does not pause: not now", "bad")] and snapshot.notice_level == "bad"
+    assert [(line.text, line.level) for line in snapshot.log] == [
+        ("the trainer does not pause: not now", "bad")
+    ] and snapshot.notice_level == "bad"
 
 
 @pytest.mark.parametrize(
@@ -522,7 +646,9 @@ def test_a_checkpoint_is_told_of_once_it_is_safe_and_not_before(trainer, opened,
     inbox.settle(requests[0], result, said)
     snapshot = until(feed, lambda one: one.notice)
     assert (snapshot.notice, snapshot.notice_level) == (notice, level)
-    assert [line.text for line in snapshot.log] == ([notice] if level == "bad" else []), "what was done is the trainer's to tell"
+    assert [line.text for line in snapshot.log] == ([notice] if level == "bad" else []), (
+        "what was done is the trainer's to tell"
+    )
 
 
 def test_a_request_that_cannot_be_sent_is_refused_in_words(trainer, opened):
@@ -553,7 +679,10 @@ def test_pictures_are_asked_for_again_and_again_while_they_are_wanted(tmp_path, 
         seen, end = [], time.monotonic() + DEADLINE_S
         while len(seen) < 3:
             assert time.monotonic() < end
-            seen += [(request.verb, request.arguments["mode"], request.arguments["size"], request.left_s < 6) for request in inbox.poll()]
+            seen += [
+                (request.verb, request.arguments["mode"], request.arguments["size"], request.left_s < 6)
+                for request in inbox.poll()
+            ]
             time.sleep(0.01)
         assert set(seen) == {("watch", "sampled", 8, True)}
         assert "waiting" in feed.snapshot().agent_absent
@@ -574,7 +703,10 @@ def test_that_there_are_no_pictures_is_said_as_the_run_says_it(trainer, opened):
     feed.watch(True)
     assert "sends no pictures" in until(feed, lambda one: one.agent_absent).agent_absent
     trainer.writer.event("the agent cannot be watched: ZeroDivisionError: division by zero")
-    assert until(feed, lambda one: one.agent_absent.startswith("Zero")).agent_absent == "ZeroDivisionError: division by zero"
+    assert (
+        until(feed, lambda one: one.agent_absent.startswith("Zero")).agent_absent
+        == "ZeroDivisionError: division by zero"
+    )
     feed.watch(False)
     feed.watch(True)
     assert until(feed, lambda one: one.agent_absent).agent_absent.startswith("Zero"), "asking once more helps nothing"
@@ -596,8 +728,13 @@ def test_events_and_log_tell_each_thing_once(trainer, opened):
     trainer.writer.event("checkpoint failed", level="error", code="checkpoint")
     feed = opened(trainer.run)
     log = feed.snapshot().log
-    assert [(line.text, line.is_event) for line in log if line.is_event] == [("eval 500.0", True), ("checkpoint failed", True)]
-    assert [line.text for line in log if not line.is_event] == ["started", "  a line of somebody else"] and log[-1].level == "bad"
+    assert [(line.text, line.is_event) for line in log if line.is_event] == [
+        ("eval 500.0", True),
+        ("checkpoint failed", True),
+    ]
+    assert [line.text for line in log if not line.is_event] == ["started", "  a line of somebody else"] and log[
+        -1
+    ].level == "bad"
     with open(trainer.run.log_path, "a") as file:
         file.write(f"{now} late\n")
     until(feed, lambda one: one.log[-1].text == "late")
@@ -622,7 +759,10 @@ def event_log(*takes):
 
 
 def test_lines_and_events_stand_in_their_order():
-    lines, events = [line("a", "10:00:00"), line("a2"), line("b", "10:00:05")], [event("e", "10:00:02"), event("f", "10:00:05")]
+    lines, events = (
+        [line("a", "10:00:00"), line("a2"), line("b", "10:00:05")],
+        [event("e", "10:00:02"), event("f", "10:00:05")],
+    )
     assert event_log((lines, events)) == [("a", False), ("a2", False), ("e", True), ("b", False), ("f", True)]
     night = [line("a", "23:59:50"), line("b", "23:59:59"), line("c", "00:00:09"), line("d", "00:00:20")]
     late = [event("e", "23:59:55"), event("f", "00:00:02"), event("g", "00:00:30")]
@@ -631,27 +771,55 @@ def test_lines_and_events_stand_in_their_order():
 
 def test_a_line_and_its_event_are_one_whatever_the_clocks_of_another_time_zone_say():
     lines = [line("eval 1", "03:00:00"), line("  a warning"), line("eval 2", "03:00:01")]
-    events = [event("eval 1", "09:00:00"), event("checkpoint", "09:00:00"), event("eval 2", "09:00:01"), event("paused", "09:00:09")]
+    events = [
+        event("eval 1", "09:00:00"),
+        event("checkpoint", "09:00:00"),
+        event("eval 2", "09:00:01"),
+        event("paused", "09:00:09"),
+    ]
     wanted = [("eval 1", True), ("  a warning", False), ("checkpoint", True), ("eval 2", True), ("paused", True)]
     assert event_log((lines, events)) == wanted
-    assert event_log((lines, []), ([], events[2:])) == [("eval 1", False), ("  a warning", False), ("eval 2", True), ("paused", True)]
+    assert event_log((lines, []), ([], events[2:])) == [
+        ("eval 1", False),
+        ("  a warning", False),
+        ("eval 2", True),
+        ("paused", True),
+    ]
     assert event_log(([], events[:1]), (lines[:1], [])) == [("eval 1", True)]
 
 
 def test_of_many_events_none_is_told_twice():
-    lines, events = [line(f"eval {n}", "10:00:00") for n in range(900)], [event(f"eval {n}", "10:00:00") for n in range(900)]
+    lines, events = (
+        [line(f"eval {n}", "10:00:00") for n in range(900)],
+        [event(f"eval {n}", "10:00:00") for n in range(900)],
+    )
     wanted = [(f"eval {n}", True) for n in range(900)]
-    assert event_log((lines, events)) == event_log((lines, []), ([], events)) == event_log(([], events), (lines, [])) == wanted
+    assert (
+        event_log((lines, events))
+        == event_log((lines, []), ([], events))
+        == event_log(([], events), (lines, []))
+        == wanted
+    )
 
 
 def test_what_two_sessions_said_alike_was_said_twice():
     first = [line(SESSION_MARK + "1"), line("eval 500.0", "10:00:00")]
     second = [line(SESSION_MARK + "2"), line("eval 500.0", "11:00:00")]
-    wanted = [(SESSION_MARK + "1", False), ("eval 500.0", False), (SESSION_MARK + "2", False), ("checkpoint", True), ("eval 500.0", True)]
+    wanted = [
+        (SESSION_MARK + "1", False),
+        ("eval 500.0", False),
+        (SESSION_MARK + "2", False),
+        ("checkpoint", True),
+        ("eval 500.0", True),
+    ]
     # The clock of the second session's first event would put it before the first session's lines.
     events = [event("checkpoint", "09:59:00"), event("eval 500.0", "11:00:00")]
     assert event_log(([*first, *second], events)) == wanted
-    assert event_log((first, [event("eval 500.0", "10:00:00")]), (second, events)) == [wanted[0], ("eval 500.0", True), *wanted[2:]]
+    assert event_log((first, [event("eval 500.0", "10:00:00")]), (second, events)) == [
+        wanted[0],
+        ("eval 500.0", True),
+        *wanted[2:],
+    ]
 
 
 def test_an_error_is_told_once_and_before_its_details():
@@ -661,16 +829,22 @@ def test_an_error_is_told_once_and_before_its_details():
     made.take(lines, [event(long[:200] + "…", "10:00:01", "bad")])
     assert list(made.lines) == [lines[0], LogLine("10:00:01", "bad", long, True), lines[2]]
     trace = [line("Traceback (most recent call last):"), line("ValueError: no")]
-    assert event_log((trace, [event("ValueError: no", "10:00:01", "bad")])) == [("Traceback (most recent call last):", False), ("ValueError: no", True)]
+    assert event_log((trace, [event("ValueError: no", "10:00:01", "bad")])) == [
+        ("Traceback (most recent call last):", False),
+        ("ValueError: no", True),
+    ]
 
 
 @pytest.mark.parametrize(
     "line,wanted",
     [
-        ("14:03:11 hello", ("14:03:11", "ok", "hello")), ("a line", ("", "ok", "a line")), ("error: it broke", ("", "bad", "error: it broke")),
-        ("14:03:11 Traceback (most recent", ("14:03:11", "bad", "Traceback (most recent")), (f"{LEFT_OUT}9 KiB", ("", "warn", f"{LEFT_OUT}9 KiB")),
+        ("14:03:11 hello", ("14:03:11", "ok", "hello")),
+        ("a line", ("", "ok", "a line")),
+        ("error: it broke", ("", "bad", "error: it broke")),
+        ("14:03:11 Traceback (most recent", ("14:03:11", "bad", "Traceback (most recent")),
+        (f"{LEFT_OUT}9 KiB", ("", "warn", f"{LEFT_OUT}9 KiB")),
     ],
-)  # fmt: skip
+)
 def test_a_line_of_the_log_as_it_is_shown(line, wanted):
     assert log_line(line) == LogLine(*wanted)
 
@@ -745,8 +919,17 @@ def test_rows_of_runs(tmp_path, started):
         found = {row.id: row for row in listing.rows()}
     assert set(found) == {"cartpole-ppo-4f2a", "cartpole-ppo-77b0"}
     row = found["cartpole-ppo-4f2a"]
-    assert (row.state, row.env, row.algo, row.score, row.sps, row.progress) == ("finished", "cartpole", "ppo", "480.0", "-", "0 %")
-    assert (found["cartpole-ppo-77b0"].state, found["cartpole-ppo-77b0"].sps) == ("running", "4.71 M") and found["cartpole-ppo-77b0"].path == str(live.path)
+    assert (row.state, row.env, row.algo, row.score, row.sps, row.progress) == (
+        "finished",
+        "cartpole",
+        "ppo",
+        "480.0",
+        "-",
+        "0 %",
+    )
+    assert (found["cartpole-ppo-77b0"].state, found["cartpole-ppo-77b0"].sps) == ("running", "4.71 M") and found[
+        "cartpole-ppo-77b0"
+    ].path == str(live.path)
     assert {row.id for row in Listing(runs.Reach(root)).rows()} == set(found)
 
 
@@ -758,7 +941,9 @@ def test_a_run_that_no_longer_changes_is_described_once(tmp_path, monkeypatch):
     real = runs.describe
     monkeypatch.setattr("monitor.data.listing.runs.describe", lambda run: described.append(run.id) or real(run))
     first = listing.rows()
-    assert [row._replace(age="") for row in listing.rows()] == [row._replace(age="") for row in first] and len(described) == 1
+    assert [row._replace(age="") for row in listing.rows()] == [row._replace(age="") for row in first] and len(
+        described
+    ) == 1
     runs.update_document(done.run.path, env="acrobot")
     assert listing.rows()[0].env == "acrobot" and len(described) == 2
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,6 @@
-"""What a run says its metrics mean (metrics.json), as the monitor shows it: a new metric from one declaration, no declaration at all, and a hostile one."""
+"""What a run says its metrics mean (metrics.json), as the monitor shows it: a new metric from one declaration, no
+declaration at all, and a hostile one.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,22 @@ from operant.errors import ConfigError
 from operant.runs.metrics import Metric, Writer
 from operant.runs.metrics.spec import LIMIT_BYTES, MOST, MetricSpec, Threshold, decode, encode
 
-SCRATCH = MetricSpec("surprise", "the surprise", "nats", figure="surprise", order=1, thresholds=(Threshold("bad", at_least=3.0, advice="calm down"),))
+SCRATCH = MetricSpec(
+    "surprise",
+    "the surprise",
+    "nats",
+    figure="surprise",
+    order=1,
+    thresholds=(Threshold("bad", at_least=3.0, advice="calm down"),),
+)
 METRICS = [
-    Metric("return", unit="reward", higher_better=True), Metric("episodes", "counter"), Metric("sps", "rate", unit="steps/s", higher_better=True),
-    Metric("surprise", unit="nats", must_be_finite=True), Metric("memory/used", unit="bytes"), Metric("loss/other"),
-]  # fmt: skip
+    Metric("return", unit="reward", higher_better=True),
+    Metric("episodes", "counter"),
+    Metric("sps", "rate", unit="steps/s", higher_better=True),
+    Metric("surprise", unit="nats", must_be_finite=True),
+    Metric("memory/used", unit="bytes"),
+    Metric("loss/other"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +84,12 @@ def test_a_metric_declared_in_one_line_is_a_chart_a_figure_and_a_health_line(tmp
         (figure,) = [one for one in snapshot.figures if one.metric == "surprise"]
         assert (figure.label, figure.value, figure.unit) == ("surprise", 3.5, "nats")
         (finding,) = [one for one in snapshot.health if "surprise" in one.title]
-        assert (finding.level, finding.title, finding.wanted, finding.advice) == ("bad", "the surprise 3.5 nats", "below 3", "calm down")
+        assert (finding.level, finding.title, finding.wanted, finding.advice) == (
+            "bad",
+            "the surprise 3.5 nats",
+            "below 3",
+            "calm down",
+        )
     assert command.main(["run-0001", "--once"]) == 0
     picture = capsys.readouterr().out
     assert "╭─ the surprise" in picture and "surprise 3.5 nats" in picture and "calm down" in picture
@@ -90,7 +108,11 @@ def test_no_metric_of_an_algorithm_is_named_in_the_monitor():
     names = {spec.name for spec in ppo.specs()}
     assert names >= {"approx_kl", "loss/value"}
     for path in Path(command.__file__).parent.rglob("*.py"):
-        words = {node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        words = {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
         assert not words & names, path
 
 
@@ -103,12 +125,17 @@ def test_a_declaration_goes_there_and_back():
 @pytest.mark.parametrize(
     "spec",
     [
-        MetricSpec("a b"), MetricSpec("x", "l" * 41), MetricSpec("x", figure="\x1b[m"), MetricSpec("x", thresholds=(Threshold("worse", below=1.0),)),
-        MetricSpec("x", thresholds=(Threshold("bad"),)), MetricSpec("x", thresholds=(Threshold("bad", at_least=float("nan")),)),
-        MetricSpec("x", thresholds=(Threshold("bad", 1.0, relative_to="mean"),)), MetricSpec("x", thresholds=(Threshold("bad", 1.0),) * 17),
+        MetricSpec("a b"),
+        MetricSpec("x", "l" * 41),
+        MetricSpec("x", figure="\x1b[m"),
+        MetricSpec("x", thresholds=(Threshold("worse", below=1.0),)),
+        MetricSpec("x", thresholds=(Threshold("bad"),)),
+        MetricSpec("x", thresholds=(Threshold("bad", at_least=float("nan")),)),
+        MetricSpec("x", thresholds=(Threshold("bad", 1.0, relative_to="mean"),)),
+        MetricSpec("x", thresholds=(Threshold("bad", 1.0),) * 17),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_declaration_that_no_reader_would_take_is_an_error_where_it_is_made(spec):
     with pytest.raises(ConfigError, match=r"the list of metrics has 1 problem\n  '.*': a name is 1 to 63"):
         encode([SCRATCH, spec])
@@ -119,7 +146,9 @@ def test_a_declaration_that_no_reader_would_take_is_an_error_where_it_is_made(sp
 
 def test_a_run_without_declarations_shows_what_its_schema_tells(tmp_path, capsys):
     with shown(make(tmp_path)) as snapshot:
-        assert list(snapshot.series) == ["return", "sps", "surprise", "loss/other", "episodes", "memory/used"], "bookkeeping comes last"
+        assert list(snapshot.series) == ["return", "sps", "surprise", "loss/other", "episodes", "memory/used"], (
+            "bookkeeping comes last"
+        )
         assert [(figure.label, figure.value) for figure in snapshot.figures] == [("return", 500.0), ("sps", 1e6)]
         assert [snapshot.series[name].unit for name in ("return", "surprise")] == ["reward", "nats"]
     assert command.main(["run-0001", "--once"]) == 0
@@ -131,17 +160,31 @@ def test_a_run_without_declarations_shows_what_its_schema_tells(tmp_path, capsys
 DEEP = "[" * 100_000
 ENTRY = {"name": "surprise", "label": "gone"}
 IGNORED = {
-    "nothing": b"", "no json": b"\xff\xfe{", "a list": b"[1]", "a number": b"7", "deep": DEEP.encode(), "deeper": b'{"schema":1,"metrics":' + DEEP.encode(),
+    "nothing": b"",
+    "no json": b"\xff\xfe{",
+    "a list": b"[1]",
+    "a number": b"7",
+    "deep": DEEP.encode(),
+    "deeper": b'{"schema":1,"metrics":' + DEEP.encode(),
     "long digits": b'{"schema":1,"metrics":[{"name":"surprise","order":' + b"9" * 5000 + b"}]}",
     "huge": json.dumps({"schema": 1, "metrics": [ENTRY], "filler": "x" * LIMIT_BYTES}).encode(),
-    "another schema": json.dumps({"schema": 2, "metrics": [ENTRY]}).encode(), "no list": json.dumps({"schema": 1, "metrics": {"surprise": ENTRY}}).encode(),
+    "another schema": json.dumps({"schema": 2, "metrics": [ENTRY]}).encode(),
+    "no list": json.dumps({"schema": 1, "metrics": {"surprise": ENTRY}}).encode(),
     "too many": json.dumps({"schema": 1, "metrics": [ENTRY] * (MOST + 1)}).encode(),
-}  # fmt: skip
+}
 UNFIT: list[dict[str, Any]] = [
-    {"name": 5}, {"label": "gone"}, {"name": "../surprise"}, {"name": "surprise\n"}, {"name": "surprise", "label": ["gone"]},
-    {"name": "surprise", "order": True}, {"name": "surprise", "order": 1.5}, {"name": "surprise", "order": 10**30}, {"name": "surprise", "higher_better": 1},
-    {"name": "surprise", "thresholds": 5}, {"name": "surprise", "thresholds": [{"level": "bad", "below": 9.0}] * 17},
-]  # fmt: skip
+    {"name": 5},
+    {"label": "gone"},
+    {"name": "../surprise"},
+    {"name": "surprise\n"},
+    {"name": "surprise", "label": ["gone"]},
+    {"name": "surprise", "order": True},
+    {"name": "surprise", "order": 1.5},
+    {"name": "surprise", "order": 10**30},
+    {"name": "surprise", "higher_better": 1},
+    {"name": "surprise", "thresholds": 5},
+    {"name": "surprise", "thresholds": [{"level": "bad", "below": 9.0}] * 17},
+]
 
 
 @pytest.mark.parametrize("content", IGNORED.values(), ids=IGNORED)
@@ -165,7 +208,9 @@ def test_a_path_that_is_no_file_is_ignored(tmp_path, kind):
 @pytest.mark.parametrize("entry", UNFIT, ids=lambda entry: json.dumps(entry)[:40])
 def test_an_entry_that_does_not_fit_is_left_out_and_the_others_stay(tmp_path, entry):
     run = make(tmp_path)
-    (run.path / "metrics.json").write_text(json.dumps({"schema": 1, "metrics": [3, None, entry, {"name": "return", "label": "the return"}]}))
+    (run.path / "metrics.json").write_text(
+        json.dumps({"schema": 1, "metrics": [3, None, entry, {"name": "return", "label": "the return"}]})
+    )
     with shown(run) as snapshot:
         assert snapshot.series["surprise"].label == "surprise" and snapshot.series["return"].label == "the return"
 
@@ -173,27 +218,53 @@ def test_an_entry_that_does_not_fit_is_left_out_and_the_others_stay(tmp_path, en
 @pytest.mark.parametrize(
     "threshold",
     [
-        {"level": "bad"}, {"level": "worst", "below": 9.0}, {"level": "bad", "below": "9"}, {"level": "bad", "below": float("nan")}, {"below": 9.0}, 5,
-        {"level": "bad", "below": float("inf")}, {"level": "bad", "below": 10**400}, {"level": "bad", "below": 9.0, "relative_to": "__class__"},
-        {"level": "bad", "below": 9.0, "records": None}, {"level": "bad", "below": True},
+        {"level": "bad"},
+        {"level": "worst", "below": 9.0},
+        {"level": "bad", "below": "9"},
+        {"level": "bad", "below": float("nan")},
+        {"below": 9.0},
+        5,
+        {"level": "bad", "below": float("inf")},
+        {"level": "bad", "below": 10**400},
+        {"level": "bad", "below": 9.0, "relative_to": "__class__"},
+        {"level": "bad", "below": 9.0, "records": None},
+        {"level": "bad", "below": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_threshold_that_does_not_fit_never_fires(tmp_path, threshold):
     run = make(tmp_path)
-    (run.path / "metrics.json").write_text(json.dumps({"schema": 1, "metrics": [{"name": "surprise", "label": "the surprise", "thresholds": [threshold]}]}))
+    (run.path / "metrics.json").write_text(
+        json.dumps({"schema": 1, "metrics": [{"name": "surprise", "label": "the surprise", "thresholds": [threshold]}]})
+    )
     with shown(run) as snapshot:
-        assert snapshot.series["surprise"].label == "the surprise" and not [finding for finding in snapshot.health if "surprise" in finding.title]
+        assert snapshot.series["surprise"].label == "the surprise" and not [
+            finding for finding in snapshot.health if "surprise" in finding.title
+        ]
 
 
 def test_what_a_terminal_would_obey_is_taken_out_and_long_texts_are_cut(tmp_path):
     run = make(tmp_path)
     document = encode([SCRATCH])
-    document["metrics"][0] |= {"label": "\x1b[2Jred\u202e", "figure": "a\nb" * 99, "unit": "\x9b31m", "explanation": "x" * 10_000}
+    document["metrics"][0] |= {
+        "label": "\x1b[2Jred\u202e",
+        "figure": "a\nb" * 99,
+        "unit": "\x9b31m",
+        "explanation": "x" * 10_000,
+    }
     (run.path / "metrics.json").write_text(json.dumps(document))
     with shown(run) as snapshot:
-        texts = [snapshot.series["surprise"].label, snapshot.series["surprise"].unit, snapshot.figures[0].label, snapshot.health[0].explanation]
-        assert all(text.isprintable() for text in texts) and texts[0] == "[2Jred" and [len(text) for text in texts[2:]] == [16, 600]
+        texts = [
+            snapshot.series["surprise"].label,
+            snapshot.series["surprise"].unit,
+            snapshot.figures[0].label,
+            snapshot.health[0].explanation,
+        ]
+        assert (
+            all(text.isprintable() for text in texts)
+            and texts[0] == "[2Jred"
+            and [len(text) for text in texts[2:]] == [16, 600]
+        )
 
 
 def test_as_many_metrics_and_thresholds_as_a_file_can_declare_cost_little(tmp_path):
@@ -205,6 +276,8 @@ def test_as_many_metrics_and_thresholds_as_a_file_can_declare_cost_little(tmp_pa
             writer.publish(1000 * n, [1.0] * 1000)
         writer.set_state("finished")
     rule = Threshold("warn", at_least=0.5)
-    (run.path / "metrics.json").write_text(json.dumps(encode([MetricSpec(one.name, figure="f", thresholds=(rule, rule)) for one in many])))
+    (run.path / "metrics.json").write_text(
+        json.dumps(encode([MetricSpec(one.name, figure="f", thresholds=(rule, rule)) for one in many]))
+    )
     with shown(run) as snapshot:
         assert len(snapshot.series) == 1000 and len(snapshot.figures) == 16 and len(snapshot.health) == 64

@@ -18,14 +18,24 @@ from operant.runs.states import Observation, State
 NAN = math.nan
 SECOND = 10**9
 METRICS = [
-    Metric("return", unit="reward", higher_better=True), Metric("length", unit="steps"), Metric("iterations", "counter"),
+    Metric("return", unit="reward", higher_better=True),
+    Metric("length", unit="steps"),
+    Metric("iterations", "counter"),
     Metric("sps", "rate", higher_better=True),
-]  # fmt: skip
+]
 PHASES = [Metric(f"seconds/{name}") for name in ("collect", "update", "evaluate", "checkpoint")]
 
 
 def record(n, values, *, step=None, seconds=None, session=1, flags=0):
-    return Record(n, 100 * (n + 1) if step is None else step, int((n if seconds is None else seconds) * SECOND), 0, session, flags, tuple(values))
+    return Record(
+        n,
+        100 * (n + 1) if step is None else step,
+        int((n if seconds is None else seconds) * SECOND),
+        0,
+        session,
+        flags,
+        tuple(values),
+    )
 
 
 def timeline(rows, metrics=METRICS, specs=MappingProxyType({}), **how):
@@ -41,9 +51,27 @@ def known(tmp_path, word="running", cause=None, **fields):
 
 
 def status(**fields):
-    return Status(**({"heartbeat_count": 1, "heartbeat_boottime_ns": 1, "main_count": 40, "phase": "update", "state": "running", "reason": 0, "exit_code": 0,
-                      "state_count": 1, "head": 1, "last_checkpoint_step": None, "last_checkpoint_boottime_ns": 0, "nonfinite_total": 0, "divergence_bits": 0,
-                      "cuda_error": 0} | fields))  # fmt: skip
+    return Status(
+        **(
+            {
+                "heartbeat_count": 1,
+                "heartbeat_boottime_ns": 1,
+                "main_count": 40,
+                "phase": "update",
+                "state": "running",
+                "reason": 0,
+                "exit_code": 0,
+                "state_count": 1,
+                "head": 1,
+                "last_checkpoint_step": None,
+                "last_checkpoint_boottime_ns": 0,
+                "nonfinite_total": 0,
+                "divergence_bits": 0,
+                "cuda_error": 0,
+            }
+            | fields
+        )
+    )
 
 
 # TIMELINES
@@ -52,13 +80,19 @@ def status(**fields):
 def test_a_run_begins_before_its_first_record():
     made = timeline([[1.0, 10.0, 4.0, NAN]] * 5)
     assert made.table.extent() == ((0.0, 0.0, 0.0), (500.0, 5.0, 20.0))
-    timed = timeline([[1.0, 0.2, 0.1], [1.0, 0.5, 0.4]], [Metric("iterations"), Metric("seconds/collect"), Metric("seconds/update")])
+    timed = timeline(
+        [[1.0, 0.2, 0.1], [1.0, 0.5, 0.4]], [Metric("iterations"), Metric("seconds/collect"), Metric("seconds/update")]
+    )
     assert timed.table.extent() == ((0.0, 0.0, 0.0), (200.0, pytest.approx(1.3), 2.0))
 
 
 def test_a_pause_takes_no_time():
     """Each record covers a second of work; between two of them lie an hour, and 20 s that nobody paused for."""
-    metrics = [Metric("iterations", "counter"), Metric("seconds/collect", "counter"), Metric("seconds/update", "counter")]
+    metrics = [
+        Metric("iterations", "counter"),
+        Metric("seconds/collect", "counter"),
+        Metric("seconds/update", "counter"),
+    ]
     seconds = [1.0, 2.0, 3.0, 3604.0, 3605.0, 3625.0, 7225.0, 7226.0, 7326.0]
     values = [[1.0, 0.3, 0.7]] * 8 + [[1.0, 40.0, 60.0]]
     whole, one_by_one = Timeline(metrics), Timeline(metrics)
@@ -105,20 +139,48 @@ def test_marks_are_thinned_and_keep_first_and_last():
 
 def test_flags_become_marks():
     made = Timeline([Metric("return")])
-    made.add([record(n, [1.0], flags=flags) for n, flags in enumerate((0, FLAG_EVAL | FLAG_CHECKPOINT, FLAG_NONFINITE))])
-    assert sorted((mark.kind, mark.step) for mark in made.marks) == [("checkpoint", 200.0), ("eval", 200.0), ("not_finite", 300.0)]
+    made.add(
+        [record(n, [1.0], flags=flags) for n, flags in enumerate((0, FLAG_EVAL | FLAG_CHECKPOINT, FLAG_NONFINITE))]
+    )
+    assert sorted((mark.kind, mark.step) for mark in made.marks) == [
+        ("checkpoint", 200.0),
+        ("eval", 200.0),
+        ("not_finite", 300.0),
+    ]
 
 
-@pytest.mark.parametrize("name,said", [("sps", "sps"), ("tally/score", "score"), ("loss/x", "loss/x"), ("my_thing", "my thing"), ("x" * 63, "x" * 39 + "…")])
+@pytest.mark.parametrize(
+    "name,said",
+    [
+        ("sps", "sps"),
+        ("tally/score", "score"),
+        ("loss/x", "loss/x"),
+        ("my_thing", "my thing"),
+        ("x" * 63, "x" * 39 + "…"),
+    ],
+)
 def test_without_a_declaration_a_metric_is_called_by_its_name(name, said):
-    assert described([Metric(name)], {})[0].label == described([Metric(name)], {"other": MetricSpec("other")})[0].label == said
+    assert (
+        described([Metric(name)], {})[0].label
+        == described([Metric(name)], {"other": MetricSpec("other")})[0].label
+        == said
+    )
     assert described([Metric(name)], {name: MetricSpec(name, "the label")})[0].label == "the label"
 
 
 def test_curves_and_figures_follow_what_the_run_declares():
-    specs = {spec.name: spec for spec in (MetricSpec("sps", "SPS", figure="SPS", order=1), MetricSpec("return", order=2), MetricSpec("nowhere", figure="?"))}
+    specs = {
+        spec.name: spec
+        for spec in (
+            MetricSpec("sps", "SPS", figure="SPS", order=1),
+            MetricSpec("return", order=2),
+            MetricSpec("nowhere", figure="?"),
+        )
+    }
     made = timeline([[10.0, 5.0, 1.0, 100.0]] * 5, specs=specs)
-    assert list(made.table.curves) == ["sps", "return", "length", "iterations"] and [figure.label for figure in model.figures(made)] == ["SPS"]
+    assert list(made.table.curves) == ["sps", "return", "length", "iterations"] and [
+        figure.label for figure in model.figures(made)
+    ] == ["SPS"]
     assert made.table.curves["sps"].latest == 100.0 and made.table.curves["return"].latest == 10.0
 
 
@@ -126,13 +188,29 @@ def test_curves_and_figures_follow_what_the_run_declares():
 
 
 def test_figures_are_the_newest_values_there_are():
-    specs = {name: MetricSpec(name, unit=unit, figure=label, higher_better=name != "length", order=order) for name, unit, label, order in (
-        ("return", "reward", "return", 1), ("sps", "steps/s", "SPS", 2), ("length", "steps", "length", 3)
-    )}  # fmt: skip
-    made = timeline([[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]], specs=specs)
+    specs = {
+        name: MetricSpec(name, unit=unit, figure=label, higher_better=name != "length", order=order)
+        for name, unit, label, order in (
+            ("return", "reward", "return", 1),
+            ("sps", "steps/s", "SPS", 2),
+            ("length", "steps", "length", 3),
+        )
+    }
+    made = timeline(
+        [[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]], specs=specs
+    )
     found = {figure.metric: figure for figure in model.figures(made)}
-    assert list(found) == ["return", "sps", "length"] and [figure.label for figure in found.values()] == ["return", "SPS", "length"]
-    assert (found["return"].value, found["return"].best, found["return"].unit, found["return"].higher_better) == (20.0, 30.0, "", True)
+    assert list(found) == ["return", "sps", "length"] and [figure.label for figure in found.values()] == [
+        "return",
+        "SPS",
+        "length",
+    ]
+    assert (found["return"].value, found["return"].best, found["return"].unit, found["return"].higher_better) == (
+        20.0,
+        30.0,
+        "",
+        True,
+    )
     assert (found["length"].value, found["length"].best, found["length"].unit) == (8.0, None, "steps")
     assert found["sps"].value == 120.0  # the median of the newest: one odd rate is none
 
@@ -140,14 +218,20 @@ def test_figures_are_the_newest_values_there_are():
 def test_figures_of_a_step():
     made = timeline([[float(n), 1.0, 1.0, 50.0] for n in range(2000)])
     found = {figure.metric: figure for figure in model.figures(made, 150_000.0)}
-    assert found["return"].value == 1499.0 and 1499.0 <= found["return"].best < 1510.0 and found["return"].trend_per_min is None
+    assert (
+        found["return"].value == 1499.0
+        and 1499.0 <= found["return"].best < 1510.0
+        and found["return"].trend_per_min is None
+    )
 
 
 def test_phases_are_shares_of_the_wall_time():
     rows = [[2.0, 0.1, 0.5, NAN if n % 2 else 0.2, 0.0] for n in range(40)]
     found = {share.name: share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))}
     assert list(found) == ["collect", "update", "evaluate", "checkpoint", "other"]
-    assert found["collect"].share == pytest.approx(0.1, abs=0.02) and found["update"].share == pytest.approx(0.5, abs=0.05)
+    assert found["collect"].share == pytest.approx(0.1, abs=0.02) and found["update"].share == pytest.approx(
+        0.5, abs=0.05
+    )
     assert sum(share.share for share in found.values()) == pytest.approx(1.0, abs=0.005)
     assert found["update"].milliseconds == pytest.approx(250.0, rel=0.05)
     assert model.phases(timeline([[1.0] * 4] * 3)) == ()
@@ -155,22 +239,30 @@ def test_phases_are_shares_of_the_wall_time():
 
 def test_phases_longer_than_the_wall_time_are_still_shares():
     rows = [[1.0, 5.0, 5.0, 0.0, 0.0] for _ in range(20)]
-    assert sum(share.share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))) == pytest.approx(1.0)
+    assert sum(share.share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))) == pytest.approx(
+        1.0
+    )
 
 
 def test_progress(tmp_path):
     made = timeline([[1.0] * 4] * 50)  # 100 steps a second
     look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7)
-    now = model.progress(known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9))
+    now = model.progress(
+        known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9)
+    )
     assert (now.step, now.steps, now.share, now.iterations, now.iterations_per_s) == (5000, 10_000, 0.5, 40, 2.5)
-    assert now.eta_s == pytest.approx(50.0, abs=1.1) and now.done_at == time.strftime("%H:%M", time.localtime(1e9 + now.eta_s))
+    assert now.eta_s == pytest.approx(50.0, abs=1.1) and now.done_at == time.strftime(
+        "%H:%M", time.localtime(1e9 + now.eta_s)
+    )
     assert (now.up_s, now.checkpoint_step, now.checkpoint_age_s, now.record_age_s) == (61.0, 3000, 120.0, 0.0)
 
 
 @pytest.mark.parametrize(("steps", "form"), [(5_000_000, "%H:%M"), (50_000_000, "%d %b"), (9_000_000_000, "%Y")])
 def test_an_end_more_than_a_day_ahead_is_a_date(tmp_path, steps, form):
     made, look = timeline([[1.0] * 4] * 50), Observation(True, status=status())  # 100 steps a second
-    now = model.progress(known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, now_s=1e9, document={"steps": steps}))
+    now = model.progress(
+        known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, now_s=1e9, document={"steps": steps})
+    )
     assert now.steps == steps and now.done_at == time.strftime(form, time.localtime(1e9 + now.eta_s))
 
 
@@ -181,7 +273,10 @@ def test_what_does_not_move_has_no_rest_time(tmp_path, word):
 
 
 def test_ages_of_an_ended_run_change_seldom(tmp_path):
-    ages = {model.progress(known(tmp_path, "crashed", look=Observation(False, record_age_s=age))).record_age_s for age in range(60)}
+    ages = {
+        model.progress(known(tmp_path, "crashed", look=Observation(False, record_age_s=age))).record_age_s
+        for age in range(60)
+    }
     assert len(ages) == 6
 
 
@@ -194,14 +289,39 @@ def test_ages_of_an_ended_run_change_seldom(tmp_path):
         ("starting", "importing torch", {"phase_age_s": 2.1}, "importing torch 2 s"),
         ("starting", None, {}, "starting the worker"),
         ("running", None, {}, None),
-        ("paused", None, {"state_age_s": 70.0, "document": {"paused_by": "alice@gpu03"}}, "waits for 1 min, asked by alice@gpu03"),
+        (
+            "paused",
+            None,
+            {"state_age_s": 70.0, "document": {"paused_by": "alice@gpu03"}},
+            "waits for 1 min, asked by alice@gpu03",
+        ),
         ("paused", "by alice, 3 s ago", {}, "by alice, 3 s ago"),
         ("stopping", None, {}, "finishing the iteration and saving a checkpoint"),
-        ("stalled", "no iteration for 12 s (usual 0.12 s)", {"process_state": "D"}, "no iteration for 12 s (usual 0.12 s) · process in the kernel"),
-        ("suspended", "no heartbeat for 3 s", {"process_state": "T"}, "no heartbeat for 3 s · process stopped by a signal (T): kill -CONT 7 continues it"),
+        (
+            "stalled",
+            "no iteration for 12 s (usual 0.12 s)",
+            {"process_state": "D"},
+            "no iteration for 12 s (usual 0.12 s) · process in the kernel",
+        ),
+        (
+            "suspended",
+            "no heartbeat for 3 s",
+            {"process_state": "T"},
+            "no heartbeat for 3 s · process stopped by a signal (T): kill -CONT 7 continues it",
+        ),
         ("suspended", "no heartbeat for 3 s", {"process_state": "S"}, "no heartbeat for 3 s"),
-        ("failed", None, {"log_end": ["Traceback (most recent call last):", "  x", "ValueError: no"]}, "ValueError: no"),
-        ("diverged", None, {"log_end": ["13:00 x", "error: diverged in iteration 7: loss not finite"]}, "diverged in iteration 7: loss not finite"),
+        (
+            "failed",
+            None,
+            {"log_end": ["Traceback (most recent call last):", "  x", "ValueError: no"]},
+            "ValueError: no",
+        ),
+        (
+            "diverged",
+            None,
+            {"log_end": ["13:00 x", "error: diverged in iteration 7: loss not finite"]},
+            "diverged in iteration 7: loss not finite",
+        ),
         ("remote", "gpu03 · last record 2 s ago", {}, "gpu03 · last record 2 s ago"),
         ("unreadable", "written by operant 0.9: upgrade", {}, "written by operant 0.9: upgrade"),
         ("crashed", "killed by SIGKILL", {}, "killed by SIGKILL"),
@@ -212,16 +332,30 @@ def test_what_the_header_says(tmp_path, word, told, fields, said):
     assert found == said or (said is not None and found is not None and found.startswith(said))
 
 
-@pytest.mark.parametrize("word", ["starting", "running", "paused", "stopping", "stalled", "suspended", "remote", "unreadable"])
+@pytest.mark.parametrize(
+    "word", ["starting", "running", "paused", "stopping", "stalled", "suspended", "remote", "unreadable"]
+)
 def test_what_has_not_ended_has_no_ending(tmp_path, word):
     assert model.ending(known(tmp_path, word)) is None
 
 
 def test_a_target_that_was_reached_early(tmp_path):
     made = timeline([[480.0]] * 5, [Metric("eval/return", higher_better=True)])
-    found = model.ending(known(tmp_path, "finished", timeline=made, document={"steps": 10_000, "target": 475.0}, has_checkpoint=True,
-                               look=Observation(False, exit={"wall_s": 161.5})))  # fmt: skip
-    assert found.sentence == "target 475 reached in 0:02:41" and found.commands == ("operant eval 4f2a", "operant show 4f2a") and found.traceback == ()
+    found = model.ending(
+        known(
+            tmp_path,
+            "finished",
+            timeline=made,
+            document={"steps": 10_000, "target": 475.0},
+            has_checkpoint=True,
+            look=Observation(False, exit={"wall_s": 161.5}),
+        )
+    )
+    assert (
+        found.sentence == "target 475 reached in 0:02:41"
+        and found.commands == ("operant eval 4f2a", "operant show 4f2a")
+        and found.traceback == ()
+    )
     assert found.facts == ("eval 480.0 (target 475 reached)", "500 of 10 k steps in 0:02:41", "mean SPS 100")
 
 
@@ -229,7 +363,9 @@ def test_a_target_that_was_reached_early(tmp_path):
 def test_an_ending_names_the_checkpoint_and_the_next_command(tmp_path, word):
     log = ("error: the device is out of memory: 12 GiB asked for",)
     look = Observation(False, status=status(last_checkpoint_step=12_100_000), exit={"exit": 7})
-    found = model.ending(known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, timeline=timeline([[1.0] * 4] * 3)))
+    found = model.ending(
+        known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, timeline=timeline([[1.0] * 4] * 3))
+    )
     assert found.traceback == log and "checkpoint at 12.1 M steps" in found.facts
     assert found.commands == ("operant resume 4f2a", "operant logs 4f2a", "operant show 4f2a")
     assert ("12 GiB" in found.sentence) == (word != "crashed")
@@ -246,19 +382,55 @@ def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
     made = Timeline(METRICS)
     for session in (1, 2):
-        made.add([record(n, [1.0, 1.0, 1.0, NAN], step=session * 1000 + 100 * n, seconds=1000 * session + n, session=session) for n in range(61)])
+        made.add(
+            [
+                record(
+                    n, [1.0, 1.0, 1.0, NAN], step=session * 1000 + 100 * n, seconds=1000 * session + n, session=session
+                )
+                for n in range(61)
+            ]
+        )
     look = Observation(True, exit={"exit": 0, "wall_s": 30.0})
-    once, twice = (known(tmp_path, "finished", look=look, timeline=made, header=header._replace(session=session)) for session in (1, 2))
+    once, twice = (
+        known(tmp_path, "finished", look=look, timeline=made, header=header._replace(session=session))
+        for session in (1, 2)
+    )
     assert model.progress(once).up_s == 30.0 and "in 0:00:30" in model.ending(once).sentence
-    assert model.progress(twice).up_s == made.table.last[1] // 1 > 60 and f"in {text.duration(made.table.last[1])}" in model.ending(twice).sentence
+    assert (
+        model.progress(twice).up_s == made.table.last[1] // 1 > 60
+        and f"in {text.duration(made.table.last[1])}" in model.ending(twice).sentence
+    )
 
 
 def test_facts_of_a_run(tmp_path):
     now_s = 1_700_000_000.0
-    document = {"env": "cartpole", "algo": "ppo", "lanes": 8, "seed": 1, "device": "cuda:0", "device_name": "NVIDIA H200", "host": "gpu03", "version": "0.1",
-                "pid": 7, "steps": 10, "target": 4.5, "created_realtime_ns": int(now_s - 60) * SECOND}  # fmt: skip
+    document = {
+        "env": "cartpole",
+        "algo": "ppo",
+        "lanes": 8,
+        "seed": 1,
+        "device": "cuda:0",
+        "device_name": "NVIDIA H200",
+        "host": "gpu03",
+        "version": "0.1",
+        "pid": 7,
+        "steps": 10,
+        "target": 4.5,
+        "created_realtime_ns": int(now_s - 60) * SECOND,
+    }
     found = model.facts(Run("cartpole-ppo-4f2a", tmp_path, document), None, now_s)
-    assert found[:2] == ("cartpole-ppo-4f2a", "4f2a") and found[3:13] == ("cartpole", "ppo", 8, 1, "NVIDIA H200", "gpu03", "0.1", 7, 10, 4.5)
+    assert found[:2] == ("cartpole-ppo-4f2a", "4f2a") and found[3:13] == (
+        "cartpole",
+        "ppo",
+        8,
+        1,
+        "NVIDIA H200",
+        "gpu03",
+        "0.1",
+        7,
+        10,
+        4.5,
+    )
     assert found.created == time.strftime("%H:%M:%S", time.localtime(now_s - 60))
     empty = model.facts(Run("x", tmp_path, {"env": 5, "steps": "many", "created_realtime_ns": 1 << 62}), None, now_s)
     assert empty.env is empty.steps is None and empty.short == "x"
@@ -268,13 +440,17 @@ def test_why_there_is_no_picture(tmp_path):
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
 
     def why(word="running", wanted=True, readonly=False, room=100, **document):
-        about = known(tmp_path, word, document={"env": "pendulum", **document}, header=header._replace(frame_bytes=room))
+        about = known(
+            tmp_path, word, document={"env": "pendulum", **document}, header=header._replace(frame_bytes=room)
+        )
         return model.agent_absent(about, wanted=wanted, readonly=readonly)
 
     assert why("crashed") == "the run has ended" and "machine" in why("remote") and "begun" in why("starting")
     assert why(draws=False) == "pendulum draws no picture" == why(draws=False, readonly=True)
     assert why() == why(draws=True) == "waiting for the first picture…" and why(wanted=False) == ""
-    assert why(room=0) == why(room=0, draws=True) == "this trainer sends no pictures", "what is not known of the environment is not said"
+    assert why(room=0) == why(room=0, draws=True) == "this trainer sends no pictures", (
+        "what is not known of the environment is not said"
+    )
     assert "read only" in why(readonly=True) and why("suspended") == "the trainer is suspended: it draws nothing now"
 
 

@@ -1,4 +1,6 @@
-"""The agent's picture: hand-made frames come out dot for dot, nothing thin gets lost, any frame at any size is a full grid, only what changed is repainted."""
+"""The agent's picture: hand-made frames come out dot for dot, nothing thin gets lost, any frame at any size is a full
+grid, only what changed is repainted.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,14 @@ PICTURE = """
 
 def test_a_picture_comes_out_dot_for_dot():
     rows = draw_picture(frame_of(PICTURE), 4, 2, DARK)
-    assert lit(rows) == {(x, y) for y, line in enumerate(PICTURE.split()) for x, letter in enumerate(line) if letter != "."}
+    assert lit(rows) == {
+        (x, y) for y, line in enumerate(PICTURE.split()) for x, letter in enumerate(line) if letter != "."
+    }
     red, blue = shown_colour(RED, DARK.ground), shown_colour(BLUE, DARK.ground)
-    assert [[cell.style.fore for cell in row] for row in rows] == [[red, "text", blue, blue], ["text", blue, blue, "text"]]
+    assert [[cell.style.fore for cell in row] for row in rows] == [
+        [red, "text", blue, blue],
+        ["text", blue, blue, "text"],
+    ]
     assert all(cell.style.back == "" for row in rows for cell in row)
 
 
@@ -76,11 +83,12 @@ def test_two_colours_without_ground_lie_one_behind_the_other():
 def test_half_blocks_hold_two_pixels():
     rows = draw_picture(frame_of("....\n.rb.\n.rr.\n....\n...."), 4, 3, DARK, "blocks")
     red, blue = shown_colour(RED, DARK.ground), shown_colour(BLUE, DARK.ground)
-    # The picture is 4 x 5: as wide as the room it would be 2.5 cells high, so 4 x 2 cells are 4 x 4 of its pixels, in the middle of three lines.
+    # The picture is 4 x 5: as wide as the room it would be 2.5 cells high, so 4 x 2 cells are 4 x 4 of its pixels, in
+    # the middle of three lines.
     shown = [[(cell.character, *cell.style[:2]) for cell in row] for row in rows]
     assert any(("▀", "ground", red) in row for row in shown)
     assert any(("▀", blue, red) in row or ("▀", "ground", blue) in row for row in shown)
-    equal = draw_picture(frame_of("....\n.rr.\n.rr.\n....") , 4, 2, DARK, "blocks")
+    equal = draw_picture(frame_of("....\n.rr.\n.rr.\n...."), 4, 2, DARK, "blocks")
     assert {cell.character for row in equal for cell in row} == {" ", "▀"}
 
 
@@ -91,7 +99,9 @@ def test_equal_halves_are_plain_cells():
 
 
 def test_ascii_is_as_dense_as_the_picture():
-    rows = text_of(draw_picture(frame_of("........\n" * 2 + "..rr.r..\n" * 2 + "..rr....\n" * 2 + "........\n" * 2), 4, 2, PLAIN))
+    rows = text_of(
+        draw_picture(frame_of("........\n" * 2 + "..rr.r..\n" * 2 + "..rr....\n" * 2 + "........\n" * 2), 4, 2, PLAIN)
+    )
     assert rows == [" :. ", " :  "]
 
 
@@ -101,7 +111,10 @@ def test_the_ground_is_what_the_picture_mostly_is():
     assert lit(one) == lit(other)
     assert (ground_of(frame_of(PICTURE)), ground_of(frame_of(swapped))) == (GROUND, BLUE)
     assert ground_of(frame_of("brb\nrrr\nrrr\nbrb")) == RED, "of twelve pixels eight are red"
-    assert ground_of(frame_of(PICTURE)._replace(pixels=b"")) is None and ground_of(frame_of(PICTURE)._replace(width=0)) is None
+    assert (
+        ground_of(frame_of(PICTURE)._replace(pixels=b"")) is None
+        and ground_of(frame_of(PICTURE)._replace(width=0)) is None
+    )
 
 
 # A platformer's lanes: sky above, earth below. On a hill most of the border is earth.
@@ -121,7 +134,9 @@ def test_lanes_have_one_ground():
     rows = draw_picture(frame_of(VALLEY, HILL, VALLEY), 14, 2, DARK)
     alone = draw_picture(frame_of(HILL), 4, 2, DARK, ground=GROUND)
     assert [row[5:9] for row in rows] == alone
-    assert lit(alone) == {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
+    assert lit(alone) == {
+        (x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."
+    }
 
 
 def test_the_ground_stays_while_it_has_a_fair_share():
@@ -132,7 +147,9 @@ def test_the_ground_stays_while_it_has_a_fair_share():
 
 
 some_picture = st.tuples(st.integers(1, 24), st.integers(1, 24)).flatmap(
-    lambda size: st.lists(st.lists(st.sampled_from(".rb"), min_size=size[0], max_size=size[0]), min_size=size[1], max_size=size[1])
+    lambda size: st.lists(
+        st.lists(st.sampled_from(".rb"), min_size=size[0], max_size=size[0]), min_size=size[1], max_size=size[1]
+    )
 )
 
 
@@ -156,9 +173,20 @@ def test_scaled_down_nothing_gets_lost_and_scaled_up_nothing_is_added(picture, c
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    st.builds(Frame, st.just(1), st.just(0), st.integers(-1, 9), st.integers(-1, 20), st.integers(-1, 20), st.binary(max_size=6000)),
-    st.integers(1, 50), st.integers(1, 20), st.sampled_from([DARK, LIGHT, PLAIN]), st.sampled_from(["braille", "blocks", "ascii"]),
-)  # fmt: skip
+    st.builds(
+        Frame,
+        st.just(1),
+        st.just(0),
+        st.integers(-1, 9),
+        st.integers(-1, 20),
+        st.integers(-1, 20),
+        st.binary(max_size=6000),
+    ),
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.sampled_from([DARK, LIGHT, PLAIN]),
+    st.sampled_from(["braille", "blocks", "ascii"]),
+)
 def test_any_frame_at_any_size_is_a_full_grid(frame, width, height, palette, mode):
     rows = draw_picture(frame, width, height, palette, mode)
     assert [len(row) for row in rows] == [width] * height
@@ -169,9 +197,17 @@ def test_any_frame_at_any_size_is_a_full_grid(frame, width, height, palette, mod
         palette.hex(cell.style.back)
 
 
-@pytest.mark.parametrize(("lanes", "pixel_width", "pixel_height", "width", "height"), [
-    (1, 80, 80, 40, 10), (4, 64, 64, 77, 13), (4, 64, 64, 30, 40), (3, 96, 32, 60, 12), (2, 16, 64, 20, 20), (9, 40, 40, 50, 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lanes", "pixel_width", "pixel_height", "width", "height"),
+    [
+        (1, 80, 80, 40, 10),
+        (4, 64, 64, 77, 13),
+        (4, 64, 64, 30, 40),
+        (3, 96, 32, 60, 12),
+        (2, 16, 64, 20, 20),
+        (9, 40, 40, 50, 20),
+    ],
+)
 def test_lanes_are_as_large_as_they_can_be(lanes, pixel_width, pixel_height, width, height):
     grid = Grid.of(lanes, pixel_width, pixel_height, width, height)
     assert grid.across * grid.down >= lanes
@@ -209,7 +245,10 @@ def test_every_colour_is_seen_and_there_are_few(palette):
     assert all(contrast(colour, palette.ground) >= 1.95 for colour in shown)
     assert len(shown) < 2600
     # A colour that is seen anyway stays what it is, to half a step of a channel.
-    assert all(abs(a - b) <= 8 for a, b in zip(channels(shown_colour(bytes((86, 180, 233)), DARK.ground)), (86, 180, 233), strict=True))
+    assert all(
+        abs(a - b) <= 8
+        for a, b in zip(channels(shown_colour(bytes((86, 180, 233)), DARK.ground)), (86, 180, 233), strict=True)
+    )
 
 
 class OnePicture(App[None]):
@@ -228,7 +267,9 @@ def test_a_widget_keeps_its_ground_from_frame_to_frame():
             async def shown(*lanes, number):
                 picture.show(frame_of(*lanes, number=number) if lanes else None)
                 await pilot.pause()
-                assert capture.text_of(app) == "\n".join(line.rstrip() for line in text_of(picture.draw(4, 2, picture.palette)))
+                assert capture.text_of(app) == "\n".join(
+                    line.rstrip() for line in text_of(picture.draw(4, 2, picture.palette))
+                )
                 return lit(picture.draw(4, 2, picture.palette))
 
             earth = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
@@ -265,7 +306,9 @@ def test_a_widget_repaints_only_what_changed():
             picture.show(frame_of(PICTURE.replace(".r....b.", "........"), number=3), title=[("agent", Style())])
             await pilot.pause()
             assert regions and None not in regions and sum(region.area for region in regions) < 28 * 6 / 2
-            assert capture.text_of(app) == "\n".join(line.rstrip() for line in text_of(picture.draw(30, 8, picture.palette)))
+            assert capture.text_of(app) == "\n".join(
+                line.rstrip() for line in text_of(picture.draw(30, 8, picture.palette))
+            )
             assert picture.wanted_size(1) == 32
 
     asyncio.run(main())

@@ -87,8 +87,15 @@ def test_small_screens_show_health_and_say_where_more_lies():
     asyncio.run(whole())
     wrong = [finding for finding in snapshot.health if finding.level != "ok"]
     first = min(wrong, key=lambda finding: ("bad", "warn").index(finding.level))
-    assert f" {first.title}" in shown["1"].splitlines()[5] and f"of {len(snapshot.health)} ok" in shown["1"].splitlines()[5]
-    assert all(finding.title in shown["4"] for finding in snapshot.health) and "Time per iteration" in shown["4"] and "GPU" in shown["4"]
+    assert (
+        f" {first.title}" in shown["1"].splitlines()[5]
+        and f"of {len(snapshot.health)} ok" in shown["1"].splitlines()[5]
+    )
+    assert (
+        all(finding.title in shown["4"] for finding in snapshot.health)
+        and "Time per iteration" in shown["4"]
+        and "GPU" in shown["4"]
+    )
     assert "1 to 4 of " in shown["2"] and "· pgdn" in shown["2"]
     assert "5 to 8 of " in shown["pagedown"] and "· pgup" in shown["pagedown"]
     assert "lines 1 to 16 of 40 · ↑ ↓" in shown["6"]

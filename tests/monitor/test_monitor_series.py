@@ -21,7 +21,12 @@ def fill(table, values, *, start=0, blocks=(1000,), step=10, wall=0.5):
     while at < count:
         end = min(count, at + blocks[turn % len(blocks)])
         numbers = range(start + at, start + end)
-        table.extend([step * n for n in numbers], [wall * n for n in numbers], [float(n) for n in numbers], [column[at:end] for column in values])
+        table.extend(
+            [step * n for n in numbers],
+            [wall * n for n in numbers],
+            [float(n) for n in numbers],
+            [column[at:end] for column in values],
+        )
         at, turn = end, turn + 1
     return table
 
@@ -89,13 +94,18 @@ def test_how_records_come_changes_nothing(blocks):
     _, whole = one(values, blocks=(1024,))
     _, split = one(values, blocks=blocks)
     for first, last in ((0.0, 10_999.0), (9_000.0, 10_999.0), (10_900.0, 10_999.0)):
-        # Levels begin at different records; what is drawn may only differ where a bucket reaches across a column's edge.
-        for a, b in zip(whole.view("iteration", first, last, 50), split.view("iteration", first, last, 50), strict=True):
+        # Levels begin at different records; what is drawn may only differ where a bucket reaches across a column's
+        # edge.
+        for a, b in zip(
+            whole.view("iteration", first, last, 50), split.view("iteration", first, last, 50), strict=True
+        ):
             assert a.mean == pytest.approx(b.mean, abs=0.5)
     assert (whole.latest, whole.best, whole.not_finite) == (split.latest, split.best, split.not_finite)
     assert whole.extent("iteration") == split.extent("iteration") == (0.0, 10_999.0)
     exact = split.view("iteration", 10_899.5, 10_999.5, 100)
-    assert [None if point is None else point.mean for point in exact] == [None if math.isnan(value) else value for value in values[-100:]]
+    assert [None if point is None else point.mean for point in exact] == [
+        None if math.isnan(value) else value for value in values[-100:]
+    ]
 
 
 @pytest.mark.parametrize("count,metrics", [(300_000, 1), (40_000, 70), (3_000, 400)])
@@ -106,7 +116,14 @@ def test_memory_is_bounded(count, metrics):
     cells = 0
     for curve in table.curves.values():
         for level, part in zip(table.levels.all, curve.parts, strict=True):
-            assert len(part.low) == len(part.high) == len(part.total) == len(part.count) == len(part.bad) == len(level.filled)
+            assert (
+                len(part.low)
+                == len(part.high)
+                == len(part.total)
+                == len(part.count)
+                == len(part.bad)
+                == len(level.filled)
+            )
             cells += len(part.low)
     assert sum(table.levels.all[-1].filled) == table.records == count
     assert len(table.levels.all) == max(1, 1 + math.ceil(math.log(count / table.buckets, 4)))
@@ -149,11 +166,23 @@ def test_a_metric_without_any_value():
     assert curve.extent("step") is None and curve.latest is None and curve.best is None and curve.trend_per_min is None
     assert curve.near("step", 5.0) is None and set(curve.view("step", 0.0, 100.0, 10)) == {None}
     _, broken = one([INF] * 10)
-    assert broken.extent("step") == (0.0, 90.0) and all(point.not_finite and math.isfinite(point.mean) for point in broken.view("step", 0.0, 90.0, 5))
+    assert broken.extent("step") == (0.0, 90.0) and all(
+        point.not_finite and math.isfinite(point.mean) for point in broken.view("step", 0.0, 90.0, 5)
+    )
 
 
 @pytest.mark.parametrize(
-    "first,last,columns", [(0, 0, 10), (5, 1, 10), (NAN, 1, 10), (0, INF, 10), (0, 10, 0), (-1e308, 1e308, 10), (1e6, 2e6, 10), (-50, -20, 5)]
+    "first,last,columns",
+    [
+        (0, 0, 10),
+        (5, 1, 10),
+        (NAN, 1, 10),
+        (0, INF, 10),
+        (0, 10, 0),
+        (-1e308, 1e308, 10),
+        (1e6, 2e6, 10),
+        (-50, -20, 5),
+    ],
 )
 def test_a_window_without_records_is_empty(first, last, columns):
     _, curve = one([1.0, 2.0])
@@ -178,7 +207,9 @@ def test_an_x_that_goes_back_stands_still():
 # REWINDS
 
 
-@pytest.mark.parametrize("count,back", [(50, 20), (5_000, 4_990), (5_000, 3_000), (30_000, 11_111), (30_000, 0), (30_000, -1)])
+@pytest.mark.parametrize(
+    "count,back", [(50, 20), (5_000, 4_990), (5_000, 3_000), (30_000, 11_111), (30_000, 0), (30_000, -1)]
+)
 def test_after_a_rewind_nothing_later_is_left(count, back):
     values = noise(count)
     table, curve = one(values, step=1)
@@ -196,7 +227,10 @@ def test_after_a_rewind_nothing_later_is_left(count, back):
     again = [100.0 + n for n in range(2_000)]
     fill(table, [again], start=max(back, 0) + 1, step=1)
     assert curve.latest == 2_099.0 and curve.best == 2_099.0
-    assert [point.mean for point in curve.view("iteration", back + 1901 - 0.5 + (back < 0), back + 2000 + 0.5 + (back < 0), 100)] == again[-100:]
+    assert [
+        point.mean
+        for point in curve.view("iteration", back + 1901 - 0.5 + (back < 0), back + 2000 + 0.5 + (back < 0), 100)
+    ] == again[-100:]
     assert sum(table.levels.all[-1].filled) == table.records
 
 
@@ -271,7 +305,12 @@ def test_inspection_finds_the_nearest_record():
 def test_a_window_of_the_newest_records_or_of_long_ago():
     table, _ = one([float(n) for n in range(10_000)], wall=0.01)
     newest = table.window(1.0, 20, ["m", "absent"])
-    assert newest.steps[-1] == 99_990.0 and sum(newest.records) >= 100 and 20 <= len(newest.steps) < 80 and list(newest.values) == ["m"]
+    assert (
+        newest.steps[-1] == 99_990.0
+        and sum(newest.records) >= 100
+        and 20 <= len(newest.steps) < 80
+        and list(newest.values) == ["m"]
+    )
     assert newest.values["m"][-1] > 9_990 and newest.begin[0] < newest.steps[0]
     then = table.window(1.0, 20, ["m"], step=20_000.0)
     assert then.steps[-1] <= 20_000.0 and abs(then.values["m"][-1] - 2_000) < 100 and len(then.steps) >= 20
@@ -338,7 +377,10 @@ def test_a_groups_curve_is_the_mean_over_its_runs_with_its_interval():
         centre = statistics.fmean(values)
         assert points[column][:3] == pytest.approx((centre - half, centre, centre + half))
     alone = MeanCurve([tables[0].curves["return"]])
-    assert all(point is None or point.low == point.mean == point.high for point in alone.view("step", 0.0, tables[0].last[0], 64))
+    assert all(
+        point is None or point.low == point.mean == point.high
+        for point in alone.view("step", 0.0, tables[0].last[0], 64)
+    )
 
 
 def test_seeds_whose_evaluations_fall_into_other_columns_are_joined_by_straight_lines():

@@ -15,7 +15,13 @@ from monitor.data.system import Gpus, Process, Sampler, disk_free
 from operant import runs
 from operant.runs.folder import Run
 
-OWN = {"pid": os.getpid(), "pid_start_ticks": runs.start_ticks(os.getpid()), "boot_id": runs.boot_id(), "host": runs.host(), "device": "cpu"}
+OWN = {
+    "pid": os.getpid(),
+    "pid_start_ticks": runs.start_ticks(os.getpid()),
+    "boot_id": runs.boot_id(),
+    "host": runs.host(),
+    "device": "cpu",
+}
 
 
 # THE PROCESS
@@ -32,7 +38,9 @@ def test_the_trainers_process_is_measured_between_two_samples():
     assert 0.05 < second.cpu_share < 64 and 0 <= second.machine_cpu <= 1 and 0 < second.machine_memory < 1
 
 
-@pytest.mark.parametrize("other", [{"pid_start_ticks": 1}, {"pid": None}, {"pid": "7"}, {"boot_id": "another"}, {"pid": 1 << 40}])
+@pytest.mark.parametrize(
+    "other", [{"pid_start_ticks": 1}, {"pid": None}, {"pid": "7"}, {"boot_id": "another"}, {"pid": 1 << 40}]
+)
 def test_another_process_of_the_same_number_is_none(other):
     process = Process()
     process.sample(OWN)
@@ -80,16 +88,34 @@ def nvml(gpus, *, init=None, no_processes=False):
             raise NVMLError(init)
 
     return types.SimpleNamespace(
-        NVMLError=NVMLError, NVML_TEMPERATURE_GPU=0, nvmlInit=start, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(gpus),
-        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetUUID=value("uuid"), nvmlDeviceGetName=value("name"),
-        nvmlDeviceGetComputeRunningProcesses=processes, nvmlDeviceGetUtilizationRates=value("rates"), nvmlDeviceGetMemoryInfo=value("memory"),
-        nvmlDeviceGetPowerUsage=value("milliwatts"), nvmlDeviceGetTemperature=value("celsius"), nvmlDeviceGetCurrentClocksThrottleReasons=value("held"),
-    )  # fmt: skip
+        NVMLError=NVMLError,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=start,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=value("uuid"),
+        nvmlDeviceGetName=value("name"),
+        nvmlDeviceGetComputeRunningProcesses=processes,
+        nvmlDeviceGetUtilizationRates=value("rates"),
+        nvmlDeviceGetMemoryInfo=value("memory"),
+        nvmlDeviceGetPowerUsage=value("milliwatts"),
+        nvmlDeviceGetTemperature=value("celsius"),
+        nvmlDeviceGetCurrentClocksThrottleReasons=value("held"),
+    )
 
 
 def gpu(name, uuid, *, pids=(), busy=90, held=1):
-    return {"name": name, "uuid": uuid, "pids": pids, "rates": types.SimpleNamespace(gpu=busy, memory=1), "milliwatts": 312_400, "celsius": 71, "held": held,
-            "memory": types.SimpleNamespace(used=(2 << 30) + 5, total=24 << 30)}  # fmt: skip
+    return {
+        "name": name,
+        "uuid": uuid,
+        "pids": pids,
+        "rates": types.SimpleNamespace(gpu=busy, memory=1),
+        "milliwatts": 312_400,
+        "celsius": 71,
+        "held": held,
+        "memory": types.SimpleNamespace(used=(2 << 30) + 5, total=24 << 30),
+    }
 
 
 CUDA = OWN | {"device": "cuda:0", "device_name": "NVIDIA H200"}
@@ -137,7 +163,16 @@ def test_a_gpu_that_tells_nothing(monkeypatch):
 
 @pytest.mark.parametrize(
     "held,reason",
-    [(0, None), (1, None), (2, None), (4, "power limit"), (0x20, "too hot"), (0x8, "hardware slowdown"), (0x48, "too hot (hardware)"), (0x100, None)],
+    [
+        (0, None),
+        (1, None),
+        (2, None),
+        (4, "power limit"),
+        (0x20, "too hot"),
+        (0x8, "hardware slowdown"),
+        (0x48, "too hot (hardware)"),
+        (0x100, None),
+    ],
 )
 def test_why_the_clock_is_held_down(monkeypatch, held, reason):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([A | {"held": held}]))

@@ -1,8 +1,10 @@
-"""The monitor as a person has it: the real command in a pseudo-terminal, beside a stand-in trainer that publishes a hundred records a second.
+"""The monitor as a person has it: the real command in a pseudo-terminal, beside a stand-in trainer that publishes a
+hundred records a second.
 
-A trainer killed at any moment is shown as crashed at once, with the cause; a monitor killed, resized or multiplied is nothing to the trainer. What the state
-of a trainer is in other strange circumstances (another namespace, a forked child) is in test_launch.py, how a monitor ends with its terminal in
-test_monitor_command.py. Under soak a real trainer is killed, resumed and stopped.
+A trainer killed at any moment is shown as crashed at once, with the cause; a monitor killed, resized or multiplied is
+nothing to the trainer. What the state of a trainer is in other strange circumstances (another namespace, a forked
+child) is in test_launch.py, how a monitor ends with its terminal in test_monitor_command.py. Under soak a real trainer
+is killed, resumed and stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ sys.path.insert(0, str(BENCHES))
 from terminal import Terminal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals and /proc as Linux has them")
-
 
 
 @pytest.fixture
@@ -78,18 +79,26 @@ def kill(run: Run) -> None:
 
 
 def crash_shown_after_s(place: Path, name: str, delay_s: float) -> float:
-    """Kill the trainer `delay_s` after its monitor shows it, and wait for the screen to say so: seconds from the kill."""
+    """Kill the trainer `delay_s` after its monitor shows it, and wait for the screen to say so: seconds from
+    the kill.
+    """
     run = start(place, name)
     with monitor(run, place, columns=120, rows=36) as terminal:
-        assert terminal.read(DEADLINE_S, until=lambda: b"unning" in terminal.text() or b"RUNNING" in terminal.text()), terminal.screen()
+        assert terminal.read(DEADLINE_S, until=lambda: b"unning" in terminal.text() or b"RUNNING" in terminal.text()), (
+            terminal.screen()
+        )
         terminal.read(delay_s)
         before = len(terminal.output)
         kill(run)
         killed_s = time.perf_counter()
-        assert terminal.read(DEADLINE_S, until=lambda: b"crashed" in terminal.text(before).lower()), "\n".join(terminal.screen())
+        assert terminal.read(DEADLINE_S, until=lambda: b"crashed" in terminal.text(before).lower()), "\n".join(
+            terminal.screen()
+        )
         shown_s = time.perf_counter() - killed_s
         # The cause comes with exit.json, and the way on with it.
-        assert terminal.read(DEADLINE_S, until=lambda: b"SIGKILL" in terminal.text(before)), "\n".join(terminal.screen())
+        assert terminal.read(DEADLINE_S, until=lambda: b"SIGKILL" in terminal.text(before)), "\n".join(
+            terminal.screen()
+        )
         terminal.press("q")
         assert terminal.wait(DEADLINE_S) == 0
     with Reader(run.metrics_path) as reader:
@@ -176,7 +185,9 @@ def test_a_wall_clock_moved_by_a_day_changes_no_screen(place, monkeypatch):
 
 
 class Watch:
-    """Reads every record of a run as it comes: how many are missing among them, and the longest time between two, in seconds."""
+    """Reads every record of a run as it comes: how many are missing among them, and the longest time between two, in
+    seconds.
+    """
 
     def __init__(self, run: Run) -> None:
         self.count, self.missing, self.longest_s = 0, 0, 0.0
@@ -208,7 +219,11 @@ def touches_nothing(pid: int, run: Run) -> None:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         name = os.readlink(entry)
         if name.startswith(f"{run.path}/"):
-            (flags,) = (line.split()[1] for line in Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text().splitlines() if line.startswith("flags:"))
+            (flags,) = (
+                line.split()[1]
+                for line in Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text().splitlines()
+                if line.startswith("flags:")
+            )
             modes[name] = int(flags, 8) & os.O_ACCMODE
     assert str(run.metrics_path) in modes and set(modes.values()) == {os.O_RDONLY}, modes
     assert not [line for line in Path("/proc/locks").read_text().splitlines() if line.split()[4] == str(pid)]
@@ -245,7 +260,9 @@ def harass(place: Path, kills: int, monitors: int, resizes: int) -> None:
                 terminal.close()
         now = runs.load(run.path)
         assert now is not None and runs.state(now).word == "running"
-    sys.stderr.write(f"\n{watch.count} records read, {watch.missing} missing, the longest wait for one {watch.longest_s:.3f} s\n")
+    sys.stderr.write(
+        f"\n{watch.count} records read, {watch.missing} missing, the longest wait for one {watch.longest_s:.3f} s\n"
+    )
     assert watch.count > 100 and watch.missing == 0 and watch.longest_s < DEADLINE_S
     kill(run)
 
@@ -261,12 +278,30 @@ def test_a_hundred_killed_monitors_a_storm_of_sizes_and_ten_at_once_are_nothing_
 
 # A REAL TRAINER, AGAIN AND AGAIN
 
-LONG = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu", "run.steps=1G", "checkpoint.every=5", "eval.every=0", "--name", "long")
+LONG = (
+    "env.lanes=64",
+    "algo.horizon=16",
+    "run.threads=1",
+    "run.device=cpu",
+    "run.steps=1G",
+    "checkpoint.every=5",
+    "eval.every=0",
+    "--name",
+    "long",
+)
 
 
 def operant(place: Path, *words: str) -> None:
     variables = os.environ | {"PYTHONPATH": str(BENCHES.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=place, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "operant.cli", *words],
+        cwd=place,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -285,7 +320,10 @@ def test_one_run_is_killed_a_hundred_times_and_resumed_each_time_under_one_monit
             run = runs.load(run.path)
             assert run.document["session"] == session
             before = sorted(run.checkpoints_path.glob("step-*"))
-            assert terminal.read(DEADLINE_S, until=lambda run=run, before=before: sorted(run.checkpoints_path.glob("step-*"))[-1:] != before[-1:])
+            assert terminal.read(
+                DEADLINE_S,
+                until=lambda run=run, before=before: sorted(run.checkpoints_path.glob("step-*"))[-1:] != before[-1:],
+            )
             terminal.read(draw.uniform(0.0, 0.5))
             kill(run)
             killed_s = time.perf_counter()
@@ -308,5 +346,8 @@ def test_one_run_is_killed_a_hundred_times_and_resumed_each_time_under_one_monit
     described = runs.describe(runs.load(run.path))
     assert described["state"] == "stopped" and described["last_checkpoint_step"] == described["step"]
     times.sort()
-    sys.stderr.write(f"\ncrash shown after: median {times[50]:.3f} s, worst {times[-1]:.3f} s; stop acknowledged after {answered_s:.3f} s\n")
+    sys.stderr.write(
+        f"\ncrash shown after: median {times[50]:.3f} s, worst {times[-1]:.3f} s; stop acknowledged after "
+        f"{answered_s:.3f} s\n"
+    )
     assert times[-1] <= 1.0 and answered_s <= 1.0

@@ -28,9 +28,25 @@ from monitor.screen.navigation import CHANGES
 from monitor.screen.view import PAGES, View
 
 HOSTILE = (
-    "\x1b[2J\x1b]0;x\x07", "[/foo]", "[@click=app.detach]x[/]", "[link=file:///etc/passwd]y", "\u202egnp.exe", "a\x00b", "\x9b31m", "\u2028line", "🏴‍☠️é日本語",
-    "\ud800", "x" * 10_000, "[b]", "\\[", "${{", "%s%n", "\r\n\t", "\u200b\u200d", "A\u0300\u0301\u0302",
-)  # fmt: skip
+    "\x1b[2J\x1b]0;x\x07",
+    "[/foo]",
+    "[@click=app.detach]x[/]",
+    "[link=file:///etc/passwd]y",
+    "\u202egnp.exe",
+    "a\x00b",
+    "\x9b31m",
+    "\u2028line",
+    "🏴‍☠️é日本語",
+    "\ud800",
+    "x" * 10_000,
+    "[b]",
+    "\\[",
+    "${{",
+    "%s%n",
+    "\r\n\t",
+    "\u200b\u200d",
+    "A\u0300\u0301\u0302",
+)
 
 
 # LINES
@@ -48,7 +64,10 @@ def test_a_line_fits_exactly(texts, width):
     pieces = [Piece(line.clean(text)) for text in texts]
     assert line.length(line.fit(pieces, width)) == width
     if line.length(pieces) <= width:
-        assert "".join(piece.text for piece in line.fit(pieces, width)).rstrip() == "".join(piece.text for piece in pieces).rstrip()
+        assert (
+            "".join(piece.text for piece in line.fit(pieces, width)).rstrip()
+            == "".join(piece.text for piece in pieces).rstrip()
+        )
 
 
 def test_ascii_keeps_every_column():
@@ -97,9 +116,17 @@ def test_a_plan_fits_every_size(page):
 
 
 def test_the_sizes_that_were_promised():
-    assert layout.plan(160, 48, View()).columns == 3 and layout.plan(160, 48, View()).sidebar and layout.plan(160, 48, View()).agent
+    assert (
+        layout.plan(160, 48, View()).columns == 3
+        and layout.plan(160, 48, View()).sidebar
+        and layout.plan(160, 48, View()).agent
+    )
     assert layout.plan(120, 36, View()).columns == 3 and layout.plan(120, 36, View()).log
-    assert (layout.plan(80, 24, View()).columns, layout.plan(80, 24, View()).rows, layout.plan(80, 24, View()).sidebar) == (2, 2, 0)
+    assert (
+        layout.plan(80, 24, View()).columns,
+        layout.plan(80, 24, View()).rows,
+        layout.plan(80, 24, View()).sidebar,
+    ) == (2, 2, 0)
     assert layout.plan(70, 24, View()).columns == 1
     assert layout.plan(80, 24, View()).health_line and not layout.plan(120, 36, View()).health_line
     for width in (60, 79, 80, 99, 100, 160):  # health has a place on the page that explains it, however small
@@ -147,7 +174,16 @@ def test_metrics_come_in_their_order():
 
 # WHAT KEYS DO
 
-ARGUMENTS = {"page": ("log",), "zoom": (1,), "move": (1, 0), "wheel": (1,), "choose": ("return",), "next_chart": (1,), "turn": (1,), "narrow": ("loss",)}
+ARGUMENTS = {
+    "page": ("log",),
+    "zoom": (1,),
+    "move": (1, 0),
+    "wheel": (1,),
+    "choose": ("return",),
+    "next_chart": (1,),
+    "turn": (1,),
+    "narrow": ("loss",),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -157,13 +193,17 @@ def test_every_change_of_the_view_is_possible_in_any_state_on_any_page_at_any_si
             for size in ((1, 1), (40, 12), (160, 48)):
                 now = Model(snapshot, View(page=page)).with_(size=size)
                 new = CHANGES[change](now, *ARGUMENTS.get(change, ()))
-                assert isinstance(new, View) and len(now.with_(view=new).names) <= max(1, now.with_(view=new).plan.charts)
+                assert isinstance(new, View) and len(now.with_(view=new).names) <= max(
+                    1, now.with_(view=new).plan.charts
+                )
 
 
 def test_every_key_does_something():
     for key in keys.KEYS:
         name, _, arguments = key.action.partition("(")
-        assert hasattr(MonitorApp, f"action_{name}") and (name != "look" or ast.literal_eval(f"({arguments[:-1]},)")[0] in CHANGES), key.id
+        assert hasattr(MonitorApp, f"action_{name}") and (
+            name != "look" or ast.literal_eval(f"({arguments[:-1]},)")[0] in CHANGES
+        ), key.id
 
 
 # KEYS
@@ -173,7 +213,9 @@ def test_no_key_has_two_meanings():
     own = [key for one in keys.KEYS for key in one.keys.split(",")]
     assert len(own) == len(set(own)) and len({one.id for one in keys.KEYS}) == len(keys.KEYS)
     for one in keys.KEYS:
-        assert one.trains == (one.keys in ("C", "P", "S")), "what touches the trainer is upper case, and nothing else is but the copy"
+        assert one.trains == (one.keys in ("C", "P", "S")), (
+            "what touches the trainer is upper case, and nothing else is but the copy"
+        )
 
 
 @pytest.mark.parametrize(
@@ -207,9 +249,21 @@ def test_no_file_of_keys_is_none(tmp_path):
 
 
 PANELS = (
-    header.header, header.progress, header.figures, header.message, header.numbers, panels.health, panels.explained, panels.time, panels.machine, log_panel.log,
-    panels.config, panels.last_words, panels.empty, header.footer,
-)  # fmt: skip
+    header.header,
+    header.progress,
+    header.figures,
+    header.message,
+    header.numbers,
+    panels.health,
+    panels.explained,
+    panels.time,
+    panels.machine,
+    log_panel.log,
+    panels.config,
+    panels.last_words,
+    panels.empty,
+    header.footer,
+)
 
 
 @pytest.mark.parametrize("draw", PANELS, ids=lambda draw: draw.__name__)
@@ -228,7 +282,10 @@ def test_numbers_do_not_move_what_stands_beside_them():
 
     first = running()
     values = (-170.25, 0.0, None, 12.3456, 0.00012345, -0.00912345)
-    others = [first._replace(figures=tuple(one._replace(value=value, best=value) for one in first.figures)) for value in values]
+    others = [
+        first._replace(figures=tuple(one._replace(value=value, best=value) for one in first.figures))
+        for value in values
+    ]
     assert all(places(other) == places(first) for other in others)
 
 
@@ -239,8 +296,14 @@ def written(lines: Any) -> str:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (None, "-"), (72.0, "0:01:12"), (45_296.0, "12:34:56"), (359_999.0, "99:59:59"), (374_399.0, "4 d 7 h"), (863_999.0, "9 d 23 h"),
-        (1_468_800.0, "17 d"), (8_640_000.0, "100 d"),
+        (None, "-"),
+        (72.0, "0:01:12"),
+        (45_296.0, "12:34:56"),
+        (359_999.0, "99:59:59"),
+        (374_399.0, "4 d 7 h"),
+        (863_999.0, "9 d 23 h"),
+        (1_468_800.0, "17 d"),
+        (8_640_000.0, "100 d"),
     ],
 )
 def test_what_is_left_is_told_whole(seconds, said):
@@ -256,10 +319,14 @@ def test_the_line_below_the_header_tells_what_is_not_as_usual():
 
     changed = View(axis="wall", filter="loss", page="charts")
     other = running()._replace(run=running().run._replace(short="77b0"))
-    assert "dotted: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(running(), view=changed)
+    assert "dotted: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(
+        running(), view=changed
+    )
     crashed = said(states()["crashed"], view=changed)
     assert crashed.index("killed by SIGKILL") < crashed.index("x: wall time")
-    assert "x: wall time" not in written(header.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
+    assert "x: wall time" not in written(header.message(Model(states()["crashed"], changed), 120, 1)), (
+        "how it ended matters more"
+    )
     assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
     empty = states()["crashed"]._replace(progress=states()["starting"].progress)
     assert "step through the run" in said(states()["crashed"]) and "step through the run" not in said(empty)
@@ -281,13 +348,22 @@ def test_the_progress_bar_is_full_only_at_the_end():
 
 def poisoned(text: str) -> Any:
     base = running()
-    facts = base.run._replace(id=text, short=text, path=text, env=text, algo=text, device=text, host=text, version=text, created=text)
+    facts = base.run._replace(
+        id=text, short=text, path=text, env=text, algo=text, device=text, host=text, version=text, created=text
+    )
     return base._replace(
-        run=facts, cause=text, notice=text, config=text, agent_absent=text, frame=None,
-        log=(LogLine(text, "bad", text),), health=tuple(one._replace(title=text, wanted=text, advice=text, explanation=text) for one in base.health),
-        phases=tuple(one._replace(name=text) for one in base.phases), figures=tuple(one._replace(label=text, unit=text) for one in base.figures),
+        run=facts,
+        cause=text,
+        notice=text,
+        config=text,
+        agent_absent=text,
+        frame=None,
+        log=(LogLine(text, "bad", text),),
+        health=tuple(one._replace(title=text, wanted=text, advice=text, explanation=text) for one in base.health),
+        phases=tuple(one._replace(name=text) for one in base.phases),
+        figures=tuple(one._replace(label=text, unit=text) for one in base.figures),
         ending=Ending(text, (text,), (text,), (text,)),
-    )  # fmt: skip
+    )
 
 
 def test_hostile_text_reaches_no_terminal():
@@ -321,20 +397,32 @@ def test_random_snapshots_are_never_too_wide():
         snapshot = poisoned(draw.choice(HOSTILE))
         for panel in PANELS:
             for made in panel(Model(snapshot), width, height)[:height]:
-                assert line.length(line.fit([piece._replace(text=line.clean(piece.text)) for piece in made], width)) == width
+                assert (
+                    line.length(line.fit([piece._replace(text=line.clean(piece.text)) for piece in made], width))
+                    == width
+                )
 
 
 def test_the_log_has_its_lines_whole_on_its_page():
     long = "a sentence of forty-three cells and no more " * 4
-    log = (LogLine("10:00:00", "ok", "first", True), LogLine("10:00:01", "bad", long, True), LogLine("", "ok", "猫" * 60), LogLine("10:00:02", "ok", "last"))
+    log = (
+        LogLine("10:00:00", "ok", "first", True),
+        LogLine("10:00:01", "bad", long, True),
+        LogLine("", "ok", "猫" * 60),
+        LogLine("10:00:02", "ok", "last"),
+    )
     snapshot = running(log=log)
     page = Model(snapshot, View(page="log"))
     for width in (20, 40, 76, 400):
         lines = log_panel.log(page, width, 100)
-        assert len(lines) == log_panel.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
+        assert len(lines) == log_panel.log_length(page, width) and all(
+            sum(line.width_of(piece.text) for piece in one) <= width for one in lines
+        )
         told = "".join("".join(piece.text for piece in one[-1:]) for one in lines)
         assert long in told and "猫" * 60 in told and told.startswith("first") and told.endswith("last")
-        ends = [log_panel.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
+        ends = [
+            log_panel.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)
+        ]
         assert ends == lines[:0:-1], "a line up is a line on the screen"
     beside = log_panel.log(Model(snapshot), 40, 2)
     assert len(beside) == 2 and written(beside[1:]).strip() == "10:00:02 last"

@@ -29,11 +29,18 @@ def showing(*shape, categories=0):
     size = 1
     for length in shape:
         size *= length
-    return replace(PICK, observation=Box(size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories))
+    return replace(
+        PICK,
+        observation=Box(
+            size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories
+        ),
+    )
 
 
 def policy(env, cnn, *, seed=1, normalize=False, precision="fp32", **more):
-    built = Policy(env, mlp.Config(kind="cnn", cnn=cnn, **more), seed=seed, device=CPU, normalize=normalize, precision=precision)
+    built = Policy(
+        env, mlp.Config(kind="cnn", cnn=cnn, **more), seed=seed, device=CPU, normalize=normalize, precision=precision
+    )
     # Biases are zero at the beginning, and the head nearly so.
     generator = torch.Generator().manual_seed(9)
     for name, parameter in zip(built.flat.names, built.flat.parameters, strict=True):
@@ -46,7 +53,9 @@ def drawn(env, samples, *, most=None, seed=0):
     """Observations (O, B), samples one after the other in memory."""
     box = env.observation
     most = most or (box.categories + 1 if box.categories else 256)  # a byte more than there are categories
-    return torch.randint(0, most, (samples, box.size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).t()
+    return torch.randint(
+        0, most, (samples, box.size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    ).t()
 
 
 # THE NETWORKS, WRITTEN PLAINLY
@@ -54,7 +63,10 @@ def drawn(env, samples, *, most=None, seed=0):
 
 def plain(built, observation):
     """Head parameters (B, H) and values (B), in float64, by torch's own operations on pictures (B, C, H, W); and the leaves by name."""
-    leaf = {name: parameter.detach().double().requires_grad_() for name, parameter in zip(built.flat.names, built.flat.parameters, strict=True)}
+    leaf = {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in zip(built.flat.names, built.flat.parameters, strict=True)
+    }
     box, name = built.env.observation, built.net.config.cnn
     height, width, planes = (*box.shape, 1)[:3]
     picture = observation.t().reshape(-1, height, width, planes)
@@ -107,7 +119,11 @@ CASES = {
     "impala, categories": ("impala", showing(5, 5, categories=4), {"hidden": (16,), "channels": (4,)}),
     "board, Snake": ("board", find("snake"), {"hidden": (32,)}),
     "board, categories": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4)}),
-    "board, layer normalization": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4), "layer_norm": True}),
+    "board, layer normalization": (
+        "board",
+        showing(4, 4, categories=16),
+        {"hidden": (16, 12), "channels": (8, 4), "layer_norm": True},
+    ),
     "minatar, Snake": ("minatar", find("snake"), {"hidden": (32,)}),
     "minatar, layer normalization": ("minatar", showing(10, 9, 6), {"layer_norm": True}),
     "board, planes of categories": ("board", showing(9, 9, 2, categories=3), {"hidden": (16,), "channels": (8,)}),
@@ -121,14 +137,22 @@ def test_it_is_the_plain_network(case):
     observation = drawn(env, 7)
     head, value = built.forward(observation)
     expected_head, expected_value, leaf = plain(built, observation)
-    assert head.shape == (built.distribution.parameter_rows, 7) and value.shape == (7,) and head.dtype == value.dtype == torch.float32
+    assert (
+        head.shape == (built.distribution.parameter_rows, 7)
+        and value.shape == (7,)
+        and head.dtype == value.dtype == torch.float32
+    )
     torch.testing.assert_close(head.t().double(), expected_head, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value.double(), expected_value, rtol=1e-4, atol=1e-5)
     assert float(expected_head.detach().std(dim=0).min()) > 1e-3, "every sample looks alike"
 
-    slope, value_slope = (torch.randn(shape, generator=torch.Generator().manual_seed(4)) for shape in (head.shape, value.shape))
+    slope, value_slope = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(4)) for shape in (head.shape, value.shape)
+    )
     built.flat.backward((head * slope).sum() + (value * value_slope).sum())
-    wanted = torch.autograd.grad((expected_head.t() * slope).sum() + (expected_value * value_slope).sum(), list(leaf.values()))
+    wanted = torch.autograd.grad(
+        (expected_head.t() * slope).sum() + (expected_value * value_slope).sum(), list(leaf.values())
+    )
     for name, gradient, view in zip(leaf, wanted, built.flat._gradient_views, strict=True):
         error = (view.double() - gradient).norm()
         assert gradient.norm() > 0 and error <= 1e-4 * gradient.norm(), f"{name}: {error / gradient.norm():.1e}"
@@ -150,9 +174,17 @@ def test_both_layouts_and_the_same_bits_again(case):
 def test_sizes():
     # Mnih et al. 2015 on 84 x 84 x 4: 1,684,128 parameters before the heads.
     def trunk(cnn, env):
-        return sum(parameter.numel() for name, parameter in policy(env, cnn).net.named_parameters() if "head" not in name and "value" not in name)
+        return sum(
+            parameter.numel()
+            for name, parameter in policy(env, cnn).net.named_parameters()
+            if "head" not in name and "value" not in name
+        )
 
-    assert trunk("nature", showing(84, 84, 4)) == 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64 + 7 * 7 * 64 * 512 + 512 == 1_684_128
+    assert (
+        trunk("nature", showing(84, 84, 4))
+        == 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64 + 7 * 7 * 64 * 512 + 512
+        == 1_684_128
+    )
     # Fifteen convolutions, and 8 x 8 x 32 numbers into 256.
     convolutions = (27 * 16 + 16) + 4 * (144 * 16 + 16) + (144 * 32 + 32) + 4 * (288 * 32 + 32) + 5 * (288 * 32 + 32)
     assert trunk("impala", showing(64, 64, 3)) == convolutions + 2048 * 256 + 256
@@ -171,8 +203,13 @@ def test_beginnings():
             assert not layer.bias.any()
         with torch.no_grad():
             head, value = built.forward(drawn(env, 20))
-        assert float(head.abs().max()) < 0.1 and 0.01 < float(value.abs().max()) < 10, "the first policy is near uniform, the first values are about 1"
-    assert torch.equal(built.flat.values, Policy(env, mlp.Config(kind="cnn", cnn=cnn, hidden=(64,)), seed=4, device=CPU, normalize=False).flat.values)
+        assert float(head.abs().max()) < 0.1 and 0.01 < float(value.abs().max()) < 10, (
+            "the first policy is near uniform, the first values are about 1"
+        )
+    assert torch.equal(
+        built.flat.values,
+        Policy(env, mlp.Config(kind="cnn", cnn=cnn, hidden=(64,)), seed=4, device=CPU, normalize=False).flat.values,
+    )
 
 
 # HALF PRECISION: what a GPU does with bf16, done on a CPU.
@@ -207,11 +244,19 @@ def test_a_cpu_computes_in_float32_whatever_is_asked():
     [
         (find("cartpole"), "nature", r"reads pictures and boards.*4 numbers of float32"),
         (PICK, "board", r"reads pictures and boards.*3 numbers of uint8 \(use"),
-        (find("snake"), "nature", r'net.cnn = "nature" reads pictures of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)'),
+        (
+            find("snake"),
+            "nature",
+            r'net.cnn = "nature" reads pictures of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)',
+        ),
         (showing(35, 64, 3), "nature", "35 x 64"),
         (showing(2, 10, 3), "minatar", "more than 2 cells a side, and these are 2 x 10"),
         (showing(2, 2, 2, 2), "board", r"\(2, 2, 2, 2\)"),
-        (replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), categories=(4, 4, 4, 0))), "board", "bytes that are alike"),
+        (
+            replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), categories=(4, 4, 4, 0))),
+            "board",
+            "bytes that are alike",
+        ),
         (replace(PICK, observation=Box(12, dtype="uint8", shape=(2, 2, 2))), "board", "12 numbers"),
     ],
 )
@@ -220,7 +265,17 @@ def test_refusals(env, cnn, sentence):
         Policy(env, mlp.Config(kind="cnn", cnn=cnn), seed=1, device=CPU, normalize=False)
 
 
-@pytest.mark.parametrize("wrong", [{"cnn": "natur"}, {"channels": ()}, {"channels": (0, 1, 2)}, {"channels": (8, 8)}, {"hidden": (5000,)}, {"cnn": ["nature"]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cnn": "natur"},
+        {"channels": ()},
+        {"channels": (0, 1, 2)},
+        {"channels": (8, 8)},
+        {"hidden": (5000,)},
+        {"cnn": ["nature"]},
+    ],
+)
 def test_configurations_that_are_refused(wrong):
     with pytest.raises(ValidationError):
         mlp.Config(kind="cnn", **wrong)
@@ -269,14 +324,19 @@ def test_ppo_learns_by_it():
 
 
 def test_minibatches_in_parts_give_the_same_to_rounding_and_the_same_bits_again():
-    whole, again, parts = (iterate(ppo_on(BOARD, 32, SMALL, horizon=8, minibatches=2, microbatch=microbatch), 2) for microbatch in (None, None, 50))
+    whole, again, parts = (
+        iterate(ppo_on(BOARD, 32, SMALL, horizon=8, minibatches=2, microbatch=microbatch), 2)
+        for microbatch in (None, None, 50)
+    )
     assert bytes_of(whole) == bytes_of(again)
     torch.testing.assert_close(whole.policy.flat.values, parts.policy.flat.values, rtol=1e-3, atol=1e-4)
 
 
 def test_ppo_on_the_pictures_of_a_world():
     net = mlp.Config(kind="cnn", channels=(4, 4, 4), hidden=(8,))
-    first, again = (iterate(ppo_on(with_pixels(find("cartpole"), 36), 8, net, horizon=4, minibatches=2), 2) for _ in range(2))
+    first, again = (
+        iterate(ppo_on(with_pixels(find("cartpole"), 36), 8, net, horizon=4, minibatches=2), 2) for _ in range(2)
+    )
     assert bytes_of(first) == bytes_of(again)
     seen = first.rollout.observation[0]
     assert seen.stride() == (1, 36 * 36 * 3) and seen.float().std() > 1
@@ -307,7 +367,11 @@ def test_without_gradients_it_computes_some_samples_at_a_time(monkeypatch):
         with torch.no_grad():
             calls = []
             monkeypatch.setattr(
-                parts.net, "heads", lambda part, calls=calls: calls.append(part.shape[2]) or convolution.Convolutional.heads(parts.net, part)
+                parts.net,
+                "heads",
+                lambda part, calls=calls: (
+                    calls.append(part.shape[2]) or convolution.Convolutional.heads(parts.net, part)
+                ),
             )
             for one, other in zip(parts.forward(seen), whole.forward(seen), strict=True):
                 torch.testing.assert_close(one, other)

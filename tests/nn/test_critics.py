@@ -53,25 +53,36 @@ def test_a_categorical_head_is_that_of_float64():
     loss, mean, error, _ = head.loss(outputs, target)
     assert loss.item() == pytest.approx(-(expected * probability.log()).sum(dim=1).mean(dim=1).sum().item(), rel=1e-5)
     assert mean.item() == pytest.approx(values.mean().item(), abs=1e-5)
-    assert error.item() == pytest.approx((values - (expected * support[:, None]).sum(dim=0)).abs().mean().item(), rel=1e-4)
+    assert error.item() == pytest.approx(
+        (values - (expected * support[:, None]).sum(dim=0)).abs().mean().item(), rel=1e-4
+    )
 
 
 def test_rewards_are_scaled_to_the_support():
     # Rewards of -8 for ever at a discount of 0.98: returns go to -400.
     reward, never = torch.full((32, 4), -8.0), torch.zeros(32, 4, dtype=torch.uint8)
-    accrued, scale = AccruedReturns(reward, never, never, 0.98), RewardScale(ActorCriticConfig().reach, CPU, active=True)
+    accrued, scale = (
+        AccruedReturns(reward, never, never, 0.98),
+        RewardScale(ActorCriticConfig().reach, CPU, active=True),
+    )
     seen = []
     for _ in range(20):
         seen.append(accrued().clone())
         scale.update(seen[-1])
     returns = torch.cat(seen).double()
     assert returns[40, 0].item() == pytest.approx(-8 * (1 - 0.98**41) / 0.02, rel=1e-4)
-    assert scale.factor.item() == pytest.approx(1 / max(returns.std(correction=0).item(), returns.abs().max().item() / 5), rel=1e-4)
+    assert scale.factor.item() == pytest.approx(
+        1 / max(returns.std(correction=0).item(), returns.abs().max().item() / 5), rel=1e-4
+    )
     assert (returns * scale.factor).abs().max() <= 5.001
 
 
 def test_an_episode_ends_its_return():
-    reward, ended, never = torch.ones(4, 1), torch.tensor([[0], [1], [0], [0]], dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8)
+    reward, ended, never = (
+        torch.ones(4, 1),
+        torch.tensor([[0], [1], [0], [0]], dtype=torch.uint8),
+        torch.zeros(4, 1, dtype=torch.uint8),
+    )
     for flags in ((ended, never), (never, ended)):
         accrued = AccruedReturns(reward, *flags, 0.5)
         assert accrued()[:, 0].tolist() == [1.0, 1.5, 1.0, 1.5]

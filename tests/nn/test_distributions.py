@@ -1,4 +1,6 @@
-"""Action distributions: hand numbers, torch.distributions in float64, sampling frequencies, the road to the environment, and the edges."""
+"""Action distributions: hand numbers, torch.distributions in float64, sampling frequencies, the road to the
+environment, and the edges.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,13 @@ def gaussian(rows=1, *, low=-1.0, high=1.0, squash=False, log_std=0.0):
 
 
 def test_categorical_by_hand():
-    # p = (1/2, 1/4, 1/4): log p = -(1, 2, 2) ln 2, H = (1/2 + 2/4 + 2/4) ln 2 = 1.5 ln 2. Logits may carry any constant.
+    # p = (1/2, 1/4, 1/4): log p = -(1, 2, 2) ln 2, H = (1/2 + 2/4 + 2/4) ln 2 = 1.5 ln 2. Logits may carry any
+    # constant.
     logits = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)[:, None] * math.log(2.0) + 7.0
     for action, bits in ((0, 1), (1, 2), (2, 2)):
-        log_probability, entropy = Categorical((3,)).log_probability_and_entropy(logits, torch.tensor([[action]], dtype=torch.int32))
+        log_probability, entropy = Categorical((3,)).log_probability_and_entropy(
+            logits, torch.tensor([[action]], dtype=torch.int32)
+        )
         assert log_probability.item() == pytest.approx(-bits * math.log(2.0), abs=1e-14)
         assert entropy.item() == pytest.approx(1.5 * math.log(2.0), abs=1e-14)
 
@@ -41,7 +46,9 @@ def test_categorical_by_hand():
 def test_multi_discrete_by_hand():
     # Independent choices: log-probabilities and entropies add. (1/2, 1/2) x (1/4, 3/4), action (1, 0): ln 1/8.
     logits = torch.tensor([0.5, 0.5, 0.25, 0.75], dtype=torch.float64).log()[:, None]
-    log_probability, entropy = Categorical((2, 2)).log_probability_and_entropy(logits, torch.tensor([[1], [0]], dtype=torch.int32))
+    log_probability, entropy = Categorical((2, 2)).log_probability_and_entropy(
+        logits, torch.tensor([[1], [0]], dtype=torch.int32)
+    )
     assert log_probability.item() == pytest.approx(math.log(1 / 8), abs=1e-14)
     assert entropy.item() == pytest.approx(math.log(2.0) + 0.25 * math.log(4.0) + 0.75 * math.log(4 / 3), abs=1e-14)
 
@@ -60,13 +67,18 @@ def test_categorical_as_torch_has_it(sizes, scale):
     expected_entropy = sum(each.entropy() for each in other)
     torch.testing.assert_close(log_probability, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
-    ours, theirs = (torch.autograd.grad((a.sum() + 0.3 * b.sum()), logits)[0] for a, b in ((log_probability, entropy), (expected, expected_entropy)))
+    ours, theirs = (
+        torch.autograd.grad((a.sum() + 0.3 * b.sum()), logits)[0]
+        for a, b in ((log_probability, entropy), (expected, expected_entropy))
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_huge_logits_stay_finite():
     logits = torch.tensor([[1e30, 80.0, -1e9], [-1e30, -80.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    log_probability, entropy = Categorical((3,)).log_probability_and_entropy(logits, torch.zeros(1, 3, dtype=torch.int32))
+    log_probability, entropy = Categorical((3,)).log_probability_and_entropy(
+        logits, torch.zeros(1, 3, dtype=torch.int32)
+    )
     assert log_probability.tolist() == [0.0, 0.0, pytest.approx(-1e9)]
     assert entropy.tolist() == [0.0, pytest.approx(0.0, abs=1e-30), pytest.approx(math.log(2.0))]
     (gradient,) = torch.autograd.grad(log_probability.sum() + entropy.sum(), logits)
@@ -75,7 +87,8 @@ def test_huge_logits_stay_finite():
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2)])
 def test_categorical_frequencies(sizes):
-    # A regular grid of uniforms for one choice, against every value of the others: the frequency is the probability up to the grid's width.
+    # A regular grid of uniforms for one choice, against every value of the others: the frequency is the probability up
+    # to the grid's width.
     count = 10_000
     logits = random(sum(sizes), 1, seed=3).expand(-1, count).float()
     for k, size in enumerate(sizes):
@@ -96,7 +109,8 @@ def test_categorical_intervals_are_closed_below():
 
 
 def test_what_cannot_happen_is_never_drawn():
-    # A choice a network rules out by a logit of -1e9 has probability 0 exactly, first or last, whatever rounding does to the sum of the others.
+    # A choice a network rules out by a logit of -1e9 has probability 0 exactly, first or last, whatever rounding does
+    # to the sum of the others.
     generator = torch.Generator().manual_seed(0)
     B = 20_000
     logits = torch.randn(8, B, generator=generator)
@@ -115,7 +129,9 @@ def test_categorical_mode():
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5, 2)])
 def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
-    """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and none for the others, exactly."""
+    """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and
+    none for the others, exactly.
+    """
     B, distribution, generator = 200, Categorical(sizes), torch.Generator().manual_seed(5)
     logits = random(sum(sizes), B, scale=3.0).float().requires_grad_()
     legal = torch.randint(0, 2, (sum(sizes), B), generator=generator, dtype=torch.uint8)
@@ -130,7 +146,9 @@ def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
     expected, expected_entropy = [], []
     for j in range(B):
         sums = [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
-        for block, allowed, taken in zip(double[:, j].split(sizes), legal[:, j].split(sizes), action[:, j].tolist(), strict=True):
+        for block, allowed, taken in zip(
+            double[:, j].split(sizes), legal[:, j].split(sizes), action[:, j].tolist(), strict=True
+        ):
             assert allowed[taken] == 1
             assert allowed.sum() > 0
             places = allowed.nonzero()[:, 0]
@@ -145,7 +163,12 @@ def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
     torch.testing.assert_close(entropy.double(), wanted_entropy, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-6)
     assert not gradient[legal == 0].any()
-    assert torch.cat([rows.gather(0, row[None].long()) for rows, row in zip(legal.split(sizes), distribution.mode(parameters), strict=True)]).all()
+    assert torch.cat(
+        [
+            rows.gather(0, row[None].long())
+            for rows, row in zip(legal.split(sizes), distribution.mode(parameters), strict=True)
+        ]
+    ).all()
 
 
 @pytest.mark.parametrize("legal", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0)])
@@ -161,11 +184,18 @@ def test_no_uniform_draws_what_is_illegal(legal):
 
 
 def test_gaussian_by_hand():
-    # The standard normal at 0 and at 1: -ln(2 pi)/2 and that less 1/2; H = ln(2 pi e)/2. With std 2: less ln 2, H more by ln 2.
+    # The standard normal at 0 and at 1: -ln(2 pi)/2 and that less 1/2; H = ln(2 pi e)/2. With std 2: less ln 2, H more
+    # by ln 2.
     half = 0.9189385332046727
-    for log_std, mean, action, expected in ((0.0, 0.0, 0.0, -half), (0.0, 0.0, 1.0, -half - 0.5), (math.log(2.0), 1.0, 5.0, -half - math.log(2.0) - 2.0)):
+    for log_std, mean, action, expected in (
+        (0.0, 0.0, 0.0, -half),
+        (0.0, 0.0, 1.0, -half - 0.5),
+        (math.log(2.0), 1.0, 5.0, -half - math.log(2.0) - 2.0),
+    ):
         distribution = gaussian(log_std=log_std).double()
-        log_probability, entropy = distribution.log_probability_and_entropy(*(torch.full((1, 1), x, dtype=torch.float64) for x in (mean, action)))
+        log_probability, entropy = distribution.log_probability_and_entropy(
+            *(torch.full((1, 1), x, dtype=torch.float64) for x in (mean, action))
+        )
         assert log_probability.item() == pytest.approx(expected, abs=1e-7)
         assert entropy.item() == pytest.approx(half + 0.5 + log_std, abs=1e-7)
 
@@ -200,7 +230,10 @@ def test_gaussian_as_torch_has_it(rows, squash):
     torch.testing.assert_close(log_probability, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(entropy, normal.entropy().sum(1), rtol=1e-9, atol=1e-9)
     wanted = [mean, distribution.log_std]
-    ours, theirs = (torch.autograd.grad(a.sum() + 0.3 * b.sum(), wanted) for a, b in ((log_probability, entropy), (expected, normal.entropy().sum(1))))
+    ours, theirs = (
+        torch.autograd.grad(a.sum() + 0.3 * b.sum(), wanted)
+        for a, b in ((log_probability, entropy), (expected, normal.entropy().sum(1)))
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
@@ -227,7 +260,9 @@ def test_box_muller_at_the_ends_of_the_uniforms():
     ends = torch.tensor([0.0, LARGEST])
     uniform = torch.cartesian_prod(ends, ends).t()
     action = gaussian().sample(torch.zeros(1, 4), uniform)[0]
-    assert action.abs().tolist() == pytest.approx([0.0, 0.0, math.sqrt(48 * math.log(2.0)), math.sqrt(48 * math.log(2.0))], rel=1e-6)
+    assert action.abs().tolist() == pytest.approx(
+        [0.0, 0.0, math.sqrt(48 * math.log(2.0)), math.sqrt(48 * math.log(2.0))], rel=1e-6
+    )
 
 
 def test_gaussian_frequencies():
@@ -294,6 +329,10 @@ def test_bounds_as_wide_as_float32_allow_numbers():
 def test_distribution_for(action, kind, parameter_rows, action_rows, noise_rows):
     distribution = distribution_for(env_with(action), squash=False, initial_log_std=-0.5)
     assert isinstance(distribution, kind)
-    assert (distribution.parameter_rows, distribution.action_rows, distribution.noise_rows) == (parameter_rows, action_rows, noise_rows)
+    assert (distribution.parameter_rows, distribution.action_rows, distribution.noise_rows) == (
+        parameter_rows,
+        action_rows,
+        noise_rows,
+    )
     if kind is Gaussian:
         assert distribution.log_std.flatten().tolist() == [-0.5] * 3

@@ -83,7 +83,10 @@ READ_BACK = {"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "l
 # CHUNKS
 
 
-@pytest.mark.parametrize(("samples", "width", "size"), [(100, 10, 100), (65536, 300, 512), (65536, 12288, 128), (100_000, 300, 782), (1, 10**6, 1)])
+@pytest.mark.parametrize(
+    ("samples", "width", "size"),
+    [(100, 10, 100), (65536, 300, 512), (65536, 12288, 128), (100_000, 300, 782), (1, 10**6, 1)],
+)
 def test_how_many_samples_a_chunk_has(samples, width, size):
     # 2^18 numbers at most, of 300 each: 873 samples, so 512 where 65,536 are halved and halved again; of 12,288 each: the fewest, 128.
     assert inputs.chunk_samples(samples, width, cuda=False) == size
@@ -121,7 +124,9 @@ def test_numeric_bytes(normalized, layout, small_chunks):
         assert (features == 10.0).any() and (features.abs() < 10.0).any()
     assert inputs.chunk_samples(101, 9, cuda=False) == 7
     for found, expected in zip(
-        first_layer(weight, bias, observation, lambda chunk: inputs.numeric(chunk, seen)), plain_layer(weight, bias, features), strict=True
+        first_layer(weight, bias, observation, lambda chunk: inputs.numeric(chunk, seen)),
+        plain_layer(weight, bias, features),
+        strict=True,
     ):
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
@@ -138,7 +143,9 @@ def test_categories(layout, small_chunks):
                 features[5 * place + int(observation[place, sample]), sample] = 1.0
     torch.testing.assert_close(inputs.one_hot(observation, 5).double(), features, rtol=0, atol=0)
     for found, expected in zip(
-        first_layer(weight, bias, observation, lambda chunk: inputs.one_hot(chunk, 5)), plain_layer(weight, bias, features), strict=True
+        first_layer(weight, bias, observation, lambda chunk: inputs.one_hot(chunk, 5)),
+        plain_layer(weight, bias, features),
+        strict=True,
     ):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -161,13 +168,20 @@ def test_some_are_numeric_and_some_categorical(normalized, layout, small_chunks)
             rows.append([1.0 if byte == kind else 0.0 for byte in observation[place].tolist()])
         if count == 0:
             mean, deviation = float(seen.running_mean[place]), (float(seen.running_variance[place]) + 1e-8) ** 0.5
-            rows.append([min(max((byte - mean) / deviation, -10.0), 10.0) if normalized else byte for byte in observation[place].tolist()])
+            rows.append(
+                [
+                    min(max((byte - mean) / deviation, -10.0), 10.0) if normalized else byte
+                    for byte in observation[place].tolist()
+                ]
+            )
     features = torch.tensor(rows, dtype=torch.float64)
     assert features.shape == (13, 101) and (not normalized or (features == 10.0).any())
     mixed = functools.partial(inputs.PartialOneHot(categories), normalizer=seen if normalized else None)
     torch.testing.assert_close(mixed(observation).double(), features, rtol=2e-5, atol=1e-5)
     weight, bias = normal(6, 13), normal(6, 1, seed=1)
-    for found, expected in zip(first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True):
+    for found, expected in zip(
+        first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True
+    ):
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
 
@@ -217,7 +231,11 @@ def test_only_numeric_bytes_are_normalised():
         if normalize:
             built.normalizer.update(observation)
         read = built.net.reader(built.normalizer)(observation)
-        expected = [[-1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, -1]] if normalize else [[1 / 3, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0]]
+        expected = (
+            [[-1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, -1]]
+            if normalize
+            else [[1 / 3, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0]]
+        )
         torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-3)
 
 
@@ -249,7 +267,10 @@ def test_manual_backward_of_categories_against_autograd_once():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_ppo_learns_from_categories(normalize):
     # What is named first is the number that pays.
-    ppo = iterate(ppo_on(NAMES, 128, mlp.Config(hidden=(16,)), horizon=16, learning_rate=1e-2, normalize_observations=normalize), 20)
+    ppo = iterate(
+        ppo_on(NAMES, 128, mlp.Config(hidden=(16,)), horizon=16, learning_rate=1e-2, normalize_observations=normalize),
+        20,
+    )
     with torch.no_grad():
         observation = torch.tensor([[0, 1, 2], [0, 1, 2], [0, 0, 0]], dtype=torch.uint8)
         assert ppo.policy.act(observation, ())[0][0].tolist() == [0, 1, 2]
@@ -291,7 +312,9 @@ def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound
 def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
     """(D, T, N), as a rollout is handed over: whichever axis is cut."""
     monkeypatch.setattr(normalization, "CPU_NUMBERS", most)
-    rollout = torch.randint(0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))  # (T, D, N)
+    rollout = torch.randint(
+        0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )  # (T, D, N)
     rollout[:, 2] = 9
     if layout == LAYOUTS[1]:
         rollout = rollout.transpose(1, 2).contiguous().transpose(1, 2)
@@ -351,9 +374,15 @@ def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
     monkeypatch.setattr(inputs, "FEWEST", 4)
     monkeypatch.setattr(inputs, "CPU_NUMBERS", 10**6 if whole else 100)
     picture = inputs.picture_of(random_bytes(40, 19, most=4 if categories else 256, layout=LAYOUTS[1]), (5, 4, 2))
-    features = torch.stack([picture == k for k in range(categories)], dim=-1).flatten(3).double() if categories else picture.double() / 255.0
+    features = (
+        torch.stack([picture == k for k in range(categories)], dim=-1).flatten(3).double()
+        if categories
+        else picture.double() / 255.0
+    )
     weight, bias = normal(4, 3, 3, features.shape[3]).requires_grad_(), normal(4, seed=1).requires_grad_()
-    found = inputs.convolve(weight, bias, picture, categories=categories, scale=1.0 if categories else 1 / 255, padding=padding)
+    found = inputs.convolve(
+        weight, bias, picture, categories=categories, scale=1.0 if categories else 1 / 255, padding=padding
+    )
     expected = plain_convolution(weight, bias, features, padding)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     slope = normal(*found.shape, seed=2)
@@ -372,7 +401,9 @@ def test_folding_turns_a_stride_into_channels():
 
 def test_pictures_are_not_widened_as_a_whole(small_chunks):
     env = replace(PICK, observation=Box(50, low=0, high=255, dtype="uint8", shape=(5, 5, 2)))
-    built = Policy(env, mlp.Config(kind="cnn", cnn="board", channels=(1,), hidden=(4,)), seed=0, device=CPU, normalize=True)
+    built = Policy(
+        env, mlp.Config(kind="cnn", cnn="board", channels=(1,), hidden=(4,)), seed=0, device=CPU, normalize=True
+    )
     with Watch() as watch:
         head, value = built.forward(random_bytes(50, 400, layout=LAYOUTS[1]))
         torch.autograd.grad(head.sum() + value.sum(), built.flat.parameters[:4], allow_unused=True)

@@ -41,7 +41,10 @@ def shaken(module, seed=9):
 
 def offsets(flat):
     """Where each parameter begins in the vector, by name."""
-    return {name: (parameter.data_ptr() - flat.values.data_ptr()) // 4 for name, parameter in zip(flat.names, flat.parameters, strict=True)}
+    return {
+        name: (parameter.data_ptr() - flat.values.data_ptr()) // 4
+        for name, parameter in zip(flat.names, flat.parameters, strict=True)
+    }
 
 
 # THE NETWORK
@@ -78,11 +81,18 @@ def test_mlp_is_a_plain_network(activation, shared, hidden, layer_norm):
     torch.testing.assert_close(head.double().t(), expected_head, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(value.double(), expected_value[:, 0], rtol=1e-5, atol=1e-6)
 
-    parameters, weights = dict(net.named_parameters()), (torch.randn(head.shape, generator=torch.Generator().manual_seed(2)), torch.arange(11.0))
+    parameters, weights = (
+        dict(net.named_parameters()),
+        (torch.randn(head.shape, generator=torch.Generator().manual_seed(2)), torch.arange(11.0)),
+    )
     found = torch.autograd.grad((head * weights[0]).sum() + (value * weights[1]).sum(), list(parameters.values()))
-    exact = torch.autograd.grad((expected_head.t() * weights[0]).sum() + (expected_value[:, 0] * weights[1]).sum(), list(parameters.values()))
+    exact = torch.autograd.grad(
+        (expected_head.t() * weights[0]).sum() + (expected_value[:, 0] * weights[1]).sum(), list(parameters.values())
+    )
     for name, gradient, expected in zip(parameters, found, exact, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            gradient, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_sizes():
@@ -94,8 +104,12 @@ def test_sizes():
 
 def test_layer_normalization_begins_as_none_of_its_own_and_adds_two_numbers_a_unit():
     with_norm, without = mlp(5, 3, hidden=(8, 6), layer_norm=True), mlp(5, 3, hidden=(8, 6))
-    assert all(torch.equal(gain, torch.ones_like(gain)) for gain in with_norm.norm_gains) and not any(bias.any() for bias in with_norm.norm_biases)
-    assert torch.equal(with_norm.first_weight, without.first_weight) and torch.equal(with_norm.head_weight, without.head_weight)
+    assert all(torch.equal(gain, torch.ones_like(gain)) for gain in with_norm.norm_gains) and not any(
+        bias.any() for bias in with_norm.norm_biases
+    )
+    assert torch.equal(with_norm.first_weight, without.first_weight) and torch.equal(
+        with_norm.head_weight, without.head_weight
+    )
     sizes = [sum(parameter.numel() for parameter in net.parameters()) for net in (with_norm, without)]
     assert sizes[0] - sizes[1] == 2 * 2 * (8 + 6)
 
@@ -146,7 +160,16 @@ def test_tanh_by_sigmoid():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hidden": ()}, {"hidden": (0,)}, {"hidden": (5000,)}, {"hidden": (8,) * 9}, {"activation": "swish"}, {"initial_log_std": 9}, {"width": 3}]
+    "wrong",
+    [
+        {"hidden": ()},
+        {"hidden": (0,)},
+        {"hidden": (5000,)},
+        {"hidden": (8,) * 9},
+        {"activation": "swish"},
+        {"initial_log_std": 9},
+        {"width": 3},
+    ],
 )
 def test_configurations_that_are_refused(wrong):
     with pytest.raises(ValidationError):
@@ -247,8 +270,13 @@ def test_acting():
 def test_what_a_checkpoint_holds():
     assert set(policy().tensors()) == {"parameters"}
     assert set(policy(normalize=True).tensors()) == {
-        "parameters", "observation/mean", "observation/variance", "observation/weight", "observation/shift", "observation/scale"
-    }  # fmt: skip
+        "parameters",
+        "observation/mean",
+        "observation/variance",
+        "observation/weight",
+        "observation/shift",
+        "observation/scale",
+    }
     built = policy()
     built.tensors()["parameters"].zero_()
     assert not any(parameter.any() for parameter in built.net.parameters())
@@ -350,7 +378,10 @@ class Net(nn.Module):
         ("def Net(:", "SyntaxError"),
         ("class Other: pass", "Net"),
         ("from torch import nn\nclass Net(nn.Module):\n    def __init__(self): super().__init__()", "TypeError"),
-        ("class Net:\n    def __init__(self, o, h): pass\n    def __call__(self, x): return x, x", "is not a torch.nn.Module"),
+        (
+            "class Net:\n    def __init__(self, o, h): pass\n    def __call__(self, x): return x, x",
+            "is not a torch.nn.Module",
+        ),
         (net_file("raise ValueError('not today')"), "ValueError: not today"),
         (net_file("return self.a(x)"), "should return two tensors"),
         (net_file("return self.a(x), 0.0"), "should return two tensors"),
@@ -358,7 +389,10 @@ class Net(nn.Module):
         (net_file("return self.a(x), self.a(x)"), "expected (2, 2) and (2)"),
         (net_file("return self.a(x)[:, :1], self.a(x)[:, 0]"), "expected (2, 2) and (2)"),
         (net_file("return self.a(x), self.a(x)[:1]"), "expected (2, 2) and (2)"),
-        (net_file("return self.a(x.double()).float(), x[:, 0]", "nn.Linear(o, h).double()"), "not float32: a.weight, a.bias"),
+        (
+            net_file("return self.a(x.double()).float(), x[:, 0]", "nn.Linear(o, h).double()"),
+            "not float32: a.weight, a.bias",
+        ),
         (net_file("return self.a(x).detach(), x[:, 0]"), "gradient"),
         (net_file("return self.a(x), x[:, 0]", "nn.Sequential(nn.Linear(o, h), nn.BatchNorm1d(h))"), "BatchNorm"),
         (net_file("return self.a(x), x[:, 0]", "nn.Sequential(nn.Linear(o, h), nn.Dropout())"), "Dropout"),
@@ -372,7 +406,10 @@ def test_broken_networks_are_refused_in_a_sentence(tmp_path, text, sentence):
 
 
 def test_a_kind_that_is_neither_built_in_nor_a_file(tmp_path):
-    with pytest.raises(ConfigError, match=r'net.kind should be "mlp", "cnn", "places" \(ppo, dqn and pqn\) or "FILE.py:Class" \(got \'mpl\'\)'):
+    with pytest.raises(
+        ConfigError,
+        match=r'net.kind should be "mlp", "cnn", "places" \(ppo, dqn and pqn\) or "FILE.py:Class" \(got \'mpl\'\)',
+    ):
         policy(kind="mpl")
 
 

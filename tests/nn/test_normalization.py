@@ -13,7 +13,8 @@ FIRST_WEIGHT = 1e-4  # of the mean 0 and variance 1 they begin with
 
 
 def test_by_hand():
-    # Samples 1, 3 | 5 with an imagined 1e-4 samples of mean 0 and variance 1 before them: mean 9 / 3.0001, E[x^2] = (35 + 1e-4) / 3.0001.
+    # Samples 1, 3 | 5 with an imagined 1e-4 samples of mean 0 and variance 1 before them: mean 9 / 3.0001, E[x^2] = (35
+    # + 1e-4) / 3.0001.
     normalizer = RunningNormalizer(1, CPU)
     normalizer.update(torch.tensor([[1.0, 3.0]]))
     normalizer.update(torch.tensor([[5.0]]))
@@ -29,7 +30,9 @@ def test_by_hand():
 def test_batches_add_up_to_their_concatenation(shapes):
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([1.0, 100.0, 1e-3])
-    batches = [torch.randn(3, *shape, generator=generator) * scale.view(3, *(1 for _ in shape)) + 5.0 for shape in shapes]
+    batches = [
+        torch.randn(3, *shape, generator=generator) * scale.view(3, *(1 for _ in shape)) + 5.0 for shape in shapes
+    ]
     normalizer = RunningNormalizer(3, CPU)
     for batch in batches:
         normalizer.update(batch)
@@ -60,7 +63,9 @@ def test_before_anything_is_seen_they_change_nothing():
 
 def test_normalizing():
     normalizer = RunningNormalizer(2, CPU)
-    batch = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [0.5]]) + torch.tensor([[10.0], [-2.0]])
+    batch = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[3.0], [0.5]]
+    ) + torch.tensor([[10.0], [-2.0]])
     normalizer.update(batch)
     features = batch.clone()
     normal = normalizer.normalize(features)
@@ -98,11 +103,15 @@ def test_bytes_are_taken_in_as_numbers():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 def test_shards_of_lanes_give_the_same_bits_wherever_they_lie(dtype):
-    """Statistics of a shard do not depend on its neighbours: two devices with half of the shards each find what one finds."""
+    """Statistics of a shard do not depend on its neighbours: two devices with half of the shards each find what one
+    finds.
+    """
     batch = (torch.randn(3, 6, 64, generator=torch.Generator().manual_seed(0)) * 40 + 100).clamp(0, 255).to(dtype)
     whole, halves = statistics(batch, 8), [statistics(half.contiguous(), 4) for half in batch.chunk(2, dim=-1)]
     by_shard = [statistics(part.contiguous()) for part in batch.chunk(8, dim=-1)]
-    between, mean = torch.var_mean(torch.cat([part.mean for part in by_shard], dim=1), dim=1, correction=0, keepdim=True)
+    between, mean = torch.var_mean(
+        torch.cat([part.mean for part in by_shard], dim=1), dim=1, correction=0, keepdim=True
+    )
     within = torch.cat([part.variance for part in by_shard], dim=1).mean(dim=1, keepdim=True)
     assert torch.equal(mean, whole.mean) and torch.equal(within + between, whole.variance)
     assert whole.count == 6 * 64 and sum(half.count for half in halves) == whole.count

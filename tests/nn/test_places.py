@@ -1,4 +1,6 @@
-"""A network whose places share their weights: what it makes of places in another order, of a sequence in two parts, and what it refuses."""
+"""A network whose places share their weights: what it makes of places in another order, of a sequence in two parts, and
+what it refuses.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ CARDS, T, B = envs.find("concentration"), 5, 3
 
 
 def policy(env=CARDS, **net):
-    return Policy(env, NetConfig(kind="places", **{"hidden": (8,), **net}), seed=1, device=torch.device("cpu"), normalize=False)
+    return Policy(
+        env, NetConfig(kind="places", **{"hidden": (8,), **net}), seed=1, device=torch.device("cpu"), normalize=False
+    )
 
 
 def codes():
@@ -53,31 +57,54 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop_over_lanes_steps_and_pl
     """In float64, a vector at a time; with states that are given and episodes that begin anywhere."""
     generator = torch.Generator().manual_seed(4)
     net, layers = policy(FILL, memory=memory, hidden=(4,), memory_layers=2), 2 if memory != "none" else 0
-    codes, reset = torch.randint(0, 2, (6, T * B), generator=generator).to(torch.uint8), (torch.rand(T, B, generator=generator) < 0.3).float()
+    codes, reset = (
+        torch.randint(0, 2, (6, T * B), generator=generator).to(torch.uint8),
+        (torch.rand(T, B, generator=generator) < 0.3).float(),
+    )
     reset[0, 0] = 1.0
     with torch.no_grad():
         net.flat.values.add_(0.3 * torch.randn(net.flat.values.shape, generator=generator))
     state = tuple(torch.randn(part.shape, generator=generator) for part in net.initial_state(B))
     weigh = [torch.randn(6, T * B, generator=generator), torch.randn(T * B, generator=generator)]
     head, value, after = net.unroll(codes, state, reset) if layers else (*net.forward(codes), ())
-    gradients = torch.autograd.grad((head * weigh[0]).sum() + (value * weigh[1]).sum(), net.flat.parameters, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        (head * weigh[0]).sum() + (value * weigh[1]).sum(), net.flat.parameters, materialize_grads=True
+    )
 
-    exact = {name: part.detach().double().requires_grad_() for name, part in zip(net.flat.names, net.flat.parameters, strict=True)}
+    exact = {
+        name: part.detach().double().requires_grad_()
+        for name, part in zip(net.flat.names, net.flat.parameters, strict=True)
+    }
     before = [part.view(-1, 6, B).transpose(0, 1).double() for part in state]  # of each memory (places, numbers, lanes)
-    lanes = [looped(exact, memory, layers, codes.view(6, T, B)[:, :, b], [part[:, :, b] for part in before], reset[:, b]) for b in range(B)]
-    heads, values = torch.stack([lane[0] for lane in lanes], dim=2).flatten(1), torch.stack([lane[1] for lane in lanes], dim=1).flatten()
+    lanes = [
+        looped(exact, memory, layers, codes.view(6, T, B)[:, :, b], [part[:, :, b] for part in before], reset[:, b])
+        for b in range(B)
+    ]
+    heads, values = (
+        torch.stack([lane[0] for lane in lanes], dim=2).flatten(1),
+        torch.stack([lane[1] for lane in lanes], dim=1).flatten(),
+    )
     torch.testing.assert_close(head.double(), heads, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value.double(), values, rtol=1e-4, atol=1e-5)
     for k, part in enumerate(after):
-        torch.testing.assert_close(part.double().view(-1, 6, B).transpose(0, 1), torch.stack([lane[2][k] for lane in lanes], dim=2), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            part.double().view(-1, 6, B).transpose(0, 1),
+            torch.stack([lane[2][k] for lane in lanes], dim=2),
+            rtol=1e-4,
+            atol=1e-5,
+        )
     loss = (heads * weigh[0].double()).sum() + (values * weigh[1].double()).sum()
     expected = torch.autograd.grad(loss, list(exact.values()), allow_unused=True, materialize_grads=True)
     for name, found, other in zip(exact, gradients, expected, strict=True):
-        torch.testing.assert_close(found.double(), other, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found.double(), other, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def looped(exact, memory, layers, codes, state, reset):
-    """A lane's logits (N, T), values (T) and states after, from its codes (N, T), the states before and where episodes begin (T)."""
+    """A lane's logits (N, T), values (T) and states after, from its codes (N, T), the states before and where episodes
+    begin (T).
+    """
     N, steps, heads, values = *codes.shape, [], []
     state = [list(part) for part in state]
     for t in range(steps):
@@ -86,11 +113,19 @@ def looped(exact, memory, layers, codes, state, reset):
         features = [torch.nn.functional.one_hot(codes[n, t].long(), 2).double() for n in range(N)]
         for block in range(3):
             total = sum(features) / 4
-            made = [exact[f"own.{block}"] @ own + exact[f"all.{block}"] @ total + exact[f"biases.{block}"][:, 0] for own in features]
+            made = [
+                exact[f"own.{block}"] @ own + exact[f"all.{block}"] @ total + exact[f"biases.{block}"][:, 0]
+                for own in features
+            ]
             features = [x.tanh() for x in made]
             if block < layers:
-                weights = [exact.get(f"memory.{block}.{name}.0") for name in ("input_weights", "input_biases", "state_weights", "state_biases")]
-                steps_made = [remembered(memory, *weights, x, own) for x, own in zip(features, state[block], strict=True)]
+                weights = [
+                    exact.get(f"memory.{block}.{name}.0")
+                    for name in ("input_weights", "input_biases", "state_weights", "state_biases")
+                ]
+                steps_made = [
+                    remembered(memory, *weights, x, own) for x, own in zip(features, state[block], strict=True)
+                ]
                 state[block] = [after for _, after in steps_made]
                 features = [torch.cat([x, found]) for x, (found, _) in zip(features, steps_made, strict=True)]
         heads.append(torch.cat([exact["head_weight"] @ x for x in features]))
@@ -131,8 +166,23 @@ def test_muon_steps_blocks_and_each_gate_of_a_memory_and_no_head():
         (lambda: policy(hidden=(8, 8)), r"one number: got \[8, 8\]"),
         (lambda: policy(memory="gru", memory_size=4), "are as wide as net.hidden, 8"),
         (lambda: policy(layer_norm=True), "net.layer_norm"),
-        (lambda: network(CARDS, NetConfig(kind="places", hidden=(8,)), 0, 52, torch.Generator(), torch.device("cpu")), "SAC and TD3"),
-        (lambda: QPolicy(CARDS, NetConfig(kind="places", hidden=(8,)), seed=1, device=torch.device("cpu"), normalize=False, atoms=5), "the algorithm asks for"),
+        (
+            lambda: network(
+                CARDS, NetConfig(kind="places", hidden=(8,)), 0, 52, torch.Generator(), torch.device("cpu")
+            ),
+            "SAC and TD3",
+        ),
+        (
+            lambda: QPolicy(
+                CARDS,
+                NetConfig(kind="places", hidden=(8,)),
+                seed=1,
+                device=torch.device("cpu"),
+                normalize=False,
+                atoms=5,
+            ),
+            "the algorithm asks for",
+        ),
     ],
 )
 def test_what_it_cannot_read_is_said_in_a_sentence(make, sentence):

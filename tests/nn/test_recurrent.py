@@ -1,4 +1,6 @@
-"""Networks with a memory: their gradients through resets against torch's own cells in float64, step by step as all at once, initial gates, users' networks."""
+"""Networks with a memory: their gradients through resets against torch's own cells in float64, step by step as all at
+once, initial gates, users' networks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ def torch_cell(kind, memory, layer, tower):
         return torch.cat([rows.split(M)[k] for k in order])
 
     loop = ordered(memory.state_weights[layer][tower])
-    named = {"weight_ih": ordered(weight), "weight_hh": loop, "bias_ih": ordered(bias), "bias_hh": ordered(recurrent_bias)}
+    named = {
+        "weight_ih": ordered(weight),
+        "weight_hh": loop,
+        "bias_ih": ordered(bias),
+        "bias_hh": ordered(recurrent_bias),
+    }
     return lambda x, state: torch.func.functional_call(cell, named, (x, state))
 
 
@@ -106,7 +113,10 @@ def test_values_and_gradients_are_those_of_autograd_over_the_unrolled_sequence(k
     inputs = (features, *memory.parameters())
     found = torch.autograd.grad((output.view_as(expected) * weights).sum(), inputs)
     for name, one, other in zip(
-        ("features", *dict(memory.named_parameters())), found, torch.autograd.grad((expected * weights).sum(), inputs), strict=True
+        ("features", *dict(memory.named_parameters())),
+        found,
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -134,10 +144,14 @@ def test_step_by_step_as_all_at_once(kind, shared):
 @pytest.mark.parametrize(("kind", "gate"), [("mingru", -1.0), ("gru", 1.0), ("lstm", 1.0)])
 def test_gates_for_a_long_memory(kind, gate):
     """The gate of a unit that keeps sigmoid(ln(t - 1)) = 1 - 1/t of its state a step: t from 2 to 1,000."""
-    biases = policy(memory=kind, memory_init=1000, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1]
+    biases = (
+        policy(memory=kind, memory_init=1000, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1]
+    )
     spans = torch.exp(gate * biases) + 1.0
     assert float(spans.min()) >= 2.0 - 1e-3 and 900 < float(spans.max()) <= 1000.0 and 300 < float(spans.mean()) < 700
-    assert float(policy(memory=kind, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1].mean()) == (1.0 if kind == "lstm" else 0.0)
+    assert float(
+        policy(memory=kind, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1].mean()
+    ) == (1.0 if kind == "lstm" else 0.0)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
@@ -151,7 +165,10 @@ def test_units_that_pass_all_on(kind):
         other[:, 0] = 1.0
         found = []
         for steps in (1, 31):
-            states = [made.unroll(lane[:, :steps], made.initial_state(1), torch.zeros(steps, 1))[2][0][:64] for lane in (seen, other)]
+            states = [
+                made.unroll(lane[:, :steps], made.initial_state(1), torch.zeros(steps, 1))[2][0][:64]
+                for lane in (seen, other)
+            ]
             found.append(float((states[0] - states[1]).norm()))
         apart[longest] = found[1] / found[0]
     assert apart[1] > 0.5 and apart[None] < 0.25
@@ -159,7 +176,9 @@ def test_units_that_pass_all_on(kind):
 
 def test_a_convolutional_network_remembers():
     made = policy(SEEN, kind="cnn", cnn="impala", channels=(4,), hidden=(8,), memory="gru", memory_size=6)
-    seen = torch.randint(0, 256, (SEEN.observation.size, B), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    seen = torch.randint(
+        0, 256, (SEEN.observation.size, B), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     first = made.initial_state(B)
     assert [tuple(part.shape) for part in first] == [(6, B)]
     _, state = made.act(seen, first)
@@ -213,7 +232,11 @@ def test_a_network_of_ones_own_with_a_state(tmp_path):
         ("(hidden,)\n", "(hidden.detach() * 0,)\n", "gives other outputs for a sequence than for its two halves"),
         ("return (torch.ones(lanes, 5),)", "return torch.ones(lanes, 5)", "should have an initial_state"),
         ("(hidden,)\n", "(hidden[:, :2],)\n", "a state of other shapes"),
-        ("self.head(features), self.value(features), (hidden,)", "self.head(features), self.value(features)", "should return head parameters"),
+        (
+            "self.head(features), self.value(features), (hidden,)",
+            "self.head(features), self.value(features)",
+            "should return head parameters",
+        ),
         ("torch.stack(outputs)", "torch.stack(outputs)[0]", "maps (4, 2, 1) to"),
     ],
 )
@@ -231,7 +254,11 @@ def test_what_makes_such_a_network_unfit(tmp_path, old, new, sentence):
 def test_what_does_not_fit_together():
     with pytest.raises(ValueError, match=r"it should be the last of net.hidden, 64"):
         NetConfig(memory="mingru", memory_size=32)
-    assert NetConfig(memory="mingru", memory_size=64).remembers and NetConfig(memory="lstm", memory_size=32).remembers and not NetConfig().remembers
+    assert (
+        NetConfig(memory="mingru", memory_size=64).remembers
+        and NetConfig(memory="lstm", memory_size=32).remembers
+        and not NetConfig().remembers
+    )
     with pytest.raises(ValueError, match="units of a mingru pass nothing on"):
         NetConfig(memory="mingru", memory_init=1)
     with pytest.raises(ValueError, match="of your own remembers by itself"):
@@ -248,4 +275,6 @@ def test_a_memory_leaves_other_networks_as_they_are():
     """The same seed draws the same encoder with and without a memory."""
     without, with_memory = policy(hidden=(8, 8)), policy(hidden=(8, 8), memory="lstm")
     assert torch.equal(without.net.first_weight, with_memory.net.encoder.first_weight)
-    assert math.isclose(float(with_memory.net.memory.state_weights[0][0].detach().view(4, 8, 8)[2].det().abs()), 1.0, rel_tol=1e-5), "orthogonal, gate by gate"
+    assert math.isclose(
+        float(with_memory.net.memory.state_weights[0][0].detach().view(4, 8, 8)[2].det().abs()), 1.0, rel_tol=1e-5
+    ), "orthogonal, gate by gate"

@@ -1,4 +1,6 @@
-"""Films: every frame is the picture that was handed over, at its time; what cannot be made is refused before anything is computed; and `operant render`."""
+"""Films: every frame is the picture that was handed over, at its time; what cannot be made is refused before anything
+is computed; and `operant render`.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,12 @@ def test_a_picture_that_stays_is_one_frame_that_lasts(tmp_path):
     one, other = pictures(2)
     assert film_of(Gif(tmp_path / "a.gif", 10.0), [one, one, one, other]) == 4
     frames, durations, _ = read_gif(tmp_path / "a.gif")
-    assert len(frames) == 2 and durations == [300, 100] and np.array_equal(frames[0], one) and np.array_equal(frames[1], other)
+    assert (
+        len(frames) == 2
+        and durations == [300, 100]
+        and np.array_equal(frames[0], one)
+        and np.array_equal(frames[1], other)
+    )
 
 
 def test_a_gif_of_one_picture(tmp_path):
@@ -142,7 +149,10 @@ def test_a_png_is_the_last_picture(tmp_path):
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), shown[-1])
 
 
-@pytest.mark.parametrize(("frames", "there", "wanted"), [(4, 10, [0, 3, 6, 9]), (3, 3, [0, 1, 2]), (5, 2, [0, 1]), (2, 9, [0, 8]), (3, 1, [0])])
+@pytest.mark.parametrize(
+    ("frames", "there", "wanted"),
+    [(4, 10, [0, 3, 6, 9]), (3, 3, [0, 1, 2]), (5, 2, [0, 1]), (2, 9, [0, 8]), (3, 1, [0])],
+)
 def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there, wanted):
     shown = pictures(there)
     assert film_of(Sheet(tmp_path / "a.png", frames), shown) == len(wanted)
@@ -156,7 +166,10 @@ def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there,
 def test_pictures_side_by_side():
     four = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((5, 2, 3, 3), np.uint8)
     whole = tiled(four, 3, 1, 9)
-    assert whole[..., 0].tolist() == [[1, 1, 1, 9, 2, 2, 2, 9, 3, 3, 3]] * 2 + [[9] * 11] + [[4, 4, 4, 9, 5, 5, 5, 9, 9, 9, 9]] * 2
+    assert (
+        whole[..., 0].tolist()
+        == [[1, 1, 1, 9, 2, 2, 2, 9, 3, 3, 3]] * 2 + [[9] * 11] + [[4, 4, 4, 9, 5, 5, 5, 9, 9, 9, 9]] * 2
+    )
 
 
 # MP4
@@ -168,13 +181,26 @@ def test_an_mp4_holds_the_pictures_and_their_pace(tmp_path):
     for k, picture in enumerate(shown):
         picture[:, :] = (40 * k, 200, 20 * k)
     assert film_of(Mp4(tmp_path / "a.mp4", 12.0), shown) == 6
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(tmp_path / "a.mp4"), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-loglevel",
+        "error",
+        "-i",
+        str(tmp_path / "a.mp4"),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
     raw = subprocess.run(command, capture_output=True, check=True).stdout
     frames = np.frombuffer(raw, np.uint8).reshape(-1, 34, 22, 3)
     assert len(frames) == 6
     for frame, picture in zip(frames, shown, strict=True):
         assert np.abs(frame[4:28, 4:18].astype(int) - picture[4:28, 4:18].astype(int)).max() <= 12
-    told = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")], capture_output=True, text=True, check=False).stderr
+    told = subprocess.run(
+        [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")], capture_output=True, text=True, check=False
+    ).stderr
     assert "12 fps" in told and "h264" in told and "yuv420p" in told
 
 
@@ -268,20 +294,42 @@ def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("step_s", "fps", "every", "wanted"),
     [
-        (None, None, None, (15.0, 1)), (None, 20.0, 3, (20.0, 3)), (4 / 60, None, None, (15.0, 1)), (1 / 60, None, None, (30.0, 2)),
-        (0.02, None, None, (25.0, 2)), (0.2, None, None, (5.0, 1)), (1 / 30, None, None, (30.0, 1)), (0.02, 10.0, None, (10.0, 2)),
-        (0.02, None, 5, (10.0, 5)), (1e-3, None, None, (1000 / 34, 34)),
+        (None, None, None, (15.0, 1)),
+        (None, 20.0, 3, (20.0, 3)),
+        (4 / 60, None, None, (15.0, 1)),
+        (1 / 60, None, None, (30.0, 2)),
+        (0.02, None, None, (25.0, 2)),
+        (0.2, None, None, (5.0, 1)),
+        (1 / 30, None, None, (30.0, 1)),
+        (0.02, 10.0, None, (10.0, 2)),
+        (0.02, None, 5, (10.0, 5)),
+        (1e-3, None, None, (1000 / 34, 34)),
     ],
-)  # fmt: skip
+)
 def test_a_film_keeps_its_worlds_pace(step_s, fps, every, wanted):
     assert pace(step_s, fps, every) == pytest.approx(wanted)
 
 
 def test_an_environment_says_how_long_a_step_is():
-    wanted = {"cartpole": 0.02, "snake": 1 / 8, "pacman": 1 / 8, "platformer": 1 / 15, "breakout": 4 / 60, "pong": 8 / 60, "go": 0.5, "g2048": 1 / 8}
+    wanted = {
+        "cartpole": 0.02,
+        "snake": 1 / 8,
+        "pacman": 1 / 8,
+        "platformer": 1 / 15,
+        "breakout": 4 / 60,
+        "pong": 8 / 60,
+        "go": 0.5,
+        "g2048": 1 / 8,
+    }
     assert {name: step_seconds(find(name), find(name).Params()) for name in wanted} == pytest.approx(wanted)
-    assert step_seconds(COUNT, SimpleNamespace()) is None and step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace()) == 0.3
-    assert step_seconds(COUNT, SimpleNamespace(tau=0.0)) is None and step_seconds(COUNT, SimpleNamespace(tau=math.nan)) is None
+    assert (
+        step_seconds(COUNT, SimpleNamespace()) is None
+        and step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace()) == 0.3
+    )
+    assert (
+        step_seconds(COUNT, SimpleNamespace(tau=0.0)) is None
+        and step_seconds(COUNT, SimpleNamespace(tau=math.nan)) is None
+    )
     assert step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace(tau=0.5, frames=3)) == 1.5
     assert all(step_seconds(find(name), find(name).Params()) is not None for name in names())
 
@@ -291,7 +339,12 @@ class Counting:
 
     def __init__(self, *ends):
         self.lanes, self._ends = len(ends), np.array(ends)
-        self.ages, self.returns, self.ended, self.time = np.zeros(self.lanes, int), np.zeros(self.lanes), np.zeros(self.lanes, bool), 0
+        self.ages, self.returns, self.ended, self.time = (
+            np.zeros(self.lanes, int),
+            np.zeros(self.lanes),
+            np.zeros(self.lanes, bool),
+            0,
+        )
 
     def canvas(self, side):
         return side
@@ -322,7 +375,15 @@ class Kept(list):
         ((4,), 3, Length(99, 999, 2), 1, [0, 3, 4, 4, 6, 8, 8], 8, False),
         ((4,), 1, Length(6, 999, 2), 0, [0, 1, 2, 3, 4, 5], 5, True),
         ((4,), 1, Length(99, 3, 1), 0, [0, 1, 2, 3], 3, True),
-        ((5, 2), 4, Length(99, 999, 1), 7, [0, 4, 5], 5, False),  # of several lanes the first decides, and none is waited for
+        (
+            (5, 2),
+            4,
+            Length(99, 999, 1),
+            7,
+            [0, 4, 5],
+            5,
+            False,
+        ),  # of several lanes the first decides, and none is waited for
     ],
 )
 def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wanted, steps, cut):
@@ -331,7 +392,9 @@ def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wa
     assert (film, shot.steps, shot.cut) == (wanted, steps, cut)
     assert told == list(range(1, len(wanted) + 1))
     seen = [(k, step) for step in range(1, steps + 1) for k, end in enumerate(ends) if step % end == 0]
-    assert [(episode["lane"], episode["length"], episode["return"]) for episode in shot.episodes] == [(k, ends[k], 2.0 * ends[k]) for k, _ in seen]
+    assert [(episode["lane"], episode["length"], episode["return"]) for episode in shot.episodes] == [
+        (k, ends[k], 2.0 * ends[k]) for k, _ in seen
+    ]
 
 
 # SHOWS
@@ -349,7 +412,9 @@ def first_episodes(env, policy, *, greedy, lanes=4, seed=3, number=7):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("env", [find("cartpole"), PUSH, PICK, with_pixels(find("cartpole"), 16)], ids=["cartpole", "push", "pick", "pixels"])
+@pytest.mark.parametrize(
+    "env", [find("cartpole"), PUSH, PICK, with_pixels(find("cartpole"), 16)], ids=["cartpole", "push", "pick", "pixels"]
+)
 def test_what_is_shown_is_what_an_evaluation_plays(env, greedy):
     policy = Policy(env, mlp.Config(hidden=(8,)), seed=2, device=CPU, normalize=False)
     played = first_episodes(env, policy, greedy=greedy)
@@ -391,7 +456,8 @@ def test_a_lane_that_ended_is_seen_as_it_ended():
         stage.step(action)
         counts.append(stage.observation[0].tolist())
         ends.append(stage.ended.tolist())
-    # Lane 0 is truncated after 3, lane 1 ends after 1, lane 2 after 2: each shows its last count, and then begins at 1 again.
+    # Lane 0 is truncated after 3, lane 1 ends after 1, lane 2 after 2: each shows its last count, and then begins at 1
+    # again.
     assert counts == [[1, 1, 1], [2, 1, 2], [3, 1, 1], [1, 1, 2]]
     assert ends == [[False, True, False], [False, True, True], [True, True, False], [False, True, True]]
     assert stage.returns.tolist() == [1.0, 1.0, 3.0] and stage.ages.tolist() == [1, 1, 2]
@@ -430,16 +496,33 @@ def _board_shade(s, cells, p, x, y):
 
 
 BOARD = Env(
-    COUNT.Params, 1, observation=Box(4), action=Discrete(4), time_limit=None, reset=_board_reset, step=_board_step, observe=_board_observe,
-    pixel_shader=_board_shade, legal=_board_legal, int_state=IntState(4), tally=("twos",),
-)  # fmt: skip
+    COUNT.Params,
+    1,
+    observation=Box(4),
+    action=Discrete(4),
+    time_limit=None,
+    reset=_board_reset,
+    step=_board_step,
+    observe=_board_observe,
+    pixel_shader=_board_shade,
+    legal=_board_legal,
+    int_state=IntState(4),
+    tally=("twos",),
+)
 
 
 def test_boards_masks_and_tallies():
     stage = Stage(BOARD, None, seed=1, lanes=2)
-    assert stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and stage.legal.T.tolist() == [[1, 1, 1, 1]] * 2 and stage.tallies == {"twos": 0.0}
+    assert (
+        stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2
+        and stage.legal.T.tolist() == [[1, 1, 1, 1]] * 2
+        and stage.tallies == {"twos": 0.0}
+    )
     stage.step(torch.tensor([[1, 2]], dtype=torch.int32))
-    assert stage.observation.T.tolist() == [[7, 8, 7, 7], [7, 7, 8, 7]] and stage.legal.T.tolist() == [[1, 0, 1, 1], [1, 1, 0, 1]]
+    assert stage.observation.T.tolist() == [[7, 8, 7, 7], [7, 7, 8, 7]] and stage.legal.T.tolist() == [
+        [1, 0, 1, 1],
+        [1, 1, 0, 1],
+    ]
     stage.step(torch.tensor([[1, 0]], dtype=torch.int32))
     assert stage.ended.tolist() == [True, False] and stage.tallies == {"twos": 4.0}
     seen = stage.picture(stage.canvas(4))
@@ -448,7 +531,12 @@ def test_boards_masks_and_tallies():
     stage.step(torch.tensor([[3, 3]], dtype=torch.int32))
     assert stage.observation.T.tolist() == [[7, 7, 7, 8], [8, 7, 8, 8]] and stage.tallies == {"twos": 2.0}
     stage.restart()
-    assert stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and stage.legal.all() and stage.ages.tolist() == [0, 0] and stage.tallies == {"twos": 0.0}
+    assert (
+        stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2
+        and stage.legal.all()
+        and stage.ages.tolist() == [0, 0]
+        and stage.tallies == {"twos": 0.0}
+    )
 
 
 def test_a_policy_takes_only_what_is_legal():
@@ -471,10 +559,29 @@ def test_a_policy_takes_only_what_is_legal():
 def trained(tmp_path_factory):
     """A run of a few thousand steps."""
     place = tmp_path_factory.mktemp("trained")
-    words = ["train", "cartpole", "--name", "small", "--device", "cpu", "run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=5120", "eval.episodes=4"]
+    words = [
+        "train",
+        "cartpole",
+        "--name",
+        "small",
+        "--device",
+        "cpu",
+        "run.threads=1",
+        "env.lanes=32",
+        "algo.horizon=16",
+        "run.steps=5120",
+        "eval.episodes=4",
+    ]
     environment = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
     environment.pop("OPERANT_RUNS", None)
-    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "operant.cli", *words],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return place / "runs" / "small"
 
@@ -486,7 +593,10 @@ def test_render_makes_a_small_gif_by_default(trained, here, tmp_path):
     assert frames[0].shape == (256, 256, 3) and loop == 0
     assert sum(durations) == pytest.approx(10_000, abs=100) and (tmp_path / "agent.gif").stat().st_size < 1_000_000
     assert sum(not np.array_equal(one, other) for one, other in pairwise(frames)) > 10, "nothing moves"
-    assert done.out.startswith("agent.gif  250 frames, 10.0 s at 25 a second") and "small  cartpole  step 5,120  (greedy, cpu, seed 1)" in done.out
+    assert (
+        done.out.startswith("agent.gif  250 frames, 10.0 s at 25 a second")
+        and "small  cartpole  step 5,120  (greedy, cpu, seed 1)" in done.out
+    )
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".gif"] == ["agent.gif"]
 
 
@@ -497,18 +607,33 @@ def test_render_shows_the_episodes_of_eval(trained, here):
         first.setdefault(episode["lane"], episode["return"])
     played = json.loads(here("eval", trained, "--episodes", "3", "--greedy", "--json").out)
     assert len(first) == 3 and sum(first.values()) / 3 == pytest.approx(played["mean"])
-    assert {"schema": 1, "id": "small", "env": "cartpole", "mode": "greedy", "seed": 1, "format": "png", "frames": 1, "lanes": 3}.items() <= made.items()
+    assert {
+        "schema": 1,
+        "id": "small",
+        "env": "cartpole",
+        "mode": "greedy",
+        "seed": 1,
+        "format": "png",
+        "frames": 1,
+        "lanes": 3,
+    }.items() <= made.items()
 
 
 def test_render_is_the_same_bytes_again_and_others_for_another_seed(trained, here, tmp_path):
     for name, seed in (("a.gif", 1), ("b.gif", 1), ("c.gif", 2)):
-        assert here("render", trained, "-o", name, "--seconds", "1", "--size", "64", "--seed", seed, "--sampled").code == 0
+        assert (
+            here("render", trained, "-o", name, "--seconds", "1", "--size", "64", "--seed", seed, "--sampled").code == 0
+        )
     first, again, other = ((tmp_path / name).read_bytes() for name in ("a.gif", "b.gif", "c.gif"))
     assert first == again != other
 
 
 def test_render_stops_after_an_episode(trained, here, tmp_path):
-    made = json.loads(here("render", trained, "-o", "a.gif", "--episodes", "2", "--size", "32", "--fps", "50", "--every", "1", "--json").out)
+    made = json.loads(
+        here(
+            "render", trained, "-o", "a.gif", "--episodes", "2", "--size", "32", "--fps", "50", "--every", "1", "--json"
+        ).out
+    )
     assert len(made["episodes"]) == 2 and made["steps"] == sum(episode["length"] for episode in made["episodes"])
     assert made["frames"] == 1 + made["steps"] + 2 * 25  # each end stays for half a second
     cut = here("render", trained, "-o", "b.gif", "--episodes", "50", "--size", "32", "--seconds", "1")
@@ -531,7 +656,11 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
         (("-o", "a.gif", "--greedy", "--sampled"), 2, "--greedy and --sampled exclude each other"),
         (("-o", "a.gif", "--seconds", "1", "--steps", "1"), 2, "--seconds and --steps exclude each other"),
         (("-o", "a.gif", "--size", "9"), 2, "--size is 9; it must be between 16 and 2,048"),
-        (("-o", "a.gif", "--size", "64", "--lanes", "16"), 2, "--size 64 leaves 14 pixels for each of 16 games, of the 16 it takes: at least --size 72"),
+        (
+            ("-o", "a.gif", "--size", "64", "--lanes", "16"),
+            2,
+            "--size 64 leaves 14 pixels for each of 16 games, of the 16 it takes: at least --size 72",
+        ),
         (("-o", "a.gif", "--lanes", "0"), 2, "--lanes is 0"),
         (("-o", "a.gif", "--fps", "0"), 2, "--fps is 0"),
         (("-o", "a.gif", "--fps", "nan"), 2, "--fps is nan"),
@@ -567,13 +696,17 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     from operant.play import load_policy
 
     load = load_policy.load
-    config = SimpleNamespace(environment=replace(find("cartpole"), pixel_shader=None), run=SimpleNamespace(seed=1), hosted=False)
+    config = SimpleNamespace(
+        environment=replace(find("cartpole"), pixel_shader=None), run=SimpleNamespace(seed=1), hosted=False
+    )
     monkeypatch.setattr(load_policy, "load", lambda *words, **how: load(*words, **how)._replace(config=config))
     done = here("render", trained, "-o", "a.gif")
     assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
+)
 def test_a_film_that_is_broken_off_leaves_nothing(trained, tmp_path, number, code):
     command = [sys.executable, "-m", "operant.cli", "render", str(trained), "-o", "a.mp4", "--seconds", "3600"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -1,4 +1,6 @@
-"""A person's game and a policy that is watched, on a clock of their own: what keys and time do, and what is to be seen. No terminal."""
+"""A person's game and a policy that is watched, on a clock of their own: what keys and time do, and what is to be seen.
+No terminal.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,12 @@ def a_game(*script, env=WALK, turns, rate=10.0, keys=""):
 
 def test_in_turns_a_game_waits_for_keys():
     score, stage, seen = a_game(5, "right", 3, "d", "2", "right", turns=True)
-    assert (score.returns, score.steps) == ([], 4) and stage.observation.tolist() == [[4.0]] and stage.ages.tolist() == [4]
-    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last("walk   ? keys, p pause, r restart, q leaves")
+    assert (
+        (score.returns, score.steps) == ([], 4) and stage.observation.tolist() == [[4.0]] and stage.ages.tolist() == [4]
+    )
+    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last(
+        "walk   ? keys, p pause, r restart, q leaves"
+    )
 
 
 def test_in_turns_a_game_ends_and_begins_again():
@@ -82,23 +88,38 @@ def test_in_turns_a_game_ends_and_begins_again():
 
 def test_an_illegal_action_is_refused_with_a_line():
     score, stage, seen = a_game("left", "1", "right", "left", turns=True)
-    assert score.steps == 2 and stage.observation.tolist() == [[0.0]] and seen.ever("left is not legal now") and not seen.last("not legal")
+    assert (
+        score.steps == 2
+        and stage.observation.tolist() == [[0.0]]
+        and seen.ever("left is not legal now")
+        and not seen.last("not legal")
+    )
 
 
 def test_against_the_clock_a_game_goes_on_by_itself():
     score, stage, seen = a_game(2, "space", 1.0, turns=False)
-    assert seen.ever("an arrow or space starts it") and score.steps == pytest.approx(10, abs=1) and stage.observation.tolist() == [[0.0]]
+    assert (
+        seen.ever("an arrow or space starts it")
+        and score.steps == pytest.approx(10, abs=1)
+        and stage.observation.tolist() == [[0.0]]
+    )
 
 
 def test_a_key_is_held_for_a_few_steps_and_then_let_go():
     score, stage, _ = a_game("right", 2.0, turns=False)
     assert stage.observation.item() in (2.0, 3.0) and score.steps == pytest.approx(20, abs=1)
-    assert a_game("right", 3.0, turns=False, rate=2.0)[1].observation.item() in (1.0, 2.0), "however slow, a key is a step"
+    assert a_game("right", 3.0, turns=False, rate=2.0)[1].observation.item() in (1.0, 2.0), (
+        "however slow, a key is a step"
+    )
 
 
 def test_an_illegal_key_does_not_stop_the_clock():
     score, stage, seen = a_game("left", 2.0, turns=False)
-    assert seen.ever("left is not legal now") and score.steps == pytest.approx(20, abs=1) and stage.observation.item() == 0.0
+    assert (
+        seen.ever("left is not legal now")
+        and score.steps == pytest.approx(20, abs=1)
+        and stage.observation.item() == 0.0
+    )
 
 
 def test_pause_and_help_stop_the_clock():
@@ -136,21 +157,39 @@ POINTS = tuple(f"{column}{row}" for row in range(5, 0, -1) for column in "abcde"
 def test_a_board_is_played_with_a_cursor():
     env = replace(WALK, action=Discrete(26), legal=None, actions=(*POINTS, "pass"))
     score, stage, seen = a_game("up", "left", "space", "x", env=env, turns=True)
-    assert score.steps == 2 and seen.ever("b4   arrows move, space plays, x passes") and seen.last("pass") and stage.action.tolist() == [[25]]
+    assert (
+        score.steps == 2
+        and seen.ever("b4   arrows move, space plays, x passes")
+        and seen.last("pass")
+        and stage.action.tolist() == [[25]]
+    )
     assert takes_turns(env)
 
 
 def test_keys_of_ones_own_play_on_a_board():
     env = replace(WALK, action=Discrete(25), legal=None, actions=POINTS)
     score, stage, seen = a_game("up", "z", "right", "?", "q", env=env, turns=True, keys="z=b5,right=e1")
-    assert score.steps == 2 and stage.action.tolist() == [[24]] and seen.ever("c4   arrows move") and seen.ever("   b5") and seen.ever("   e1")
+    assert (
+        score.steps == 2
+        and stage.action.tolist() == [[24]]
+        and seen.ever("c4   arrows move")
+        and seen.ever("   b5")
+        and seen.ever("   e1")
+    )
     assert seen.ever("z".ljust(13) + "b5")
 
 
 def test_actions_without_keys_are_typed():
     env = replace(WALK, action=Discrete(23), legal=None, actions=())
-    score, stage, seen = a_game("1", "x", "2", "3", "backspace", "enter", "enter", "9", "9", "enter", env=env, turns=True)
-    assert score.steps == 1 and stage.action.tolist() == [[12]] and seen.last("99 is not an action: 0 to 22") and seen.ever("action 123_")
+    score, stage, seen = a_game(
+        "1", "x", "2", "3", "backspace", "enter", "enter", "9", "9", "enter", env=env, turns=True
+    )
+    assert (
+        score.steps == 1
+        and stage.action.tolist() == [[12]]
+        and seen.last("99 is not an action: 0 to 22")
+        and seen.ever("action 123_")
+    )
 
 
 def test_which_games_are_played_in_turns():
@@ -208,7 +247,11 @@ def watched(*script, env, episodes=3, fps=20.0):
 def test_watching_ends_after_so_many_episodes():
     watch, seen = watched(600, env=find("cartpole"))
     assert len(watch.returns) == 3 and watch.steps == sum(watch.returns)
-    assert seen.ever("episode 1 of 3   step 0   return 0   action -") and seen.ever("episode 3 of 3") and seen.ever("mean of 2: ")
+    assert (
+        seen.ever("episode 1 of 3   step 0   return 0   action -")
+        and seen.ever("episode 3 of 3")
+        and seen.ever("mean of 2: ")
+    )
     assert seen.last("a run   space pauses, q leaves")
     assert seen.ever(f"step {int(watch.returns[0])}   return {watch.returns[0]:.3g}"), "the end is seen"
 

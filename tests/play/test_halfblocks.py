@@ -22,9 +22,26 @@ def test_without_colours_shapes_stay():
     ground = [[BLACK] * 6 for _ in range(4)]
     ground[1][2], ground[2][3], ground[1][4], ground[2][4] = RED, RED, b"\xff\xff\xff", b"\xff\xff\xff"
     pixels = b"".join(b"".join(row) for row in ground)
-    assert ["".join(character for character, *_ in row) for row in cells_of(pixels, 6, 4, PLAIN)] == ["  ▄ ▄ ", "   ▀▀ "]
-    assert ["".join(character for character, *_ in row) for row in cells_of(pixels, 6, 4, ASCII)] == ["  . . ", "   '' "]
-    full = BLACK * 4 + BLACK + b"\x30\x30\x30" + b"\xff\xff\xff" + BLACK + BLACK + b"\x30\x30\x30" + b"\xff\xff\xff" + BLACK + BLACK * 4
+    assert ["".join(character for character, *_ in row) for row in cells_of(pixels, 6, 4, PLAIN)] == [
+        "  ▄ ▄ ",
+        "   ▀▀ ",
+    ]
+    assert ["".join(character for character, *_ in row) for row in cells_of(pixels, 6, 4, ASCII)] == [
+        "  . . ",
+        "   '' ",
+    ]
+    full = (
+        BLACK * 4
+        + BLACK
+        + b"\x30\x30\x30"
+        + b"\xff\xff\xff"
+        + BLACK
+        + BLACK
+        + b"\x30\x30\x30"
+        + b"\xff\xff\xff"
+        + BLACK
+        + BLACK * 4
+    )
     assert [row[2][0] for row in cells_of(full, 4, 4, PLAIN)] == ["▄", "▀"]
     pairs = [(BLACK, BLACK), (b"\x30\x30\x30", b"\x30\x30\x30"), (b"\xff\xff\xff", b"\xff\xff\xff"), (BLACK, BLACK)]
     tall = BLACK * 8 + b"".join(upper for upper, _ in pairs) + b"".join(lower for _, lower in pairs) + BLACK * 4

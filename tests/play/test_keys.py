@@ -19,7 +19,11 @@ def test_every_environment_can_be_played():
         for count in (1, 2):
             for first in buttons.keys.values():
                 reached.add(buttons.action([first]))
-                reached |= {buttons.action([first, second]) for second in buttons.keys.values() if count == 2 and not buttons.excludes(first, second)}
+                reached |= {
+                    buttons.action([first, second])
+                    for second in buttons.keys.values()
+                    if count == 2 and not buttons.excludes(first, second)
+                }
         reached.add(buttons.action([]))
         if isinstance(env.action, Discrete) and env.action.n <= 10:
             assert reached - {None} == {(k,) for k in range(env.action.n)}, name
@@ -39,10 +43,28 @@ def words(env, *keys):
 
 def test_arrows_letters_and_digits():
     snake, breakout, cartpole, car = find("snake"), find("breakout"), find("cartpole"), find("mountaincar")
-    assert [words(snake, key) for key in ("up", "right", "down", "left", "w", "d", "s", "a", "3")] == [(0,), (1,), (2,), (3,), (0,), (1,), (2,), (3,), (3,)]
-    assert [words(breakout, *keys) for keys in ((), ("left",), ("right",), ("0",), ("a", "d"))] == [(0,), (1,), (2,), (0,), (2,)]
+    assert [words(snake, key) for key in ("up", "right", "down", "left", "w", "d", "s", "a", "3")] == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+        (3,),
+    ]
+    assert [words(breakout, *keys) for keys in ((), ("left",), ("right",), ("0",), ("a", "d"))] == [
+        (0,),
+        (1,),
+        (2,),
+        (0,),
+        (2,),
+    ]
     assert [words(cartpole, *keys) for keys in ((), ("left",), ("right",))] == [None, (0,), (1,)]
-    assert [words(car, *keys) for keys in ((), ("left",), ("right",))] == [(1,), (0,), (2,)], "as Gymnasium numbers them"
+    assert [words(car, *keys) for keys in ((), ("left",), ("right",))] == [(1,), (0,), (2,)], (
+        "as Gymnasium numbers them"
+    )
     assert [words(find("pong"), *keys) for keys in ((), ("up",), ("down",), ("s",))] == [(0,), (1,), (2,), (2,)]
 
 
@@ -50,9 +72,26 @@ SIX = replace(COUNT, action=Discrete(6), actions=("left", "stay", "right", "left
 
 
 def test_two_keys_together_are_an_action_of_their_own():
-    assert [words(SIX, *keys) for keys in ((), ("left",), ("space",), ("left", "space"), ("space", "left"), ("up", "right"), ("left", "right", "space"))] == [
-        (1,), (0,), (4,), (3,), (3,), (5,), (5,),
-    ]  # fmt: skip
+    assert [
+        words(SIX, *keys)
+        for keys in (
+            (),
+            ("left",),
+            ("space",),
+            ("left", "space"),
+            ("space", "left"),
+            ("up", "right"),
+            ("left", "right", "space"),
+        )
+    ] == [
+        (1,),
+        (0,),
+        (4,),
+        (3,),
+        (3,),
+        (5,),
+        (5,),
+    ]
     buttons = Buttons(SIX)
     assert buttons.excludes("left", "right") and not buttons.excludes("left", "jump")
     assert buttons.named((3,)) == "left+jump"
@@ -74,7 +113,12 @@ def test_actions_without_names_are_numbers():
 
 
 def test_names_that_share_words_are_keys_however_many_they_are():
-    names = tuple("+".join(filter(None, (way, up, fire))) or "stay" for way in ("", "left", "right") for up in ("", "up", "down") for fire in ("", "fire"))
+    names = tuple(
+        "+".join(filter(None, (way, up, fire))) or "stay"
+        for way in ("", "left", "right")
+        for up in ("", "up", "down")
+        for fire in ("", "fire")
+    )
     env = replace(COUNT, action=Discrete(18), actions=names)
     assert words(env, "left", "up", "space") == (names.index("left+up+fire"),) and words(env) == (0,)
     square = replace(env, action=Discrete(16), actions=names[:16])
@@ -83,8 +127,13 @@ def test_names_that_share_words_are_keys_however_many_they_are():
 
 def test_pushes_go_to_the_bounds():
     assert [words(PUSH, *keys) for keys in ((), ("left",), ("right",), ("up",), ("right", "up"), ("left", "down"))] == [
-        (0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (-1.0, 0.0),
-    ]  # fmt: skip
+        (0.0, 0.0),
+        (-1.0, 0.0),
+        (1.0, 0.0),
+        (0.0, 1.0),
+        (1.0, 1.0),
+        (-1.0, 0.0),
+    ]
     unbounded = replace(COUNT, action=Box(1))
     assert words(unbounded, "left") == (-1.0,) and words(unbounded, "right") == (1.0,)
     assert words(replace(COUNT, action=Box(1, low=2.0, high=5.0))) == (2.0,), "rest lies within the bounds"
@@ -92,16 +141,26 @@ def test_pushes_go_to_the_bounds():
 
 
 def test_several_choices():
-    assert [words(PICK, *keys) for keys in ((), ("right",), ("up",), ("right", "up"), ("left",))] == [(0, 0), (2, 0), (0, 1), (2, 1), (0, 0)]
+    assert [words(PICK, *keys) for keys in ((), ("right",), ("up",), ("right", "up"), ("left",))] == [
+        (0, 0),
+        (2, 0),
+        (0, 1),
+        (2, 1),
+        (0, 0),
+    ]
 
 
 @pytest.mark.parametrize(
     ("env", "text", "key", "action"),
     [
-        (SIX, "k=3", "k", (3,)), (SIX, " left = jump , x=left+jump", "left", (4,)), (SIX, "space=5,", "space", (5,)), (SIX, "", "left", (0,)),
-        (PUSH, "k=+1", "k", (0.0, 1.0)), (PICK, "k=0:1", "k", (1, 0)),
+        (SIX, "k=3", "k", (3,)),
+        (SIX, " left = jump , x=left+jump", "left", (4,)),
+        (SIX, "space=5,", "space", (5,)),
+        (SIX, "", "left", (0,)),
+        (PUSH, "k=+1", "k", (0.0, 1.0)),
+        (PICK, "k=0:1", "k", (1, 0)),
     ],
-)  # fmt: skip
+)
 def test_keys_can_be_changed(env, text, key, action):
     buttons = Buttons(env)
     buttons.bind(text)
@@ -111,12 +170,20 @@ def test_keys_can_be_changed(env, text, key, action):
 @pytest.mark.parametrize(
     ("env", "text", "said"),
     [
-        (SIX, "left", "'left' is not KEY=ACTION"), (SIX, "left=", "is not KEY=ACTION"), (SIX, "left=6", "'6' is not an action; they are 0 to 5, or left, stay"),
-        (SIX, "left=-1", "is not an action"), (SIX, "q=1", "'q' is taken"), (SIX, "esc=1", "'esc' is taken"), (SIX, "F1=1", "'F1' is not a key"),
-        (SIX, "\x1b[2J=1", "is not a key"), (PUSH, "left=1", "is not a push; they are -0 and +0 to -1 and +1"), (PUSH, "left=+2", "is not a push"),
-        (PICK, "left=1", "is not a choice"), (PICK, "left=1:2", "is not a choice"),
+        (SIX, "left", "'left' is not KEY=ACTION"),
+        (SIX, "left=", "is not KEY=ACTION"),
+        (SIX, "left=6", "'6' is not an action; they are 0 to 5, or left, stay"),
+        (SIX, "left=-1", "is not an action"),
+        (SIX, "q=1", "'q' is taken"),
+        (SIX, "esc=1", "'esc' is taken"),
+        (SIX, "F1=1", "'F1' is not a key"),
+        (SIX, "\x1b[2J=1", "is not a key"),
+        (PUSH, "left=1", "is not a push; they are -0 and +0 to -1 and +1"),
+        (PUSH, "left=+2", "is not a push"),
+        (PICK, "left=1", "is not a choice"),
+        (PICK, "left=1:2", "is not a choice"),
     ],
-)  # fmt: skip
+)
 def test_keys_that_are_wrong_have_a_sentence(env, text, said):
     with pytest.raises(UsageError) as raised:
         Buttons(env).bind(text)
@@ -126,7 +193,9 @@ def test_keys_that_are_wrong_have_a_sentence(env, text, said):
 def test_a_key_counts_for_a_while():
     held = Held(Buttons(SIX), first_s=0.25, again_s=0.1)
     assert held.press("left", 0.0) and held.words(0.2) == ["left"] and held.words(0.25) == []
-    assert held.press("left", 1.0) and held.press("left", 1.2) and held.words(1.29) == ["left"] and held.words(1.31) == []
+    assert (
+        held.press("left", 1.0) and held.press("left", 1.2) and held.words(1.29) == ["left"] and held.words(1.31) == []
+    )
     held.press("left", 2.0)
     held.press("space", 2.1)
     assert held.words(2.2) == ["left", "jump"]
@@ -141,10 +210,18 @@ def test_a_board_has_a_cursor():
     board, named = Board.of(go), Buttons(go).named
     assert (board.side, board.row, board.column, named(board.point)) == (9, 4, 4, "e5")
     assert all(board.press(key) for key in ("up", "up", "a")) and named(board.point) == "d7"
-    assert board.action("space") == (2 * 9 + 3,) == board.action("enter") and board.action("x") == (81,) and board.action("y") is None
+    assert (
+        board.action("space") == (2 * 9 + 3,) == board.action("enter")
+        and board.action("x") == (81,)
+        and board.action("y") is None
+    )
     for _ in range(4):
         board.press("left")
     assert named(board.point) == "j7", "beyond the edge is the other one; there is no column i"
     assert (named((0,)), named((80,)), named((81,))) == ("a9", "j1", "pass")
     assert Board.of(replace(COUNT, action=Discrete(16))).action("x") is None
-    assert Board.of(replace(COUNT, action=Discrete(9))) is None and Board.of(replace(COUNT, action=Discrete(23))) is None and Board.of(PUSH) is None
+    assert (
+        Board.of(replace(COUNT, action=Discrete(9))) is None
+        and Board.of(replace(COUNT, action=Discrete(23))) is None
+        and Board.of(PUSH) is None
+    )

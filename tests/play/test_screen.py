@@ -1,4 +1,6 @@
-"""The screen of games: keys and pictures through Textual's Pilot; the commands in a pseudo-terminal, which is always put back as it was."""
+"""The screen of games: keys and pictures through Textual's Pilot; the commands in a pseudo-terminal, which is always
+put back as it was.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ sys.path.insert(0, str(BENCHES))
 from terminal import Terminal  # noqa: E402
 
 pytest.importorskip("pyte")
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them"), pytest.mark.usefixtures("one_thread")]
-
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 # THE APP
@@ -133,7 +137,9 @@ def test_without_colours_there_are_none(monkeypatch, env):
     app, _, _ = walk_screen(env=env)
 
     async def script(pilot):
-        styles = {segment.style for y in range(18) for segment in app.query_one(Picture).render_line(y) if segment.style}
+        styles = {
+            segment.style for y in range(18) for segment in app.query_one(Picture).render_line(y) if segment.style
+        }
         assert all(style.color is None and style.bgcolor is None for style in styles)
 
     piloted(app, script)
@@ -174,7 +180,12 @@ def modes(terminal):
 
 
 def operant(place, *words, **how):
-    return Terminal([sys.executable, "-m", "operant.cli", *map(str, words)], place, environment={"XDG_STATE_HOME": str(place / "state")}, **how)
+    return Terminal(
+        [sys.executable, "-m", "operant.cli", *map(str, words)],
+        place,
+        environment={"XDG_STATE_HOME": str(place / "state")},
+        **how,
+    )
 
 
 def see(terminal, words):
@@ -182,7 +193,9 @@ def see(terminal, words):
 
 
 def test_play_in_a_terminal(tmp_path):
-    with operant(tmp_path, "play", "CartPole-v1", "--seed", "1", "--param", "gravity=3.7", columns=70, rows=24) as terminal:
+    with operant(
+        tmp_path, "play", "CartPole-v1", "--seed", "1", "--param", "gravity=3.7", columns=70, rows=24
+    ) as terminal:
         before = modes(terminal)
         terminal.press("qq")  # typed blindly: dropped
         see(terminal, "starts it")
@@ -198,7 +211,11 @@ def test_play_in_a_terminal(tmp_path):
         assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == before == (True, True, True)
         last = terminal.text().decode().rstrip().splitlines()[-1]
         assert "cartpole  1 episode  return " in last
-        assert b"\x1b[?1049l" in terminal.output and b"\x1b[?25h" in terminal.output and b"Traceback" not in terminal.output
+        assert (
+            b"\x1b[?1049l" in terminal.output
+            and b"\x1b[?25h" in terminal.output
+            and b"Traceback" not in terminal.output
+        )
 
 
 def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
@@ -230,7 +247,9 @@ def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
 def test_a_file_can_be_played_without_colours(tmp_path):
     (tmp_path / "mine.py").write_text((Path(find("pendulum").step.py_func.__code__.co_filename)).read_text())
     how = {"XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
-    with Terminal([sys.executable, "-m", "operant.cli", "play", "mine.py"], tmp_path, columns=60, rows=20, environment=how) as terminal:
+    with Terminal(
+        [sys.executable, "-m", "operant.cli", "play", "mine.py"], tmp_path, columns=60, rows=20, environment=how
+    ) as terminal:
         see(terminal, "starts it")
         assert b"38;2;" not in terminal.output and b"48;2;" not in terminal.output
         os.kill(terminal.pid, signal.SIGHUP)
@@ -240,7 +259,9 @@ def test_a_file_can_be_played_without_colours(tmp_path):
 def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     small = ("run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=512", "eval.episodes=4")
     assert here("train", "cartpole", "--inline", "--name", "small", "--device", "cpu", *small).code == 0
-    with operant(tmp_path, "eval", "small", "--render", "term", "--episodes", "2", "--fps", "50", columns=70, rows=24) as terminal:
+    with operant(
+        tmp_path, "eval", "small", "--render", "term", "--episodes", "2", "--fps", "50", columns=70, rows=24
+    ) as terminal:
         see(terminal, "episode 1 of 2")
         assert terminal.shows("small  cartpole  checkpoint 512  greedy")
         assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == (True, True, True)
@@ -268,7 +289,11 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play go --clock", 2, "go has more actions than keys"),
         ("play", 2, "Missing argument 'ENV'"),
         ("eval nosuch --render term", 3, "no run is called 'nosuch'"),
-        ("eval nosuch --render gif", 2, "--render is 'gif'; it must be none or term. For a file: operant render nosuch --out agent.gif"),
+        (
+            "eval nosuch --render gif",
+            2,
+            "--render is 'gif'; it must be none or term. For a file: operant render nosuch --out agent.gif",
+        ),
         ("eval nosuch --render term --json", 2, "leave --json out"),
         ("eval nosuch --render term --greedy --sampled", 2, "shows one policy"),
         ("eval nosuch --render term --episodes 0", 2, "--episodes is 0"),

@@ -44,6 +44,17 @@ def _walk_shade(s, p, x, y):
 
 
 WALK = Env(
-    Walk, 1, observation=Box(1), action=Discrete(3), time_limit=40, reset=_walk_reset, step=_walk_step, observe=_walk_observe, pixel_shader=_walk_shade,
-    legal=_walk_legal, tally=("sum",), actions=("stay", "left", "right"), name="walk",
-)  # fmt: skip
+    Walk,
+    1,
+    observation=Box(1),
+    action=Discrete(3),
+    time_limit=40,
+    reset=_walk_reset,
+    step=_walk_step,
+    observe=_walk_observe,
+    pixel_shader=_walk_shade,
+    legal=_walk_legal,
+    tally=("sum",),
+    actions=("stay", "left", "right"),
+    name="walk",
+)

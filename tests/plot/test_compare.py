@@ -27,15 +27,31 @@ def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, 
         level = (top + seed) * (1 - math.exp(-k / 20))
         noise = math.sin(12.9898 * (k + 100 * seed))
         rows.append((end * k // 100, (level + 20 * noise, 1.0, level if k % 10 == 0 else NAN, 0.5)))
-    config = f'[env]\nname = "{environment}"\n[algo]\nname = "{algorithm}"\ngamma = 0.99\n[run]\nseed = {seed}\nname = "x{seed}"\n'
-    return made(root, f"{environment}-{algorithm}-{seed}", rows, config=config, algo=algorithm, env=environment, seed=seed, **document)
+    config = (
+        f'[env]\nname = "{environment}"\n[algo]\nname = "{algorithm}"\ngamma = 0.99\n[run]\nseed = {seed}\nname '
+        f'= "x{seed}"\n'
+    )
+    return made(
+        root,
+        f"{environment}-{algorithm}-{seed}",
+        rows,
+        config=config,
+        algo=algorithm,
+        env=environment,
+        seed=seed,
+        **document,
+    )
 
 
 @pytest.fixture
 def three(here, tmp_path):
     """Five seeds of three algorithms on one environment."""
     tops = {"ppo": 480, "sac": 470, "pqn": 300}
-    return [learner(tmp_path / "runs", algorithm, seed, top=top, target=475.0) for algorithm, top in tops.items() for seed in range(1, 6)]
+    return [
+        learner(tmp_path / "runs", algorithm, seed, top=top, target=475.0)
+        for algorithm, top in tops.items()
+        for seed in range(1, 6)
+    ]
 
 
 def last(top, seed):
@@ -53,7 +69,11 @@ def test_compare_says_what_an_independent_computation_does(three, here):
         scores = [last(top, seed) for seed in range(1, 6)]
         assert row["scores"] == pytest.approx(scores)
         # The middle half of five: one of each end is left out. And as scipy has it.
-        assert row["iqm"]["value"] == pytest.approx(sum(sorted(scores)[1:4]) / 3) == pytest.approx(stats.trim_mean(scores, 0.25))
+        assert (
+            row["iqm"]["value"]
+            == pytest.approx(sum(sorted(scores)[1:4]) / 3)
+            == pytest.approx(stats.trim_mean(scores, 0.25))
+        )
         assert min(scores) <= row["iqm"]["low"] < row["iqm"]["value"] < row["iqm"]["high"] <= max(scores)
         assert row["steps"] == 100_000 and row["seconds"] >= 0.5
     better = {(row["group"], row["over"]): row["value"] for row in document["improvement"]}
@@ -64,9 +84,13 @@ def test_compare_says_what_an_independent_computation_does(three, here):
 def test_compare_shows_it_in_the_terminal(three, here):
     done = here("compare", *(run.id for run in three[:7]))
     lines = done.out.splitlines()
-    assert re.match(r"ppo +cartpole +5 +479\.7 +478\.\d to 481\.\d", lines[1]) and re.match(r"sac +cartpole +2 +46\d", lines[2]), done.out
+    assert re.match(r"ppo +cartpole +5 +479\.7 +478\.\d to 481\.\d", lines[1]) and re.match(
+        r"sac +cartpole +2 +46\d", lines[2]
+    ), done.out
     assert lines[1].rstrip()[-1] == "█" and "▁" in lines[1]
-    assert "probability that a run scores higher" in lines and any(re.match(r"ppo than sac +1.00", line) for line in lines)
+    assert "probability that a run scores higher" in lines and any(
+        re.match(r"ppo than sac +1.00", line) for line in lines
+    )
     assert any(re.match(r"algo\.name +ppo +sac", line) for line in lines)
 
 
@@ -81,7 +105,9 @@ def test_a_group_stands_for_its_runs(here, tmp_path):
 def test_a_draw_counts_half_and_tasks_are_averaged():
     from operant.plot import statistics
 
-    found = statistics.probability_of_improvement([np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.0])], [np.array([2.0, 2.0]), np.array([1.0, 0.0])])
+    found = statistics.probability_of_improvement(
+        [np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.0])], [np.array([2.0, 2.0]), np.array([1.0, 0.0])]
+    )
     assert found.value == pytest.approx(((0 + 0 + 0.5 + 0.5 + 1 + 1) / 6 + (0 + 0.5 + 0 + 0.5) / 4) / 2)
     assert 0 <= found.low <= found.value <= found.high <= 1
     alone = statistics.interquartile_mean([np.array([3.0])])
@@ -108,8 +134,10 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
     ]
     made_groups = plot.groups(plot.usable(found))
     assert [(group.label, [entry.run.id for entry in group.entries]) for group in made_groups] == [
-        ("ppo cartpole", ["cartpole-ppo-1", "cartpole-ppo-2"]), ("sac cartpole", ["cartpole-sac-1"]), ("ppo go", ["go-ppo-1"]),
-    ]  # fmt: skip
+        ("ppo cartpole", ["cartpole-ppo-1", "cartpole-ppo-2"]),
+        ("sac cartpole", ["cartpole-sac-1"]),
+        ("ppo go", ["go-ppo-1"]),
+    ]
     (found[1].path / "config.toml").write_text((found[1].path / "config.toml").read_text().replace("0.99", "0.9"))
     made_groups = plot.groups(plot.usable(found[:2]))
     assert [group.label for group in made_groups] == ["ppo gamma=0.99", "ppo gamma=0.9"]
@@ -124,17 +152,27 @@ def test_methods_are_compared_over_environments(here, tmp_path):
                 learner(tmp_path / "runs", algorithm, seed * scale, top=top * scale, environment=environment)
     document = json.loads(here("compare", *sorted(path.name for path in (tmp_path / "runs").iterdir()), "--json").out)
     overall = {row["method"]: row for row in document["overall"]}
-    assert {name: (row["envs"], row["runs"]) for name, row in overall.items()} == {name: (["cartpole", "go"], 4) for name in ("ppo", "pqn")}
-    assert overall["ppo"]["mean"]["value"] == pytest.approx((2 + 3) / 2 / 3) and overall["pqn"]["mean"]["value"] == pytest.approx((0 + 1) / 2 / 3)
-    assert [(row["group"], row["over"], row["value"]) for row in document["overall_improvement"]] == [("ppo", "pqn", 1.0)]
+    assert {name: (row["envs"], row["runs"]) for name, row in overall.items()} == {
+        name: (["cartpole", "go"], 4) for name in ("ppo", "pqn")
+    }
+    assert overall["ppo"]["mean"]["value"] == pytest.approx((2 + 3) / 2 / 3) and overall["pqn"]["mean"][
+        "value"
+    ] == pytest.approx((0 + 1) / 2 / 3)
+    assert [(row["group"], row["over"], row["value"]) for row in document["overall_improvement"]] == [
+        ("ppo", "pqn", 1.0)
+    ]
 
 
 def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
     """At their own steps, wherever records were written: those repeat the newest one, which would look like steps."""
     run = made(tmp_path / "runs", "few", [(10 * k, (1.0, 1.0, 5.0 if k < 60 else 9.0, 0.5)) for k in range(1, 101)])
     (run.path / "eval").mkdir(exist_ok=True)
-    lines = [{"step": step, "mean": mean, "ci95": None} for step, mean in ((105, 1.0), (505, 5.0), (505, 3.0), (905, 9.0))]
-    (run.path / "eval" / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 9')
+    lines = [
+        {"step": step, "mean": mean, "ci95": None} for step, mean in ((105, 1.0), (505, 5.0), (505, 3.0), (905, 9.0))
+    ]
+    (run.path / "eval" / "evaluations.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 9'
+    )
     ((_, band),) = plot.bands(plot.groups(plot.usable([run])), "eval/return", "steps", 0.0)["cartpole"]
     assert list(band.marked) == [105, 505, 905]
     assert np.interp([105, 305, 505, 705, 905], band.x, band.mean) == pytest.approx([1.0, 2.0, 3.0, 6.0, 9.0])
@@ -152,7 +190,8 @@ def test_smoothing_is_the_mean_of_a_window():
 
 
 @pytest.mark.parametrize(
-    ("ending", "words"), [("png", ()), ("svg", ("--x", "seconds", "--metric", "return", "--smooth", "0.1")), ("pdf", ("--kind", "profile"))]
+    ("ending", "words"),
+    [("png", ()), ("svg", ("--x", "seconds", "--metric", "return", "--smooth", "0.1")), ("pdf", ("--kind", "profile"))],
 )
 def test_plot_draws_a_file(three, here, tmp_path, ending, words):
     pytest.importorskip("matplotlib")
@@ -162,7 +201,11 @@ def test_plot_draws_a_file(three, here, tmp_path, ending, words):
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending])
     if ending == "svg":
         drawn = data.decode()
-        assert "ppo (5 seeds)" in drawn and "mean of a window of 10 % of the x axis" in drawn and "95 % bootstrap interval" in drawn
+        assert (
+            "ppo (5 seeds)" in drawn
+            and "mean of a window of 10 % of the x axis" in drawn
+            and "95 % bootstrap interval" in drawn
+        )
     assert here("plot", three[0].id, "--out", f"a.{ending}").code == 2
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -178,7 +221,10 @@ def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
     none = float("nan")
     once = made(tmp_path / "runs", "once", [(10, (none, 1.0, none, 0.1)), (20, (5.0, 2.0, none, 0.1))])
     done = here("plot", once.id, "--out", "b.svg")
-    assert done.code == 2 and "once has one value of 'return', and a curve needs two; it has loss, seconds/update" in done.err
+    assert (
+        done.code == 2
+        and "once has one value of 'return', and a curve needs two; it has loss, seconds/update" in done.err
+    )
     done = here("compare", three[0].id, "--metric", "retrun")
     assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err
     assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2

@@ -1,4 +1,6 @@
-"""Checkpoints: bit-exact round trips, what is kept, damage of every kind, and a fault or a kill at every call a save makes to the system."""
+"""Checkpoints: bit-exact round trips, what is kept, damage of every kind, and a fault or a kill at every call a save
+makes to the system.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +76,20 @@ def bits(tensor):
 
 def test_round_trip_is_bit_exact(store, said, tmp_path):
     tensors = some_tensors()
-    document = {"iteration": 2**60 + 1, "rate": 0.1 + 0.2, "name": "é", "nothing": None, "lists": [1, [2]], "worst": float("-inf")}
+    document = {
+        "iteration": 2**60 + 1,
+        "rate": 0.1 + 0.2,
+        "name": "é",
+        "nothing": None,
+        "lists": [1, [2]],
+        "worst": float("-inf"),
+    }
     path = store.save(300, tensors, document, session=4)
     assert path == tmp_path / "checkpoints" / "step-000000000300"
     for back in (store.load(), store.load(300), store.load("300"), load_file(path), load_file(path / "state.json")):
-        assert {name: bits(tensor) for name, tensor in back.tensors.items()} == {name: bits(tensor) for name, tensor in tensors.items()}
+        assert {name: bits(tensor) for name, tensor in back.tensors.items()} == {
+            name: bits(tensor) for name, tensor in tensors.items()
+        }
         assert (back.step, back.session, back.path) == (300, 4, path)
         assert back.document == document
     assert said == []
@@ -118,9 +129,14 @@ def test_what_can_never_be_saved_is_refused_at_once(store):
 
 def test_listing_and_reading_files_needs_no_torch(tmp_path):
     code = "import sys; from pathlib import Path; from operant.runs.checkpoints import Store\n"
-    code += "s = Store(Path(sys.argv[1]), run_uuid='u', report=print); s.save_files(1, b'a', b'b', session=1); s.load_files(); print(s.steps())\n"
+    code += (
+        "s = Store(Path(sys.argv[1]), run_uuid='u', report=print); s.save_files(1, b'a', b'b', session=1); "
+        "s.load_files(); print(s.steps())\n"
+    )
     code += "assert not {'torch', 'numpy', 'safetensors', 'pickle'} & set(sys.modules), sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "c"], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "c"], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     assert (done.stdout, done.stderr) == ("[1]\n", "")
 
 
@@ -217,7 +233,11 @@ def test_leftovers_of_the_dead_go_and_of_the_living_stay(store):
         (left / "tensors.safetensors").write_bytes(b"half")
     (store.folder / "notes.txt").write_text("the user's own")
     store.collect()
-    assert sorted(os.listdir(store.folder)) == [f".tmp-step-000000000200-{os.getppid()}", "notes.txt", "step-000000000100"]
+    assert sorted(os.listdir(store.folder)) == [
+        f".tmp-step-000000000200-{os.getppid()}",
+        "notes.txt",
+        "step-000000000100",
+    ]
 
 
 def test_a_planted_link_is_never_followed(store, tmp_path, said):
@@ -311,11 +331,20 @@ def cut(path, size):
 
 
 DAMAGE = {
-    **{f"flip {name} {part}": (lambda p, n=name, k=part: flip(p / n, int(k * ((p / n).stat().st_size - 1))))
-       for name in ("tensors.safetensors", "state.json", "manifest.json") for part in (0, 0.25, 0.5, 0.75, 1)},
-    **{f"cut {name} to {size}": (lambda p, n=name, k=size: cut(p / n, k))
-       for name in ("tensors.safetensors", "state.json", "manifest.json") for size in (0, 5)},
-    **{f"delete {name}": (lambda p, n=name: (p / n).unlink()) for name in ("tensors.safetensors", "state.json", "manifest.json")},
+    **{
+        f"flip {name} {part}": (lambda p, n=name, k=part: flip(p / n, int(k * ((p / n).stat().st_size - 1))))
+        for name in ("tensors.safetensors", "state.json", "manifest.json")
+        for part in (0, 0.25, 0.5, 0.75, 1)
+    },
+    **{
+        f"cut {name} to {size}": (lambda p, n=name, k=size: cut(p / n, k))
+        for name in ("tensors.safetensors", "state.json", "manifest.json")
+        for size in (0, 5)
+    },
+    **{
+        f"delete {name}": (lambda p, n=name: (p / n).unlink())
+        for name in ("tensors.safetensors", "state.json", "manifest.json")
+    },
     "longer": lambda p: (p / "state.json").write_bytes((p / "state.json").read_bytes() + b" "),
     "no files": lambda p: [entry.unlink() for entry in p.iterdir()],
     "manifest of zeros": lambda p: (p / "manifest.json").write_bytes(bytes(500)),
@@ -324,9 +353,12 @@ DAMAGE = {
     "manifest is a list": lambda p: (p / "manifest.json").write_bytes(b"[1, 2]"),
     "manifest is a fifo": lambda p: ((p / "manifest.json").unlink(), os.mkfifo(p / "manifest.json")),
     "state is a folder": lambda p: ((p / "state.json").unlink(), (p / "state.json").mkdir()),
-    "state is a link": lambda p: ((p / "state.json").rename(p.parent / "elsewhere"), (p / "state.json").symlink_to(p.parent / "elsewhere")),
+    "state is a link": lambda p: (
+        (p / "state.json").rename(p.parent / "elsewhere"),
+        (p / "state.json").symlink_to(p.parent / "elsewhere"),
+    ),
     "a file in its place": lambda p: ([entry.unlink() for entry in p.iterdir()], p.rmdir(), p.write_text("x")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -364,7 +396,10 @@ RECORD = {"bytes": 1, "sha256": "0" * 64}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        *[({"files": {name: RECORD}}, "not allowed") for name in ("../x", "/etc/passwd", "..", ".", "", "a/b", "A", "x\0", "manifest.json")],
+        *[
+            ({"files": {name: RECORD}}, "not allowed")
+            for name in ("../x", "/etc/passwd", "..", ".", "", "a/b", "A", "x\0", "manifest.json")
+        ],
         ({"files": {"tensors.safetensors": RECORD}}, "instead of 1"),
         ({"files": {}}, "names no files"),
         ({"files": [1]}, "names no files"),
@@ -389,7 +424,9 @@ def test_a_manifest_that_lies_is_refused(store, said, changes, reason):
 
 def test_files_with_the_right_hash_and_the_wrong_content(store, said):
     store.save(100, {"w": torch.ones(2)}, {}, session=1)
-    for step, files in enumerate([(b"no tensors", b"{}"), (b"", b"{}"), (_good_tensors(store), b"{"), (_good_tensors(store), b"[1]")], 200):
+    for step, files in enumerate(
+        [(b"no tensors", b"{}"), (b"", b"{}"), (_good_tensors(store), b"{"), (_good_tensors(store), b"[1]")], 200
+    ):
         store.save_files(step, *files, session=1)
         with pytest.raises(BadFileError):
             store.load(step)
@@ -406,7 +443,9 @@ def test_all_damaged_is_not_the_same_as_none(store, said):
     save_bytes(store, 100, 200)
     for step in (100, 200):
         flip(store.folder / f"step-{step:012d}" / "state.json", 0)
-    with pytest.raises(BadFileError, match=r"(?s)no sound checkpoint in .*200: state.json is damaged.*100: state.json is damaged"):
+    with pytest.raises(
+        BadFileError, match=r"(?s)no sound checkpoint in .*200: state.json is damaged.*100: state.json is damaged"
+    ):
         store.load_files()
     assert len(said) == 2
 
@@ -414,11 +453,27 @@ def test_all_damaged_is_not_the_same_as_none(store, said):
 # ------------------------------------------------------------------ faults at every call
 
 
-CALLS = ["open", "close", "read", "write", "fsync", "fstat", "stat", "mkdir", "rename", "unlink", "rmdir", "listdir", "fstatvfs"]
+CALLS = [
+    "open",
+    "close",
+    "read",
+    "write",
+    "fsync",
+    "fstat",
+    "stat",
+    "mkdir",
+    "rename",
+    "unlink",
+    "rmdir",
+    "listdir",
+    "fstatvfs",
+]
 
 
 class FaultyOs:
-    """The os module, whose k-th call to the system fails (`fault` an errno) or ends the process (`fault` "half"; a write is then half done)."""
+    """The os module, whose k-th call to the system fails (`fault` an errno) or ends the process (`fault` "half"; a
+    write is then half done).
+    """
 
     def __init__(self, k, fault):
         self.k, self.fault, self.count = k, fault, 0
@@ -444,7 +499,9 @@ class FaultyOs:
 
 
 def prepared(folder, said=None):
-    """A store with three checkpoints, the oldest of them best, the second the one that the save of another step deletes."""
+    """A store with three checkpoints, the oldest of them best, the second the one that the save of another step
+    deletes.
+    """
     store = Store(folder, run_uuid=UUID, keep=2, report=said if said is not None else Said())
     save_bytes(store, 100)
     save_bytes(store, 200, best=True, best_value=1.0)
@@ -454,7 +511,9 @@ def prepared(folder, said=None):
 
 
 def check_after_fault(folder, new_step):
-    """Something sound is there, the best one is, and the next save works and leaves nothing behind; whether the new one is what is there."""
+    """Something sound is there, the best one is, and the next save works and leaves nothing behind; whether the new one
+    is what is there.
+    """
     after = Store(folder, run_uuid=UUID, keep=2, report=Said())
     manifest, files = after.load_files()
     assert manifest.step in (400, new_step)
@@ -522,7 +581,17 @@ print(k, status)
 def test_a_kill_at_any_call_leaves_a_resume_point(tmp_path, new_step):
     prepared(tmp_path / "c")
     source = f"CALLS = {CALLS!r}\n" + inspect.getsource(FaultyOs)
-    command = [sys.executable, "-S", "-c", KILLER, str(Path(__file__).parents[2]), source, str(tmp_path / "c"), UUID, str(new_step)]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        KILLER,
+        str(Path(__file__).parents[2]),
+        source,
+        str(tmp_path / "c"),
+        UUID,
+        str(new_step),
+    ]
     done = subprocess.run([*command, (FILES[0] + b"new").decode()], capture_output=True, text=True)
     assert done.stderr == ""
     last, status = map(int, done.stdout.split())
@@ -554,7 +623,11 @@ def test_everything_is_on_the_disk_before_the_name_appears(tmp_path, monkeypatch
 
     monkeypatch.setattr(atomic, "os", Recorder())
     store.save_files(500, *FILES, session=1)
-    files = [f"{call} {name}" for name in ("tensors.safetensors", "state.json", "manifest.json") for call in ("write", "fsync")]
+    files = [
+        f"{call} {name}"
+        for name in ("tensors.safetensors", "state.json", "manifest.json")
+        for call in ("write", "fsync")
+    ]
     assert seen == [*files, "fsync .tmp-step-N-N", "rename step-N", "fsync c", "rename .trash-step-N-N"]
 
 
@@ -637,7 +710,11 @@ def test_errors_in_the_background_are_reported_and_never_raised(store, said, mon
         monkeypatch.setattr(atomic, "commit", _raiser(error))
         store.save_async(100, {"w": torch.ones(4)}, {}, session=1)
         assert store.wait() is None
-    assert [re.search("(Input/output error|MemoryError|a bug)", line).group() for line in said] == ["Input/output error", "MemoryError", "a bug"]
+    assert [re.search("(Input/output error|MemoryError|a bug)", line).group() for line in said] == [
+        "Input/output error",
+        "MemoryError",
+        "a bug",
+    ]
     assert store.failing
 
 
@@ -669,7 +746,10 @@ def test_a_state_that_is_not_finite_goes_into_quarantine(store, said):
 
 
 def test_find_nonfinite():
-    assert find_nonfinite({"a": torch.ones(2), "b": torch.tensor([1, 2]), "c": torch.empty(0), "d": torch.tensor(True)}) is None
+    assert (
+        find_nonfinite({"a": torch.ones(2), "b": torch.tensor([1, 2]), "c": torch.empty(0), "d": torch.tensor(True)})
+        is None
+    )
     assert find_nonfinite({"a": torch.tensor(float("-inf"))}) == "1 of 1 numbers of a are not finite, the first at 0"
 
 

@@ -1,4 +1,6 @@
-"""Requests by files, both sides, without a trainer: what is obeyed, what is refused, and that nothing in the folder can hurt who reads it."""
+"""Requests by files, both sides, without a trainer: what is obeyed, what is refused, and that nothing in the folder can
+hurt who reads it.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ def run(tmp_path, monkeypatch):
 
 
 class Trainer(Inbox):
-    """An inbox that remembers what it reported, and forgets that nothing has changed, so that no test waits for a clock."""
+    """An inbox that remembers what it reported, and forgets that nothing has changed, so that no test waits for a
+    clock.
+    """
 
     def __init__(self, run):
         self.lines = []
@@ -48,7 +52,8 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-# --------------------------------------------------------------------------------------------------------------------------- there and back
+# ----------------------------------------------------------------------------------------------------------------------
+# there and back
 
 
 @pytest.mark.parametrize("verb", ["stop", "pause", "unpause", "checkpoint"])
@@ -65,13 +70,19 @@ def test_a_request_is_taken_once_and_answered_twice(run, inbox, verb):
     assert control.answer(run, ticket, 0.0, final=True) == Answer("done", "saved[2J")
     assert names(run.path / "ctl") == ["done"] and names(run.path / "ctl" / "done") == [ticket.name]
     assert inbox.poll() == [] and inbox.lines == []
-    for path, mode in ((run.path / "ctl", 0o700), (run.path / "ctl" / "done", 0o700), (run.path / "ctl" / "done" / ticket.name, 0o600)):
+    for path, mode in (
+        (run.path / "ctl", 0o700),
+        (run.path / "ctl" / "done", 0o700),
+        (run.path / "ctl" / "done" / ticket.name, 0o600),
+    ):
         assert path.stat().st_mode & 0o777 == mode
 
 
 def test_requests_are_taken_in_the_order_they_were_made(run, inbox):
     tickets = [control.send(run, verb) for verb in ("pause", "unpause", "pause", "stop")]
-    assert [(request.name, request.verb) for request in inbox.poll()] == [(ticket.name, ticket.verb) for ticket in tickets]
+    assert [(request.name, request.verb) for request in inbox.poll()] == [
+        (ticket.name, ticket.verb) for ticket in tickets
+    ]
 
 
 def test_an_inbox_that_has_seen_no_change_looks_no_further(run, monkeypatch):
@@ -100,7 +111,16 @@ def test_a_watch_is_one_file_a_sender_and_never_piles_up(run, inbox):
     assert inbox.poll() == [] and names(run.path / "ctl") == [] and inbox.lines == []
 
 
-@pytest.mark.parametrize("arguments", [{}, {"mode": "best", "size": 64}, {"mode": "greedy"}, {"mode": "greedy", "size": -1}, {"mode": "greedy", "size": "9"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"mode": "best", "size": 64},
+        {"mode": "greedy"},
+        {"mode": "greedy", "size": -1},
+        {"mode": "greedy", "size": "9"},
+    ],
+)
 def test_a_watch_with_wrong_arguments_is_dropped(run, inbox, arguments):
     control.send(run, "watch", arguments)
     assert inbox.poll() == [] and names(run.path / "ctl") == []
@@ -142,7 +162,8 @@ def test_a_request_that_is_put_back_is_not_obeyed_again(run, inbox):
     assert inbox.poll() == [] and "has been answered" in inbox.lines[0]
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------------------------------------
+# refusals
 
 
 def forged(run, **fields):
@@ -156,12 +177,19 @@ def forged(run, **fields):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"v": 2}, "does not know how"), ({"verb": "format"}, "does not know how"), ({"verb": "watch"}, "does not know how"),
-        ({"run_uuid": "00" * 16}, "another run"), ({"run_uuid": None}, "another run"), ({"worker": 5}, "an earlier trainer"), ({"worker": "x"}, "an earlier"),
-        ({"expires_boottime_ns": 1}, "expired"), ({"expires_boottime_ns": None, "expires_realtime_ns": 1}, "expired"),
-        ({"expires_boottime_ns": "soon", "expires_realtime_ns": None}, "expired"), ({"boot_id": "another", "expires_realtime_ns": 1}, "expired"),
+        ({"v": 2}, "does not know how"),
+        ({"verb": "format"}, "does not know how"),
+        ({"verb": "watch"}, "does not know how"),
+        ({"run_uuid": "00" * 16}, "another run"),
+        ({"run_uuid": None}, "another run"),
+        ({"worker": 5}, "an earlier trainer"),
+        ({"worker": "x"}, "an earlier"),
+        ({"expires_boottime_ns": 1}, "expired"),
+        ({"expires_boottime_ns": None, "expires_realtime_ns": 1}, "expired"),
+        ({"expires_boottime_ns": "soon", "expires_realtime_ns": None}, "expired"),
+        ({"boot_id": "another", "expires_realtime_ns": 1}, "expired"),
     ],
-)  # fmt: skip
+)
 def test_a_request_for_somebody_else_or_too_late_is_refused_with_the_reason(run, inbox, fields, reason):
     ticket = forged(run, **fields)
     assert inbox.poll() == []
@@ -194,7 +222,8 @@ def test_the_name_of_who_asks_is_printed_harmlessly(run, inbox):
     assert request.by.isprintable() and request.by.startswith("eve]0;x") and len(request.by) <= 200
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ hostile files
+# ----------------------------------------------------------------------------------------------------------------------
+# hostile files
 
 NAME = "req-{:020d}-" + "ab" * 16 + ".json"
 
@@ -239,12 +268,27 @@ def _of(content):
 
 
 CORPUS = {
-    "folder": _folder, "fifo": _fifo, "socket": _socket, "large": _large, "link": _link, "own link": lambda path: path.symlink_to(path.name),
-    "device": lambda path: path.symlink_to("/dev/zero"), "owner": _other_owner, "unreadable": _unreadable,
-    "empty": _of(b""), "deep": _of(b"[" * 4000), "deep object": _of(b'{"a":' * 700), "binary": _of(bytes(range(256))), "number": _of(b"9" * 4096),
-    "list": _of(b"[1]"), "null": _of(b"null"), "object": _of(b"{}"), "verbs": _of(b'{"verb": ["stop"], "args": {}}'),
-    "no arguments": _of(b'{"verb": "stop", "args": [1]}'), "surrogate": _of(b'{"verb": "\\ud800", "args": 1}'),
-}  # fmt: skip
+    "folder": _folder,
+    "fifo": _fifo,
+    "socket": _socket,
+    "large": _large,
+    "link": _link,
+    "own link": lambda path: path.symlink_to(path.name),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "owner": _other_owner,
+    "unreadable": _unreadable,
+    "empty": _of(b""),
+    "deep": _of(b"[" * 4000),
+    "deep object": _of(b'{"a":' * 700),
+    "binary": _of(bytes(range(256))),
+    "number": _of(b"9" * 4096),
+    "list": _of(b"[1]"),
+    "null": _of(b"null"),
+    "object": _of(b"{}"),
+    "verbs": _of(b'{"verb": ["stop"], "args": {}}'),
+    "no arguments": _of(b'{"verb": "stop", "args": [1]}'),
+    "surrogate": _of(b'{"verb": "\\ud800", "args": 1}'),
+}
 
 
 @pytest.mark.parametrize("kind", CORPUS)
@@ -265,7 +309,16 @@ def test_a_hostile_file_is_left_alone_with_one_line_and_hides_no_request(run, in
 
 
 def test_names_that_are_no_requests_are_not_looked_at(run, inbox):
-    for name in ("notes.txt", ".hidden", "req-1-x.json", "done.json", "req-" + "0" * 20 + "-" + "g" * 32 + ".json", "watch-.json", "a\nb", "\udcff"):
+    for name in (
+        "notes.txt",
+        ".hidden",
+        "req-1-x.json",
+        "done.json",
+        "req-" + "0" * 20 + "-" + "g" * 32 + ".json",
+        "watch-.json",
+        "a\nb",
+        "\udcff",
+    ):
         (run.path / "ctl" / name).write_text("{}")
     assert inbox.poll() == [] and inbox.lines == []
 
@@ -288,7 +341,11 @@ def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inb
         (request,) = inbox.poll()
         inbox.settle(request, "accepted")
         assert inbox.poll() == [], "what cannot be moved away is not obeyed twice"
-        assert (ctl / ticket.name).exists() and names(tmp_path) == ["runs", "state"] and control.answer(run, ticket, 0.0) is None
+        assert (
+            (ctl / ticket.name).exists()
+            and names(tmp_path) == ["runs", "state"]
+            and control.answer(run, ticket, 0.0) is None
+        )
         inbox.settle(request, "done")
         assert len(inbox.lines) == 1 and "cannot be answered" in inbox.lines[0]
         return
@@ -329,7 +386,8 @@ def test_an_answer_of_junk_is_none(run, inbox):
     assert control.answer(run, ticket, 0.0) == Answer("done", "")
 
 
-# ------------------------------------------------------------------------------------------------------------------------ who may be asked
+# ----------------------------------------------------------------------------------------------------------------------
+# who may be asked
 
 
 def test_a_run_that_cannot_be_asked_is_a_sentence(run, tmp_path):

@@ -33,12 +33,23 @@ NEW = 6  # the record that is caught in the middle; it takes the place of record
 
 
 def writer_at(path: Path, **options) -> Writer:
-    return Writer(path, [Metric("a"), Metric("b")], run_uuid=bytes(16), version="0.1.0", host="here", capacity=4, event_capacity=16, **options)
+    return Writer(
+        path,
+        [Metric("a"), Metric("b")],
+        run_uuid=bytes(16),
+        version="0.1.0",
+        host="here",
+        capacity=4,
+        event_capacity=16,
+        **options,
+    )
 
 
 def child(code: str, *arguments: object, python: str = sys.executable, **options) -> subprocess.Popen:
     """A fresh process that imports the standard library and Operant's standard-library parts, no more."""
-    return subprocess.Popen([python, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options)
+    return subprocess.Popen(
+        [python, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options
+    )
 
 
 def check(reader: Reader) -> int:
@@ -144,7 +155,11 @@ def test_row_8_a_file_truncated_under_a_writer_by_calls_is_survived_and_put_back
         assert writer.restore() and not writer.restore()
         writer.publish(20, [20.0] * 2)
         with Reader(path) as reader:
-            assert (reader.latest().step, reader.status().state, reader.events()[-1].text) == (20, "running", "event 19")
+            assert (reader.latest().step, reader.status().state, reader.events()[-1].text) == (
+                20,
+                "running",
+                "event 19",
+            )
 
 
 def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_and_is_told(started, here):
@@ -168,7 +183,13 @@ def test_row_12_publishing_costs_little_beside_writers_that_dirty_pages(tmp_path
     load = "import os, sys\nfor n in range(10**6):\n    with open(sys.argv[1], 'wb') as file:\n        file.write(bytes(32 << 20))\n        os.fsync(file)"
     dirty = child(load, tmp_path / "dirty")
     try:
-        with Writer(folder / "metrics.mm", [Metric(f"m{k}") for k in range(64)], run_uuid=bytes(16), version="0.1.0", host="here") as writer:
+        with Writer(
+            folder / "metrics.mm",
+            [Metric(f"m{k}") for k in range(64)],
+            run_uuid=bytes(16),
+            version="0.1.0",
+            host="here",
+        ) as writer:
             values, costs = [1.0] * 64, []
             for n in range(5000):
                 began_ns = time.thread_time_ns()
@@ -181,13 +202,17 @@ def test_row_12_publishing_costs_little_beside_writers_that_dirty_pages(tmp_path
         dirty.wait()
         shutil.rmtree(folder)
     costs.sort()
-    assert statistics.median(costs) < 100_000 and costs[int(0.999 * len(costs))] < 1_000_000  # ns; 200 us are promised, of a machine that does nothing else
+    assert (
+        statistics.median(costs) < 100_000 and costs[int(0.999 * len(costs))] < 1_000_000
+    )  # ns; 200 us are promised, of a machine that does nothing else
 
 
 # ROW 18: THE MACHINE WAS SUSPENDED
 
 
-def test_row_18_after_an_hour_of_sleep_a_trainer_is_suspended_until_its_heart_beats_and_never_crashed(started, monkeypatch):
+def test_row_18_after_an_hour_of_sleep_a_trainer_is_suspended_until_its_heart_beats_and_never_crashed(
+    started, monkeypatch
+):
     run = started("forever")
     wait_until(lambda: state(run).word == "running")
     os.kill(runs.holder(run.path), signal.SIGSTOP)  # as it stands when the machine wakes up, before it has had its turn
@@ -196,7 +221,9 @@ def test_row_18_after_an_hour_of_sleep_a_trainer_is_suspended_until_its_heart_be
     follower = Follower(run)
     follower.poll(0.0)
     assert follower.state.word == "running"
-    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: real(clock) + hour_ns)  # the boot's clock counts sleep; the monotonic one does not
+    monkeypatch.setattr(
+        time, "clock_gettime_ns", lambda clock: real(clock) + hour_ns
+    )  # the boot's clock counts sleep; the monotonic one does not
     assert state(run).word == "suspended" and "no heartbeat for 1" in state(run).cause
     follower.poll(0.1)
     assert follower.state.word == "running", "a viewer that slept along has seen nothing stand still"
@@ -305,7 +332,11 @@ with Reader(given) as reader:
 
 def python_of(version: str) -> str | None:
     """A program of a version that works, on the path or where pyenv keeps them."""
-    kept = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version.rstrip('t')}*{'t' if version.endswith('t') else '[0-9]'}/bin/python"))
+    kept = sorted(
+        Path("~/.pyenv/versions")
+        .expanduser()
+        .glob(f"{version.rstrip('t')}*{'t' if version.endswith('t') else '[0-9]'}/bin/python")
+    )
     for place in (shutil.which(f"python{version}"), *map(str, reversed(kept))):
         if place and subprocess.run([place, "-S", "-c", ""], capture_output=True, check=False).returncode == 0:
             return place
@@ -324,7 +355,11 @@ def test_row_40_what_one_python_writes_another_reads(tmp_path, version):
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         outputs.append(out)
-    assert outputs[0] == outputs[1] and "(9, 9, (3.0, nan))" in outputs[0] and outputs[0].endswith("['an event'] finished\n")
+    assert (
+        outputs[0] == outputs[1]
+        and "(9, 9, (3.0, nan))" in outputs[0]
+        and outputs[0].endswith("['an event'] finished\n")
+    )
 
 
 # THE MATRIX ITSELF
@@ -332,7 +367,9 @@ def test_row_40_what_one_python_writes_another_reads(tmp_path, version):
 
 def test_every_row_of_the_matrix_names_tests_that_are_there():
     tests = ROOT / "tests"
-    rows = [line.split("|")[1:-1] for line in (tests / "FAULTS.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    rows = [
+        line.split("|")[1:-1] for line in (tests / "FAULTS.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)
+    ]
     assert [int(row[0]) for row in rows] == [*range(1, 14), *range(15, 41)]
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(\w+)`", row[3])

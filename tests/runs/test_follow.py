@@ -36,12 +36,18 @@ def test_the_logs_tail(tmp_path):
 
 def test_the_last_words_are_those_of_the_last_worker(tmp_path):
     path = tmp_path / "log.txt"
-    path.write_text(f"error: of the first\n{SESSION_MARK}2\n" + "".join(f"12:00:00 line {n}\n" for n in range(30)) + "Killed")
+    path.write_text(
+        f"error: of the first\n{SESSION_MARK}2\n" + "".join(f"12:00:00 line {n}\n" for n in range(30)) + "Killed"
+    )
     tail = Tail(path)
     tail.poll()
     assert tail.last_words() == (*(f"12:00:00 line {n}" for n in range(11, 30)), "Killed")
     with open(path, "a") as file:
-        file.write("\nTraceback (most recent call last):\n" + "".join(f"  frame {n}\n" for n in range(100)) + "ValueError: no\n")
+        file.write(
+            "\nTraceback (most recent call last):\n"
+            + "".join(f"  frame {n}\n" for n in range(100))
+            + "ValueError: no\n"
+        )
     tail.poll()
     words = tail.last_words()
     assert words[0].startswith("Traceback") and words[-1] == "ValueError: no" and len(words) == 60
@@ -69,17 +75,28 @@ def test_records_and_events_are_handed_out_once(tmp_path):
     run = runs.create(tmp_path, "run-0001", "x", {})
     follower = Follower(run)
     follower.poll(0.0)
-    assert (follower.state.word, follower.new_records(), follower.new_events(), follower.restarted) == ("starting", [], [], False)
+    assert (follower.state.word, follower.new_records(), follower.new_events(), follower.restarted) == (
+        "starting",
+        [],
+        [],
+        False,
+    )
     trainer = Trainer(run)
     trainer.record(3)
     trainer.writer.event("hello")
     follower.poll(1.0)
-    assert follower.restarted and follower.run.document["phase"] == "of session 1" and follower.document_time_s is not None
-    assert [record.step for record in follower.new_records()] == [10, 20, 30] and [event.text for event in follower.new_events()] == ["hello"]
+    assert (
+        follower.restarted and follower.run.document["phase"] == "of session 1" and follower.document_time_s is not None
+    )
+    assert [record.step for record in follower.new_records()] == [10, 20, 30] and [
+        event.text for event in follower.new_events()
+    ] == ["hello"]
     trainer.record()
     follower.poll(2.0)
     assert not follower.restarted and follower.document_time_s is None
-    assert [record.step for record in follower.new_records()] == [40] and follower.new_records() == follower.new_events() == []
+    assert [record.step for record in follower.new_records()] == [
+        40
+    ] and follower.new_records() == follower.new_events() == []
     follower.close()
 
 
@@ -97,10 +114,14 @@ def test_what_an_earlier_session_warned_of_is_not_told_of_one_that_begins(tmp_pa
 
 
 def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
-    """A sparse metrics file with full rings of the largest size, of which the last records and events are valid; what is read of it is counted."""
+    """A sparse metrics file with full rings of the largest size, of which the last records and events are valid; what
+    is read of it is counted.
+    """
     monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, size))
     sizes = {"capacity": records, "event_capacity": events}
-    with Writer(run.metrics_path, [Metric("return")], run_uuid=run.uuid, version="test", backend="pwrite", **sizes) as writer:
+    with Writer(
+        run.metrics_path, [Metric("return")], run_uuid=run.uuid, version="test", backend="pwrite", **sizes
+    ) as writer:
         writer.publish(10, [1.0])
         writer.event("hello")
         writer.set_state("finished")
@@ -108,8 +129,14 @@ def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
     places = struct.Struct("<IIQQII")
     with open(run.metrics_path, "r+b") as file:
         raw = file.read(layout.HEADER_SIZE)
-        rings = {kind: (offset, stride) for kind, _, offset, _, stride, _ in places.iter_unpack(raw[256 : 256 + 4 * places.size])}
-        for kind, count, head in ((layout.RING_KIND, records, layout.HEAD), (layout.EVENTS_KIND, events, layout.EVENT_HEAD)):
+        rings = {
+            kind: (offset, stride)
+            for kind, _, offset, _, stride, _ in places.iter_unpack(raw[256 : 256 + 4 * places.size])
+        }
+        for kind, count, head in (
+            (layout.RING_KIND, records, layout.HEAD),
+            (layout.EVENTS_KIND, events, layout.EVENT_HEAD),
+        ):
             offset, stride = rings[kind]
             file.seek(layout.STATUS_OFFSET + 8 * head)
             file.write(struct.pack("<Q", 3 * count))
@@ -123,7 +150,9 @@ def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
             file.write(slot)
     taken = []
     read = os.pread
-    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: taken.append(size) or read(descriptor, size, offset))
+    monkeypatch.setattr(
+        os, "pread", lambda descriptor, size, offset: taken.append(size) or read(descriptor, size, offset)
+    )
     return taken
 
 
@@ -132,7 +161,9 @@ def test_of_a_huge_metrics_file_only_the_newest_end_is_read(tmp_path, monkeypatc
     taken = huge(run, monkeypatch)
     follower = Follower(run)
     follower.poll(0.0)
-    assert [record.n for record in follower.new_records()] == [3 * (1 << 19) - 1] and [event.text for event in follower.new_events()] == ["hello"]
+    assert [record.n for record in follower.new_records()] == [3 * (1 << 19) - 1] and [
+        event.text for event in follower.new_events()
+    ] == ["hello"]
     assert follower.records_from(0) and runs.describe(run)["return"] == 1.0
     assert sum(taken) < 4 << 20
     follower.close()
@@ -151,12 +182,23 @@ def test_a_file_that_is_put_back_is_gone_on_with_and_a_resumes_is_begun_anew(tmp
     trainer.writer.restore()
     trainer.record()
     follower.poll(2.0)
-    assert not follower.restarted and [record.step for record in follower.new_records()] == [50] and follower.notice == ""
+    assert (
+        not follower.restarted and [record.step for record in follower.new_records()] == [50] and follower.notice == ""
+    )
     Trainer(run, session=2).record(2)
     follower.poll(3.0)
-    assert follower.restarted and follower.header.session == 2 and [record.step for record in follower.new_records()] == [10, 20]
+    assert (
+        follower.restarted
+        and follower.header.session == 2
+        and [record.step for record in follower.new_records()] == [10, 20]
+    )
     run.metrics_path.unlink()
     run.metrics_path.write_bytes(b"no metrics file" * 1000)
     follower.poll(4.0)
-    assert follower.state.word == "unreadable" and follower.reader is None and follower.new_records() == [] and follower.header.session == 2
+    assert (
+        follower.state.word == "unreadable"
+        and follower.reader is None
+        and follower.new_records() == []
+        and follower.header.session == 2
+    )
     follower.close()

@@ -25,17 +25,28 @@ from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Reader, Wri
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = bytes(range(16))
-METRICS = (Metric("return"), Metric("episodes", "counter"), Metric("seen", "counter", dtype="u64"), Metric("score", dtype="i64"))
+METRICS = (
+    Metric("return"),
+    Metric("episodes", "counter"),
+    Metric("seen", "counter", dtype="u64"),
+    Metric("score", dtype="i64"),
+)
 
 
 class Run:
     """One session of a trainer that publishes into a folder: the writer of its metrics file, and its history."""
 
-    def __init__(self, folder: Path, *, session=1, rewind_to=None, capacity=1024, metrics=METRICS, start=True, **options):
+    def __init__(
+        self, folder: Path, *, session=1, rewind_to=None, capacity=1024, metrics=METRICS, start=True, **options
+    ):
         self.folder, self.history_folder = folder, folder / "history"
-        self.writer = Writer(folder / "metrics.mm", metrics, run_uuid=UUID, session=session, capacity=capacity, version="t", host="h")
+        self.writer = Writer(
+            folder / "metrics.mm", metrics, run_uuid=UUID, session=session, capacity=capacity, version="t", host="h"
+        )
         where = (self.history_folder, self.writer.path)
-        self.history = History(*where, writer=self.writer, run_uuid=UUID, session=session, rewind_to=rewind_to, **options)
+        self.history = History(
+            *where, writer=self.writer, run_uuid=UUID, session=session, rewind_to=rewind_to, **options
+        )
         if start:
             self.history.start()
 
@@ -92,7 +103,8 @@ def frames_of(data: bytes) -> list[tuple[int, int, int]]:
     return frames
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ round trips
+# ----------------------------------------------------------------------------------------------------------------------
+# round trips
 
 
 def test_what_is_read_is_what_was_published(tmp_path):
@@ -104,7 +116,12 @@ def test_what_is_read_is_what_was_published(tmp_path):
         run.writer.publish(2**63, [bits, -math.inf, 2**64 - 1, -(2**63)])
         run.sync()
         (first,) = read(run.history_folder)
-        assert (first.session, first.every, first.metrics, first.names) == (3, 1, METRICS, ("return", "episodes", "seen", "score"))
+        assert (first.session, first.every, first.metrics, first.names) == (
+            3,
+            1,
+            METRICS,
+            ("return", "episodes", "seen", "score"),
+        )
         records = reader.since(0)
         assert len(records) == 12
         for field in ("n", "step", "boottime_ns", "realtime_ns", "flags"):
@@ -132,7 +149,9 @@ def test_the_bytes_lie_where_the_specification_says(tmp_path):
     begin, end, kind = frames_of(data)[0]
     assert data[begin:end] == data[end : 2 * end]
     payload = data[16:end]
-    assert struct.unpack_from("<I", data, 8)[0] == zlib.crc32(payload, zlib.crc32(struct.pack("<II", len(payload), kind)))
+    assert struct.unpack_from("<I", data, 8)[0] == zlib.crc32(
+        payload, zlib.crc32(struct.pack("<II", len(payload), kind))
+    )
     assert (kind, struct.unpack_from("<HHIII16sQQ", payload)) == (1, (1, 0, 2, 1, 4, UUID, 77, 0))
     assert abs(struct.unpack_from("<Q", payload, 48)[0] - time.time_ns()) < 600 * 10**9
     schema = payload[56:]
@@ -238,7 +257,8 @@ def test_an_absent_or_empty_history_is_empty(tmp_path):
     assert list(read(Path(str(tmp_path) + "/a\0b"))) == []
 
 
-# ---------------------------------------------------------------------------------------------------------------------- resuming, rewinding
+# ----------------------------------------------------------------------------------------------------------------------
+# resuming, rewinding
 
 
 def test_what_a_later_session_trained_again_is_left_out(tmp_path):
@@ -248,7 +268,11 @@ def test_what_a_later_session_trained_again_is_left_out(tmp_path):
         run.publish(range(510, 800, 10))
     with Run(tmp_path, session=3, rewind_to=700) as run:
         run.publish(range(701, 705))
-    expected = [(1, n, 10 * n) for n in range(51)] + [(2, n, 510 + 10 * n) for n in range(20)] + [(3, n, 701 + n) for n in range(4)]
+    expected = (
+        [(1, n, 10 * n) for n in range(51)]
+        + [(2, n, 510 + 10 * n) for n in range(20)]
+        + [(3, n, 701 + n) for n in range(4)]
+    )
     assert rows_of(run.history_folder) == expected
     with Run(tmp_path, session=4, rewind_to=300) as run:
         assert rows_of(run.history_folder) == expected[:31] or run.wait(lambda status: status.history_bytes > 0) is None
@@ -292,7 +316,8 @@ def test_a_resuming_writer_cuts_the_torn_tail_only(tmp_path):
         assert last.read_bytes() == b"something else"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ what goes wrong
+# ----------------------------------------------------------------------------------------------------------------------
+# what goes wrong
 
 
 def test_records_that_were_overtaken_are_counted(tmp_path):
@@ -419,7 +444,8 @@ def test_a_writer_closed_first_ends_the_thread(tmp_path):
     assert len(rows_of(run.history_folder)) == 16
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------- damage
+# ----------------------------------------------------------------------------------------------------------------------
+# damage
 
 
 def small_history(folder: Path, frames: int = 6) -> tuple[Path, bytes]:
@@ -466,9 +492,18 @@ def test_large_damage_loses_what_it_hit(tmp_path):
     for _ in range(100):
         begin = chance.randrange(frames[2][0], len(data))
         size = chance.choice((10, 1000, 3000))
-        for filling in (bytes(size), chance.randbytes(size), data[:size], b""):  # zeros, noise, another part of the file, a hole
+        for filling in (
+            bytes(size),
+            chance.randbytes(size),
+            data[:size],
+            b"",
+        ):  # zeros, noise, another part of the file, a hole
             path.write_bytes(data[:begin] + filling + data[begin + size :])
-            whole = [index - 2 for index, (first, end, _) in enumerate(frames) if index >= 2 and (end <= begin or first >= begin + size)]
+            whole = [
+                index - 2
+                for index, (first, end, _) in enumerate(frames)
+                if index >= 2 and (end <= begin or first >= begin + size)
+            ]
             found = {n for _, n, _ in rows_of(path.parent)}
             assert found >= {n for index in whole for n in range(4 * index, 4 * index + 4)}
 
@@ -509,7 +544,10 @@ def rows_payload(rows, columns, body, crc=None):
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        (3, lambda: rows_payload(100, 10, zlib.compress(bytes(2**25)))),  # a bomb: 32 MiB where 8,000 bytes are promised
+        (
+            3,
+            lambda: rows_payload(100, 10, zlib.compress(bytes(2**25))),
+        ),  # a bomb: 32 MiB where 8,000 bytes are promised
         (3, lambda: rows_payload(2**32 - 1, 10, zlib.compress(bytes(80)))),
         (3, lambda: rows_payload(13108, 10, zlib.compress(bytes(13108 * 80)))),  # more than a frame may hold
         (3, lambda: rows_payload(1, 10, zlib.compress(bytes(79)))),
@@ -539,7 +577,13 @@ def test_heads_that_lie(tmp_path):
     whole = segment.pack_rows(schema_crc(), [array("Q", [7])] * 10)
     fixed = struct.pack("<HHIII16sQQQ", 1, 0, 1, 1, 4, UUID, 2**64 - 1, 0, 0)
     schema = segment.pack_head(HEAD)[16 + 56 : 16 + 56 + 512]
-    for head in (b"", fixed, fixed + schema[:-1], fixed + bytes(512), fixed[:12] + struct.pack("<I", 2**32 - 1) + fixed[16:] + schema):
+    for head in (
+        b"",
+        fixed,
+        fixed + schema[:-1],
+        fixed + bytes(512),
+        fixed[:12] + struct.pack("<I", 2**32 - 1) + fixed[16:] + schema,
+    ):
         forged(tmp_path, segment.pack_frame(1, head), whole)
         assert rows_of(tmp_path) == []
     forged(tmp_path, segment.pack_frame(1, b"\x02" + (fixed + schema)[1:]), whole)  # another major version
@@ -553,7 +597,11 @@ def test_false_beginnings_do_not_take_for_ever(tmp_path, monkeypatch):
     """Where every few bytes claim a frame of a megabyte, reading gives up instead of checking them all."""
     checked = []
     checksum = segment._checksum
-    monkeypatch.setattr(segment, "_checksum", lambda length, kind, payload: checked.append(len(payload)) or checksum(length, kind, payload))
+    monkeypatch.setattr(
+        segment,
+        "_checksum",
+        lambda length, kind, payload: checked.append(len(payload)) or checksum(length, kind, payload),
+    )
     forged(tmp_path, segment.pack_head(HEAD), struct.pack("<4sIII", b"OPLF", 2**20, 0, 2) * 2**18)
     reading = read(tmp_path)
     assert list(reading) == []
@@ -601,9 +649,17 @@ def fuzz(folder: Path, mutants: int, seed: int) -> None:
         path.write_bytes(changed)
         reading = read(path.parent)
         for chunk in reading:
-            assert {len(column) for column in (chunk.n, chunk.step, chunk.boottime_ns, chunk.realtime_ns, chunk.flags, *chunk.columns.values())} == {
-                len(chunk.n)
-            }
+            assert {
+                len(column)
+                for column in (
+                    chunk.n,
+                    chunk.step,
+                    chunk.boottime_ns,
+                    chunk.realtime_ns,
+                    chunk.flags,
+                    *chunk.columns.values(),
+                )
+            } == {len(chunk.n)}
             assert list(chunk.n) == sorted(set(chunk.n))
         lost += bool(reading.damaged or reading.torn)
     assert lost > mutants / 2
@@ -618,7 +674,8 @@ def test_many_mutants(tmp_path):
     fuzz(tmp_path, 100_000, seed=2)
 
 
-# --------------------------------------------------------------------------------------------------------------------------------- thinning
+# ----------------------------------------------------------------------------------------------------------------------
+# thinning
 
 
 def words(values):
@@ -631,13 +688,23 @@ def test_four_records_become_one():
     nonfinite = array("Q", [0, 0, 77, 88, 0, 0, 0, 0, 0, 99])
     nan, inf = math.nan, math.inf
     metrics = (
-        Metric("mean"), Metric("gaps"), Metric("sum", "counter"), Metric("must", must_be_finite=True), Metric("i", "counter", dtype="i64"),
-        Metric("u", dtype="u64"), Metric("full", "counter", dtype="u64"),
-    )  # fmt: skip
+        Metric("mean"),
+        Metric("gaps"),
+        Metric("sum", "counter"),
+        Metric("must", must_be_finite=True),
+        Metric("i", "counter", dtype="i64"),
+        Metric("u", dtype="u64"),
+        Metric("full", "counter", dtype="u64"),
+    )
     columns = [
-        words([1, 2, 3, 6, 8, 8, 8, 8, 1, 2]), words([nan, 2, nan, 4, nan, nan, nan, nan, inf, 1]), words([1, 2, 3, 4, 5, nan, 7, 8, 9, 10]),
-        words([1, nan, 3, 4, 1, 1, 1, 1, 1, -inf]), array("Q", struct.pack("<10q", *range(-5, 5))), array("Q", range(10)), array("Q", [2**63] * 10),
-    ]  # fmt: skip
+        words([1, 2, 3, 6, 8, 8, 8, 8, 1, 2]),
+        words([nan, 2, nan, 4, nan, nan, nan, nan, inf, 1]),
+        words([1, 2, 3, 4, 5, nan, 7, 8, 9, 10]),
+        words([1, nan, 3, 4, 1, 1, 1, 1, 1, -inf]),
+        array("Q", struct.pack("<10q", *range(-5, 5))),
+        array("Q", range(10)),
+        array("Q", [2**63] * 10),
+    ]
     merged = thinning.merge([*fixed, flags, nonfinite, *columns], metrics)
     assert [list(column) for column in merged[:4]] == [[100 * column + row for row in (3, 7, 9)] for column in range(4)]
     assert list(merged[4]) == [5 | 9 << 32, 5, 5 | 4 << 32]
@@ -669,7 +736,11 @@ def test_a_segment_is_thinned_in_its_place(tmp_path):
     assert chunk.columns["return"][1] == (4 + 5 + 6) / 3 / 4
     thin_now(path)
     (chunk,) = read(path.parent)
-    assert (chunk.every, list(chunk.n), sum(chunk.columns["episodes"])) == (16, list(range(15, 400, 16)), sum(range(400)))
+    assert (chunk.every, list(chunk.n), sum(chunk.columns["episodes"])) == (
+        16,
+        list(range(15, 400, 16)),
+        sum(range(400)),
+    )
 
 
 def test_a_segment_that_was_thinned_to_the_end_is_thinned_again(tmp_path):
@@ -721,7 +792,8 @@ def test_the_quota_is_kept_and_nothing_is_forgotten(tmp_path, monkeypatch):
     assert max(b - a for a, b in pairwise(numbers)) <= 4 ** len({chunk.every for chunk in chunks})
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------- kill -9
+# ----------------------------------------------------------------------------------------------------------------------
+# kill -9
 
 TRAINER = """
 import mmap, sys, time
@@ -748,7 +820,9 @@ while True:
 
 
 def kill_often(folder: Path, kills: int, chance: random.Random) -> None:
-    """One run, killed and resumed: every record that was acknowledged is in the history or in the ring, and after salvage in the history."""
+    """One run, killed and resumed: every record that was acknowledged is in the history or in the ring, and after
+    salvage in the history.
+    """
     (folder / "acknowledged").write_bytes(bytes(8))
     expected: list[tuple[int, int, int]] = []
     total = 0
@@ -804,7 +878,9 @@ def test_salvage_of_what_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "half a head", "a broken head"])
 def test_a_run_killed_before_its_history_began(tmp_path, left):
-    """What the ring has is saved, whatever there is of the first segment; a history without any head is empty, and no error."""
+    """What the ring has is saved, whatever there is of the first segment; a history without any head is empty, and no
+    error.
+    """
     with Run(tmp_path, start=False) as run:
         run.publish(range(5))
         whole = segment.pack_head(segment.Segment(1, UUID, None, 0, 1, 0, METRICS, 0))

@@ -44,15 +44,24 @@ def python(code, *arguments):
     """A fresh interpreter with pipes; the caller ends it."""
     environment = os.environ | {"PYTHONPATH": PACKAGE_PARENT}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
-HOLD = "import os, sys, pathlib; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); os.write(1, b'held\\n'); sys.stdin.read()"
+HOLD = (
+    "import os, sys, pathlib; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); "
+    "os.write(1, b'held\\n'); sys.stdin.read()"
+)
 PROBE = "import sys, pathlib; from operant import runs; print(runs.probe(pathlib.Path(sys.argv[1])))"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- making
+# ----------------------------------------------------------------------------------------------------------------------
+# making
 
 
 def test_root_is_an_argument_or_the_variable_or_the_working_directory(tmp_path, monkeypatch):
@@ -94,7 +103,9 @@ def test_many_runs_have_endings_of_their_own(root):
     assert len({id_[-4:] for id_ in ids}) == 40
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "../x", "-x", "a b", "a\0b", "x" * 65, "é", "latest", "live", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "..", ".hidden", "a/b", "../x", "-x", "a b", "a\0b", "x" * 65, "é", "latest", "live", "a\n"]
+)
 def test_a_name_that_cannot_be_one_is_refused_before_anything_is_made(root, name):
     with pytest.raises(UsageError, match="cannot be the name of a run"):
         make(root, name)
@@ -124,7 +135,11 @@ def test_update_document_replaces_as_a_whole(root):
     run = make(root)
     before = os.stat(run.path / "run.json").st_ino
     document = runs.update_document(run.path, pid=12, phase="importing torch")
-    assert runs.load(run.path).document == document and document["uuid"] == run.document["uuid"] and document["phase"] == "importing torch"
+    assert (
+        runs.load(run.path).document == document
+        and document["uuid"] == run.document["uuid"]
+        and document["phase"] == "importing torch"
+    )
     assert os.stat(run.path / "run.json").st_ino != before
     assert sorted(entry.name for entry in run.path.iterdir()) == ["run.json"]
 
@@ -138,7 +153,8 @@ def test_remove_deletes_the_folder_but_not_what_links_lead_to(root, tmp_path):
     assert list(root.iterdir()) == [] and (tmp_path / "precious" / "file").exists() and runs.list_runs(root) == []
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ finding
+# ----------------------------------------------------------------------------------------------------------------------
+# finding
 
 
 def test_list_is_newest_first_and_passes_over_junk(root, tmp_path):
@@ -155,7 +171,10 @@ def test_list_is_newest_first_and_passes_over_junk(root, tmp_path):
     assert runs.load(root / "junk").document == {}
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b"[" * 200_000, b'{"a": ' + b"9" * 5000 + b"}", b"{" + b" " * (1 << 20) + b"}", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"null", b"[1]", b"[" * 200_000, b'{"a": ' + b"9" * 5000 + b"}", b"{" + b" " * (1 << 20) + b"}", b"\xff"],
+)
 def test_a_document_of_junk_never_raises(root, content):
     run = make(root)
     (run.path / "run.json").write_bytes(content)
@@ -172,7 +191,17 @@ def test_a_fifo_in_place_of_a_file_does_not_hang(root):
 
 def test_a_document_of_wrong_types_is_described(root):
     run = make(root)
-    junk = {"pid": "x", "steps": -1, "target": [1], "created_realtime_ns": 1e300, "host": 5, "env": "a\x1b[2Jb", "seed": True, "lanes": 1.5, "boot_id": {}}
+    junk = {
+        "pid": "x",
+        "steps": -1,
+        "target": [1],
+        "created_realtime_ns": 1e300,
+        "host": 5,
+        "env": "a\x1b[2Jb",
+        "seed": True,
+        "lanes": 1.5,
+        "boot_id": {},
+    }
     runs.update_document(run.path, **junk)
     described = runs.describe(runs.load(run.path))
     assert described["env"] == "a[2Jb" and described["created"] is None
@@ -219,7 +248,9 @@ def test_where_a_root_is_named_only_its_runs_are_meant(root, tmp_path, monkeypat
     assert runs.reach(str(root)) == (root, False)
     monkeypatch.setenv("OPERANT_RUNS", str(root))
     assert runs.reach() == (root, False)
-    assert runs.resolve("latest", *runs.reach(str(newer.path.parent))).path == newer.path, "--runs comes before $OPERANT_RUNS"
+    assert runs.resolve("latest", *runs.reach(str(newer.path.parent))).path == newer.path, (
+        "--runs comes before $OPERANT_RUNS"
+    )
     assert runs.resolve("latest", root, False).path == mine.path and runs.list_ids(root, False) == ["mine"]
     assert [run.path for run in runs.list_runs(root, False)] == [mine.path]
     with pytest.raises(NotFoundError, match="no run is called 'newer'"):
@@ -263,7 +294,10 @@ def test_an_ambiguous_name_names_the_runs_and_their_states(root):
             runs.resolve("cartp", root)
     finally:
         lock.release()
-    assert str(caught.value) == "'cartp' matches 2 runs: cartpole-ppo-77b0 (finished 2 h ago), cartpole-ppo-4f2a (live). Add a character."
+    assert (
+        str(caught.value)
+        == "'cartp' matches 2 runs: cartpole-ppo-77b0 (finished 2 h ago), cartpole-ppo-4f2a (live). Add a character."
+    )
 
 
 def test_the_same_id_in_two_roots_asks_for_the_path(root, tmp_path):
@@ -281,7 +315,9 @@ def test_the_same_id_in_two_roots_asks_for_the_path(root, tmp_path):
 def test_no_match_names_the_closest_three(root):
     for name in ("cartpole-ppo-4f2a", "cartpole-ppo-77b0", "pendulum-ppo-1234", "acrobot-ppo-ffff"):
         make(root, name)
-    with pytest.raises(NotFoundError, match=r"no run is called 'cartpole-ppo-4f2b'\. Closest: cartpole-ppo-4f2a, cartpole-ppo-77b0, ") as caught:
+    with pytest.raises(
+        NotFoundError, match=r"no run is called 'cartpole-ppo-4f2b'\. Closest: cartpole-ppo-4f2a, cartpole-ppo-77b0, "
+    ) as caught:
         runs.resolve("cartpole-ppo-4f2b", root)
     assert str(caught.value).count("-ppo-") == 4
 
@@ -302,7 +338,10 @@ def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
         make(root, name)
     (root / "many").mkdir()
     (root / "many" / file).touch()
-    with pytest.raises(NotFoundError, match=rf"^many is a {kind} of 2 runs: name one of them, such as many\.\d\. All of them: operant show many$"):
+    with pytest.raises(
+        NotFoundError,
+        match=rf"^many is a {kind} of 2 runs: name one of them, such as many\.\d\. All of them: operant show many$",
+    ):
         runs.resolve("many", root)
     with pytest.raises(NotFoundError, match=r"matches 2 runs: .*Add a character\."):
         runs.resolve("man", root)
@@ -310,9 +349,15 @@ def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
 
 def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
     make(root, "mine").path.rename(root / "my best rün")
-    with pytest.raises(NotFoundError, match=r"^'my best rün' cannot be a run's id \(allowed: .*\): rename the folder, or give its path, .*/my best rün$"):
+    with pytest.raises(
+        NotFoundError,
+        match=r"^'my best rün' cannot be a run's id \(allowed: .*\): "
+        r"rename the folder, or give its path, .*/my best rün$",
+    ):
         runs.resolve("my best rün", root)
-    assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün" and runs.misnamed(root) == ["my best rün"]
+    assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün" and runs.misnamed(root) == [
+        "my best rün"
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -322,7 +367,9 @@ def test_a_run_of_another_user_that_may_not_be_read_says_so(fresh_root):
     os.seteuid(23456)
     try:
         for name in ("theirs", "the", str(made.path)):
-            with pytest.raises(MachineError, match=r"theirs belongs to user 12345, who has not let you read it \(Permission denied\)"):
+            with pytest.raises(
+                MachineError, match=r"theirs belongs to user 12345, who has not let you read it \(Permission denied\)"
+            ):
                 runs.resolve(name, fresh_root, False)
         with pytest.raises(NotFoundError, match="no run is called 'other'"):
             runs.resolve("other", fresh_root, False)
@@ -346,7 +393,25 @@ def test_no_runs_at_all_says_how_to_start(root):
 
 HOSTILE = st.one_of(
     st.text(max_size=80),
-    st.sampled_from(["../x", "..", ".", "/", "//", "~nobody-here", "a\0b", "\0", "x" * 300, "/" + "x" * 5000, "\x1b]0;x\a", "\ud800", "", " ", "a/../../etc"]),
+    st.sampled_from(
+        [
+            "../x",
+            "..",
+            ".",
+            "/",
+            "//",
+            "~nobody-here",
+            "a\0b",
+            "\0",
+            "x" * 300,
+            "/" + "x" * 5000,
+            "\x1b]0;x\a",
+            "\ud800",
+            "",
+            " ",
+            "a/../../etc",
+        ]
+    ),
     st.text("ab./~-\0\x1b", max_size=12),
 )
 
@@ -382,7 +447,8 @@ def test_a_hostile_name_makes_a_folder_in_the_root_or_none(name):
         assert {entry.name for entry in Path(folder).iterdir()} <= {"inner"}
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------- the lock
+# ----------------------------------------------------------------------------------------------------------------------
+# the lock
 
 
 def test_a_second_trainer_is_refused_and_told_who_holds_the_run(root):
@@ -397,7 +463,8 @@ def test_a_second_trainer_is_refused_and_told_who_holds_the_run(root):
         with pytest.raises(BusyError) as caught:
             runs.acquire(run.path)
         assert str(caught.value) == (
-            f"cartpole-ppo-4f2a is still training (pid {holder.pid}, step 341 M).  watch: operant monitor 4f2a   stop: operant stop 4f2a"
+            f"cartpole-ppo-4f2a is still training (pid {holder.pid}, step 341 M).  watch: operant monitor 4f2a   stop: "
+            "operant stop 4f2a"
         )
         with pytest.raises(BusyError):
             runs.remove(run)
@@ -495,10 +562,16 @@ def test_looking_at_the_own_run_does_not_drop_the_lock(root):
 
 def test_a_forked_child_does_not_hold_the_lock(root):
     run = make(root)
-    child = "\nif not os.fork():\n    os.write(1, b'%r\\n' % runs.probe(lock.path.parent))\n    sys.stdin.read(); os._exit(0)\nos.write("
+    child = (
+        "\nif not os.fork():\n    os.write(1, b'%r\\n' % runs.probe(lock.path.parent))\n    sys.stdin.read(); "
+        "os._exit(0)\nos.write("
+    )
     code = HOLD.replace(" os.write(", child)
     parent = python(code, run.path)
-    assert sorted(parent.stdout.readline() for _ in range(2)) == ["True\n", "held\n"]  # the child sees its parent's lock as another's
+    assert sorted(parent.stdout.readline() for _ in range(2)) == [
+        "True\n",
+        "held\n",
+    ]  # the child sees its parent's lock as another's
     os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: runs.probe(run.path) is False)  # while the child lives: it reads stdin until the pipe ends
     parent.communicate()
@@ -514,10 +587,13 @@ def test_a_lock_that_cannot_be_taken_is_a_sentence(root):
         runs.acquire(root / "absent")
 
 
-# --------------------------------------------------------------------------------------------------------------------------------- the states
+# ----------------------------------------------------------------------------------------------------------------------
+# the states
 
 
-def write_metrics(run, *, state="running", step=1000, values=(20.0, 200.0, 1e6), exit_code=0, records=1, checkpoint=None):
+def write_metrics(
+    run, *, state="running", step=1000, values=(20.0, 200.0, 1e6), exit_code=0, records=1, checkpoint=None
+):
     """A metrics file as this process would write it; `values` are return, eval/return and sps."""
     columns = [Metric("return"), Metric("eval/return"), Metric("sps")]
     with Writer(run.path / "metrics.mm", columns, run_uuid=run.uuid, version="0.1.0") as writer:
@@ -531,7 +607,13 @@ def write_metrics(run, *, state="running", step=1000, values=(20.0, 200.0, 1e6),
 
 
 def status(**fields):
-    plain = dict.fromkeys(Status._fields, 0) | {"phase": "rollout", "state": "running", "last_checkpoint_step": None, "main_count": 1, "heartbeat_count": 1}
+    plain = dict.fromkeys(Status._fields, 0) | {
+        "phase": "rollout",
+        "state": "running",
+        "last_checkpoint_step": None,
+        "main_count": 1,
+        "heartbeat_count": 1,
+    }
     return Status(**plain | fields)
 
 
@@ -563,7 +645,11 @@ def look(held=True, *, record=RECORD, exit=None, **fields):
         (look(False, exit={"exit": 2}, earlier=True), "failed", "exit code 2 before its first record"),
         (look(False, exit={"signal": 9}, earlier=True), "crashed", "killed by SIGKILL"),
         (look(False, state="finished", exit={"exit": 2}, earlier=True), "finished", None),
-        (look(False, state="finished", exit={"exit": 4}, earlier=True), "failed", "exit code 4 before its first record"),
+        (
+            look(False, state="finished", exit={"exit": 4}, earlier=True),
+            "failed",
+            "exit code 4 before its first record",
+        ),
         (look(False, state="finished", exit={"signal": 9}, earlier=True), "crashed", "killed by SIGKILL"),
         (look(False, state="diverged", exit={"exit": 130}, earlier=True), "stopped", "before its first record"),
         (look(state="unknown"), "running", None),
@@ -580,7 +666,11 @@ def look(held=True, *, record=RECORD, exit=None, **fields):
         (look(False, state="stopped", reason=15), "stopped", "by SIGTERM"),
         (look(False), "crashed", "unknown"),
         (look(False, exit={"exit": None, "signal": 9, "oom_kill": 0}), "crashed", "killed by SIGKILL"),
-        (look(False, exit={"exit": None, "signal": 9, "oom_kill": 1}), "crashed", "killed by the machine's out-of-memory killer"),
+        (
+            look(False, exit={"exit": None, "signal": 9, "oom_kill": 1}),
+            "crashed",
+            "killed by the machine's out-of-memory killer",
+        ),
         (look(False, exit={"exit": None, "signal": 11}), "crashed", "killed by SIGSEGV"),
         (look(False, exit={"exit": None, "signal": 15}), "crashed", "killed by SIGTERM"),
         (look(False, exit={"exit": 3}), "crashed", "exit code 3 without a last word"),
@@ -618,7 +708,10 @@ def test_stalled_is_measured_against_the_usual_iteration():
         judged = states.judge(look(heartbeat_count=k, main_count=k), judged, 2.0 * k)
     at = 2.0 * 19
     assert states.judge(look(heartbeat_count=21, main_count=19), judged, at + 9.9).state.word == "running"
-    assert states.judge(look(heartbeat_count=21, main_count=19), judged, at + 10.1).state == ("stalled", "no iteration for 10 s (usual 2 s)")
+    assert states.judge(look(heartbeat_count=21, main_count=19), judged, at + 10.1).state == (
+        "stalled",
+        "no iteration for 10 s (usual 2 s)",
+    )
     judged = states.judge(look(heartbeat_count=22, main_count=19, phase="eval"), judged, at + 60)
     assert judged.state.word == "running"
     judged = states.judge(look(heartbeat_count=23, main_count=19), judged, at + 61)
@@ -657,7 +750,8 @@ def test_a_resumed_crash_that_is_stopped_before_its_first_record(root):
     run = make(root)
     write_metrics(run, step=500)
     runs.write_json(run.exit_path, {"exit": 130, "signal": None})
-    document = runs.update_document(run.path, **(runs.identity() | {"pid_start_ticks": 1}))  # the resumed worker was another process
+    # the resumed worker was another process
+    document = runs.update_document(run.path, **(runs.identity() | {"pid_start_ticks": 1}))
     found = run._replace(document=document)
     assert runs.state(found) == ("stopped", "before its first record")
     described = runs.describe(found)
@@ -671,7 +765,9 @@ def test_a_resume_of_a_finished_run_that_dies_before_its_first_record(root, name
     runs.update_document(run.path, **runs.identity())
     write_metrics(run, state="finished")
     assert runs.state(runs.load(run.path)).word == "finished"
-    runs.update_document(run.path, **(runs.identity() | {"pid_start_ticks": 1} if named else {"pid": None, "pid_start_ticks": None}))
+    runs.update_document(
+        run.path, **(runs.identity() | {"pid_start_ticks": 1} if named else {"pid": None, "pid_start_ticks": None})
+    )
     runs.write_json(run.exit_path, {"exit": None, "signal": None, "pid": 1 << 22} | ending)
     described = runs.describe(runs.load(run.path))
     assert (described["state"], described["exit"]) == (word, code)
@@ -721,20 +817,76 @@ def test_describe_has_stable_keys_and_looks_back_for_what_is_not_in_every_record
     run = make(root, "cartpole-ppo-4f2a")
     write_metrics(run, state="finished", step=500, values=(487.5, 500.0, 1e6), records=5, checkpoint=504)
     runs.write_json(run.exit_path, {"exit": 0, "signal": None})
-    document = runs.update_document(run.path, env="cartpole", algo="ppo", steps=1008, target=475, device="cpu", seed=1, lanes=8, pid=77)
+    document = runs.update_document(
+        run.path, env="cartpole", algo="ppo", steps=1008, target=475, device="cpu", seed=1, lanes=8, pid=77
+    )
     described = runs.describe(run._replace(document=document))
     assert set(described) == {
-        "schema", "id", "path", "state", "cause", "env", "algo", "device", "step", "steps", "progress", "return", "length", "episodes", "sps",
-        "eval_return", "best_return", "target", "target_reached", "created", "age_s", "eta_s", "last_checkpoint_step", "exit", "pid", "host", "version",
-        "seed", "lanes", "resume", "last_record_age_s", "paused_by", "paused_s", "note", "tags",
-    }  # fmt: skip
+        "schema",
+        "id",
+        "path",
+        "state",
+        "cause",
+        "env",
+        "algo",
+        "device",
+        "step",
+        "steps",
+        "progress",
+        "return",
+        "length",
+        "episodes",
+        "sps",
+        "eval_return",
+        "best_return",
+        "target",
+        "target_reached",
+        "created",
+        "age_s",
+        "eta_s",
+        "last_checkpoint_step",
+        "exit",
+        "pid",
+        "host",
+        "version",
+        "seed",
+        "lanes",
+        "resume",
+        "last_record_age_s",
+        "paused_by",
+        "paused_s",
+        "note",
+        "tags",
+    }
     expected = {
-        "schema": 1, "id": "cartpole-ppo-4f2a", "path": str(run.path), "state": "finished", "cause": None, "env": "cartpole", "step": 504, "steps": 1008,
-        "progress": 0.5, "return": 487.5, "length": None, "sps": 2e6, "eval_return": 500.0, "best_return": None, "target": 475.0, "eta_s": None,
-        "last_checkpoint_step": 504, "exit": 0, "pid": 77, "seed": 1, "lanes": 8,
-    }  # fmt: skip
+        "schema": 1,
+        "id": "cartpole-ppo-4f2a",
+        "path": str(run.path),
+        "state": "finished",
+        "cause": None,
+        "env": "cartpole",
+        "step": 504,
+        "steps": 1008,
+        "progress": 0.5,
+        "return": 487.5,
+        "length": None,
+        "sps": 2e6,
+        "eval_return": 500.0,
+        "best_return": None,
+        "target": 475.0,
+        "eta_s": None,
+        "last_checkpoint_step": 504,
+        "exit": 0,
+        "pid": 77,
+        "seed": 1,
+        "lanes": 8,
+    }
     assert {key: described[key] for key in expected} == expected
-    assert described["created"].endswith("Z") and 0 <= described["age_s"] < 3600 and 0 <= described["last_record_age_s"] < 3600
+    assert (
+        described["created"].endswith("Z")
+        and 0 <= described["age_s"] < 3600
+        and 0 <= described["last_record_age_s"] < 3600
+    )
     json.dumps(described, allow_nan=False)
 
 
@@ -750,11 +902,15 @@ def test_eta_of_a_living_run(root):
 
 
 def test_light_programs_stay_light():
-    code = "import sys; import operant.runs.launch; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', 'textual'} & set(sys.modules)))"
+    code = (
+        "import sys; import operant.runs.launch; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', "
+        "'textual'} & set(sys.modules)))"
+    )
     assert python(code).communicate() == ("[]\n", "")
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------------ text
+# ----------------------------------------------------------------------------------------------------------------------
+# text
 
 
 @settings(max_examples=300, deadline=None)
@@ -771,10 +927,19 @@ def test_safe_leaves_nothing_a_terminal_would_obey_or_hide(raw, limit):
 @pytest.mark.parametrize(
     ("raw", "clean"),
     [
-        ("\x1b]52;c;aGk=\a", "]52;c;aGk="), ("a\x9b2Jb", "a2Jb"), ("a\u202eb\u2066c", "abc"), ("a\u200bb\ufeffc\u2060d", "abcd"), ("a\tb\r\nc", "a b  c"),
-        (b"a\xff\x1bb", "a\N{REPLACEMENT CHARACTER}b"), ("[/foo]", "[/foo]"), ("\ud800x", "x"), ("日本", "日本"), ("a\u2028b", "ab"), (None, "None"),
+        ("\x1b]52;c;aGk=\a", "]52;c;aGk="),
+        ("a\x9b2Jb", "a2Jb"),
+        ("a\u202eb\u2066c", "abc"),
+        ("a\u200bb\ufeffc\u2060d", "abcd"),
+        ("a\tb\r\nc", "a b  c"),
+        (b"a\xff\x1bb", "a\N{REPLACEMENT CHARACTER}b"),
+        ("[/foo]", "[/foo]"),
+        ("\ud800x", "x"),
+        ("日本", "日本"),
+        ("a\u2028b", "ab"),
+        (None, "None"),
     ],
-)  # fmt: skip
+)
 def test_safe_on_known_tricks(raw, clean):
     assert text.safe(raw) == clean
 
@@ -787,18 +952,46 @@ def test_safe_cuts_by_cells_and_keeps_lines_on_request():
 
 @pytest.mark.parametrize(
     ("value", "worded"),
-    [(0, "0"), (950, "950"), (999.4, "999"), (999.6, "1 k"), (16_800, "16.8 k"), (999_600, "1 M"), (4_710_000, "4.71 M"), (20_000_000, "20 M"),
-     (341_000_000, "341 M"), (2.5e9, "2.5 G"), (3e18, "3000000 T"), (-1500, "-1.5 k"), (float("nan"), "-")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.4, "999"),
+        (999.6, "1 k"),
+        (16_800, "16.8 k"),
+        (999_600, "1 M"),
+        (4_710_000, "4.71 M"),
+        (20_000_000, "20 M"),
+        (341_000_000, "341 M"),
+        (2.5e9, "2.5 G"),
+        (3e18, "3000000 T"),
+        (-1500, "-1.5 k"),
+        (float("nan"), "-"),
+    ],
+)
 def test_counts(value, worded):
     assert text.count(value) == worded
 
 
 def test_numbers_durations_and_ages():
     assert [text.number(v) for v in (487.26, -170.0, 0.00831, 9.9999, 1.5e6, float("nan"), None, float("inf"))] == [
-        "487.3", "-170.0", "0.00831", "10.0", "1.5 M", "-", "-", "inf",
-    ]  # fmt: skip
-    assert [text.duration(v) for v in (161.9, 0, 90_061, None, float("nan"), -1, 1e300)] == ["0:02:41", "0:00:00", "25:01:01", "-", "-", "-", "-"]
+        "487.3",
+        "-170.0",
+        "0.00831",
+        "10.0",
+        "1.5 M",
+        "-",
+        "-",
+        "inf",
+    ]
+    assert [text.duration(v) for v in (161.9, 0, 90_061, None, float("nan"), -1, 1e300)] == [
+        "0:02:41",
+        "0:00:00",
+        "25:01:01",
+        "-",
+        "-",
+        "-",
+        "-",
+    ]
     assert [text.age(v) for v in (14.9, 200, 7300, 500_000)] == ["14 s", "3 min", "2 h", "5 d"]
 
 

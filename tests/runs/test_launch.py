@@ -80,7 +80,13 @@ class Viewer:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else slave,
         )  # fmt: skip
         if terminal:  # kept open until the viewer has opened it too, or the master would read the end at once
-            self.wait_for("", lambda: os.path.exists(f"/proc/{self.process.pid}/fd/2") and os.readlink(f"/proc/{self.process.pid}/fd/2") == name)
+            self.wait_for(
+                "",
+                lambda: (
+                    os.path.exists(f"/proc/{self.process.pid}/fd/2")
+                    and os.readlink(f"/proc/{self.process.pid}/fd/2") == name
+                ),
+            )
         os.close(slave)
 
     @property
@@ -142,14 +148,23 @@ def view():
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "number"),
-    [("raise SystemExit(7)", 7, None), ("pass", 0, None), ("import os; os.kill(os.getpid(), 9)", None, 9), ("import os; os.abort()", None, 6)],
+    [
+        ("raise SystemExit(7)", 7, None),
+        ("pass", 0, None),
+        ("import os; os.kill(os.getpid(), 9)", None, 9),
+        ("import os; os.abort()", None, 6),
+    ],
 )
 def test_exit_json_says_how_the_worker_ended(fresh, code, exit_code, number):
     run = fresh()
     launch.start(run, [sys.executable, "-c", code])
     found = ending(run)
     assert (found["exit"], found["signal"], found["last_step"]) == (exit_code, number, None)
-    assert found["oom_kill"] in (0, None) and found["wall_s"] >= 0 and abs(found["ended_realtime_ns"] / 1e9 - time.time()) < 3600
+    assert (
+        found["oom_kill"] in (0, None)
+        and found["wall_s"] >= 0
+        and abs(found["ended_realtime_ns"] / 1e9 - time.time()) < 3600
+    )
     assert (run.exit_path.stat().st_mode & 0o777, run.log_path.stat().st_mode & 0o777) == (0o600, 0o600)
 
 
@@ -183,7 +198,14 @@ pathlib.Path(sys.argv[1], "facts").write_text(json.dumps(facts))
     facts = json.loads((run.path / "facts").read_text())
     assert facts.pop("session") != os.getsid(0)
     expected_safe = sys.version_info >= (3, 11)
-    assert facts == {"stdin": "/dev/null", "stdout": str(run.log_path), "umask": 0o077, "terminal": False, "term": True, "safe": expected_safe}
+    assert facts == {
+        "stdin": "/dev/null",
+        "stdout": str(run.log_path),
+        "umask": 0o077,
+        "terminal": False,
+        "term": True,
+        "safe": expected_safe,
+    }
     lines = run.log_path.read_text().splitlines()
     assert lines[0].startswith(log.SESSION_MARK) and lines[1:] == ["to the log", "errors too"]
 
@@ -248,7 +270,9 @@ def test_a_worker_that_cannot_be_started_is_an_error_in_the_log(fresh):
 def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
     run = fresh()
     make(run.log_path)
-    with pytest.raises(MachineError, match=r"log.txt is no regular file, and a trainer writes its log there: move it away"):
+    with pytest.raises(
+        MachineError, match=r"log.txt is no regular file, and a trainer writes its log there: move it away"
+    ):
         launch.start(run, fake(run, "finish"))
     done = here("logs", run.id)
     assert done.code == 3 and "has no log that can be read (log.txt is no regular file)" in done.err
@@ -256,8 +280,14 @@ def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
 
 def test_the_usage_of_the_waiter():
     environment = os.environ | {"PYTHONPATH": PACKAGE_PARENT}
-    found = subprocess.run([sys.executable, "-m", "operant.runs.launch", "x"], env=environment, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (2, "") and found.stderr.startswith("error: usage:") and "Traceback" not in found.stderr
+    found = subprocess.run(
+        [sys.executable, "-m", "operant.runs.launch", "x"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (
+        (found.returncode, found.stdout) == (2, "")
+        and found.stderr.startswith("error: usage:")
+        and "Traceback" not in found.stderr
+    )
 
 
 def test_nothing_is_imported_from_the_working_directory(fresh, tmp_path, monkeypatch):
@@ -370,7 +400,9 @@ def test_a_worker_in_another_pid_namespace_is_seen_stopped_and_seen_dead(fresh):
     for run in (first, second):
         launch.start(run, ["unshare", "-pf", *fake(run, "forever")])
         wait_until(lambda run=run: records(run) > 3)
-        assert state(run).word == "running" and runs.read_json(run.path / "run.json")["pid"] < 10, "the pid is that of its own namespace"
+        assert state(run).word == "running" and runs.read_json(run.path / "run.json")["pid"] < 10, (
+            "the pid is that of its own namespace"
+        )
         assert not launch.signal_worker(run, signal.SIGKILL), "there is no telling whose pid it is"
     ticket = control.send(first, "stop")
     assert control.answer(first, ticket, DEADLINE_S).result in ("accepted", "done")
@@ -390,7 +422,9 @@ def test_a_run_to_its_end_in_a_pipe(started, view):
     assert "\x1b" not in viewer.text and "\r" not in viewer.text and "━" not in viewer.text
     assert [line for line in lines if line.startswith("100.0 %   1 M / 1 M steps   4.71 M SPS   return 20.5")], lines
     assert "eval 480.0 at 800 k steps  (the best so far)" in lines
-    assert re.fullmatch(r"✔ finished  cartpole-ppo-4f2a   eval 480\.0 \(target 475 reached\) · 1 M steps in 0:00:\d\d", lines[-3]), lines
+    assert re.fullmatch(
+        r"✔ finished  cartpole-ppo-4f2a   eval 480\.0 \(target 475 reached\) · 1 M steps in 0:00:\d\d", lines[-3]
+    ), lines
     assert lines[-2] == f"  run   {run.path}" and lines[-1] == "  next  operant eval 4f2a   operant show 4f2a"
 
 
@@ -403,7 +437,9 @@ def test_a_run_to_its_end_in_a_terminal(started, view):
     assert viewer.wait() == 130
     assert "\x1b[K" in viewer.text and "steps   4.71 M SPS   return 20.5" in viewer.text
     summary = viewer.text.rpartition("■ stopped  cartpole-ppo-4f2a   by SIGTERM · eval ")[2]
-    assert re.search(r"480\.0 \(target 475 reached\) · \S+ [kM] steps in 0:00:\d\d · checkpoint at \S+ [kM] steps\r\n", summary)
+    assert re.search(
+        r"480\.0 \(target 475 reached\) · \S+ [kM] steps in 0:00:\d\d · checkpoint at \S+ [kM] steps\r\n", summary
+    )
     assert "  next  operant resume 4f2a   operant show 4f2a\r\n" in summary
     redrawn = [piece for piece in re.split(r"\r", viewer.text) if "\x1b[K" in piece and "━" in piece]
     assert redrawn and all(len(piece.partition("\x1b")[0]) < 120 for piece in redrawn)
@@ -426,7 +462,9 @@ def test_ctrl_c_once_stops_with_a_checkpoint(started, view):
     viewer = view(run)
     viewer.wait_for("return 20.5")
     viewer.press(b"\x03")
-    viewer.wait_for("and saving a checkpoint… (Ctrl-C again: stop now without saving. To leave it running next time: --detach)")
+    viewer.wait_for(
+        "and saving a checkpoint… (Ctrl-C again: stop now without saving. To leave it running next time: --detach)"
+    )
     assert re.search(r"Stopping after iteration \d+ and saving", viewer.text)
     assert viewer.wait() == 130
     assert ending(run)["exit"] == 130 and state(run).word == "stopped"
@@ -498,7 +536,10 @@ def test_a_deleted_folder_is_told_once_its_trainer_has_ended(started, monkeypatc
     finally:
         thread.join()
     assert not runs.discard_unstarted(run, 4), "there is nothing left to delete"
-    assert f"✖ {run.id}: its folder was deleted or moved while it trained" in stream.getvalue() and "operant resume" not in stream.getvalue()
+    assert (
+        f"✖ {run.id}: its folder was deleted or moved while it trained" in stream.getvalue()
+        and "operant resume" not in stream.getvalue()
+    )
 
 
 def test_an_error_before_the_first_record_is_shown_from_the_log(started):
@@ -523,13 +564,19 @@ def test_a_failure_in_training_shows_the_traceback_and_keeps_the_run(started):
 def test_a_segmentation_fault_in_a_users_own_environment_names_the_command_that_looks_for_it(started):
     run, stream = started("segfault"), io.StringIO()
     assert follow.follow(run, stream=stream) == 137
-    assert "killed by SIGSEGV" in stream.getvalue() and f"operant check {runs.shown(run.path / 'source' / 'cartpole.py')}" in stream.getvalue()
+    assert (
+        "killed by SIGSEGV" in stream.getvalue()
+        and f"operant check {runs.shown(run.path / 'source' / 'cartpole.py')}" in stream.getvalue()
+    )
     assert stream.getvalue().count("! cartpole.py: it prints\n") == 1
 
 
 def test_the_log_of_an_earlier_session_is_not_shown(fresh):
     run = fresh()
-    run.log_path.write_text(f"{log.SESSION_MARK}1\nerror: of yesterday\n{log.SESSION_MARK}2\n" + "".join(f"line {k}\x1b[2J\n" for k in range(30)))
+    run.log_path.write_text(
+        f"{log.SESSION_MARK}1\nerror: of yesterday\n{log.SESSION_MARK}2\n"
+        + "".join(f"line {k}\x1b[2J\n" for k in range(30))
+    )
     assert log.log_end(run).split("\n") == [f"line {k}[2J" for k in range(10, 30)]
     run.log_path.write_bytes(b"\xff" * 100_000 + b"\nerror: one\nerror: two\n  more\n")
     assert log.log_end(run) == "error: two\n  more"
@@ -593,7 +640,9 @@ def test_a_detached_run_outlives_its_terminal_and_its_session(fresh):
     os.close(slave)
     os.close(master)  # the terminal goes away: the kernel sends SIGHUP to the session's foreground group
     assert starter.wait(DEADLINE_S) == -signal.SIGHUP
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # and a login manager ends what is left of the session
+    for pid in (
+        int(name) for name in os.listdir("/proc") if name.isdigit()
+    ):  # and a login manager ends what is left of the session
         try:
             if os.getsid(pid) == starter.pid:
                 os.kill(pid, signal.SIGKILL)
@@ -643,7 +692,10 @@ FULL = Progress(341_000_000, 500_000_000, 4_710_000.0, 487.26, 72.0)
 
 
 def test_the_line_gives_up_what_matters_least():
-    assert progress.line(FULL, 120) == "━" * 27 + "─" * 13 + "   68.2 %   341 M / 500 M steps   4.71 M SPS   return 487.3   ETA 0:01:12"
+    assert (
+        progress.line(FULL, 120)
+        == "━" * 27 + "─" * 13 + "   68.2 %   341 M / 500 M steps   4.71 M SPS   return 487.3   ETA 0:01:12"
+    )
     assert progress.plain(FULL) == "68.2 %   341 M / 500 M steps   4.71 M SPS   return 487.3   ETA 0:01:12"
     for columns in range(0, 130):
         assert len(progress.line(FULL, columns)) <= columns

@@ -20,7 +20,20 @@ from types import SimpleNamespace
 import pytest
 
 from operant.errors import BadFileError, ConfigError, MachineError, OperantError
-from operant.runs.metrics import EVENTS, FLAG_CHECKPOINT, FLAG_NONE, FLAG_NONFINITE, LEVELS, MODES, PHASES, STATES, TERMINAL, Metric, Reader, Writer
+from operant.runs.metrics import (
+    EVENTS,
+    FLAG_CHECKPOINT,
+    FLAG_NONE,
+    FLAG_NONFINITE,
+    LEVELS,
+    MODES,
+    PHASES,
+    STATES,
+    TERMINAL,
+    Metric,
+    Reader,
+    Writer,
+)
 from operant.runs.metrics import writer as writing
 from operant.text import safe
 
@@ -39,7 +52,9 @@ def writer_at(folder: Path, metrics=PLAIN, **options) -> Writer:
 
 def child(code: str, *arguments: object, **options) -> subprocess.Popen:
     """A fresh process that imports the standard library and operant.runs.metrics, no more."""
-    return subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ round trips
@@ -57,7 +72,13 @@ def test_everything_written_is_read(tmp_path, backend):
         assert writer.backend == backend
         assert reader.metrics == metrics
         header = reader.header
-        assert (header.abi, header.session, header.run_uuid, header.pid, header.uid) == ((1, 1), 3, UUID, os.getpid(), os.getuid())
+        assert (header.abi, header.session, header.run_uuid, header.pid, header.uid) == (
+            (1, 1),
+            3,
+            UUID,
+            os.getpid(),
+            os.getuid(),
+        )
         assert (header.host, header.version, header.capacity) == ("here", "0.1.0", 16)
         assert header.pid_start_ticks == int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         assert header.boot_id.hex() == Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
@@ -76,7 +97,10 @@ def test_everything_written_is_read(tmp_path, backend):
         assert record.values == (13.5, 0.5, 9, -4)
         assert before[0] <= record.realtime_ns <= time.time_ns()
         assert before[1] <= record.boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        assert [(r.n, r.step, r.session, r.flags) for r in reader.since(0)] == [(0, 2048, 3, FLAG_CHECKPOINT), (1, 4096, 3, 0)]
+        assert [(r.n, r.step, r.session, r.flags) for r in reader.since(0)] == [
+            (0, 2048, 3, FLAG_CHECKPOINT),
+            (1, 4096, 3, 0),
+        ]
         assert [r.n for r in reader.since(1)] == [1]
         assert reader.since(2) == []
 
@@ -86,7 +110,13 @@ def test_everything_written_is_read(tmp_path, backend):
         writer.set_checkpoint(4096)
         writer.set_nonfinite(5)
         status = reader.status()
-        assert (status.heartbeat_count, status.main_count, status.head, status.last_checkpoint_step, status.nonfinite_total) == (2, 1, 2, 4096, 5)
+        assert (
+            status.heartbeat_count,
+            status.main_count,
+            status.head,
+            status.last_checkpoint_step,
+            status.nonfinite_total,
+        ) == (2, 1, 2, 4096, 5)
         assert before[1] <= status.heartbeat_boottime_ns <= status.last_checkpoint_boottime_ns
 
 
@@ -207,7 +237,9 @@ def test_events_of_two_threads_beside_records(tmp_path, backend):
         events = reader.events()
         assert [event.n for event in events] == list(range(2000))
         for name in ("a", "b"):
-            assert [event.text for event in events if event.text[0] == name] == [f"{name} {index}" for index in range(1000)]
+            assert [event.text for event in events if event.text[0] == name] == [
+                f"{name} {index}" for index in range(1000)
+            ]
         assert reader.latest().n == 999
 
 
@@ -234,7 +266,13 @@ def test_frames(tmp_path, backend):
 
 def test_frames_that_do_not_fit(tmp_path):
     with writer_at(tmp_path, frame_bytes=300) as writer, Reader(writer.path) as reader:
-        for pixels, lanes, height, width in ((bytes(301), 1, 301, 1), (bytes(10), 1, 3, 1), (bytes(0), 1, 1, 1), (bytes(5), 1, 1, 1), (bytes(4), 0, 1, 1)):
+        for pixels, lanes, height, width in (
+            (bytes(301), 1, 301, 1),
+            (bytes(10), 1, 3, 1),
+            (bytes(0), 1, 1, 1),
+            (bytes(5), 1, 1, 1),
+            (bytes(4), 0, 1, 1),
+        ):
             with pytest.raises(ValueError, match=r"no \d pictures"):
                 writer.frame(0, pixels, lanes=lanes, height=height, width=width)
             assert reader.frame() is None
@@ -248,8 +286,20 @@ def test_frames_that_do_not_fit(tmp_path):
 
 @backends
 def test_values_are_stored_to_the_bit(tmp_path, backend):
-    bits = [0x7FF8000000001234, 0xFFF8000000000001, 0x7FF0000000000000, 0xFFF0000000000000, 0x8000000000000000, 1, 0x7FEFFFFFFFFFFFFF]
-    metrics = [*(Metric(f"f/{index}") for index in range(len(bits))), Metric("i", dtype="i64"), Metric("u", dtype="u64")]
+    bits = [
+        0x7FF8000000001234,
+        0xFFF8000000000001,
+        0x7FF0000000000000,
+        0xFFF0000000000000,
+        0x8000000000000000,
+        1,
+        0x7FEFFFFFFFFFFFFF,
+    ]
+    metrics = [
+        *(Metric(f"f/{index}") for index in range(len(bits))),
+        Metric("i", dtype="i64"),
+        Metric("u", dtype="u64"),
+    ]
     values = [*struct.unpack(f"<{len(bits)}d", struct.pack(f"<{len(bits)}Q", *bits)), -(2**63), 2**64 - 1]
     with writer_at(tmp_path, metrics, backend=backend) as writer, Reader(writer.path) as reader:
         writer.publish(0, values)
@@ -315,9 +365,15 @@ def test_many_metrics_and_the_largest_chunks(tmp_path):
 
 
 def fix_identity(monkeypatch):
-    monkeypatch.setattr(writing, "_process", lambda: (bytes(range(100, 116)), 4026531836, 4242, 1000, 987654321, 1_700_000_000 * 10**9, 5 * 10**12))
+    monkeypatch.setattr(
+        writing,
+        "_process",
+        lambda: (bytes(range(100, 116)), 4026531836, 4242, 1000, 987654321, 1_700_000_000 * 10**9, 5 * 10**12),
+    )
     clock = iter(range(10**12, 10**13, 10**9))
-    fixed = SimpleNamespace(clock_gettime_ns=lambda _: next(clock), time_ns=lambda: 1_700_000_001 * 10**9, CLOCK_BOOTTIME=7)
+    fixed = SimpleNamespace(
+        clock_gettime_ns=lambda _: next(clock), time_ns=lambda: 1_700_000_001 * 10**9, CLOCK_BOOTTIME=7
+    )
     monkeypatch.setattr(writing, "time", fixed)
 
 
@@ -364,8 +420,19 @@ def test_the_golden_files_are_read(path):
             16, 65536, 0 if first else 8, 0 if first else 192,
         )  # fmt: skip
         status = reader.status()
-        assert (status.state, status.reason, status.exit_code, status.phase, status.head) == ("stopped", 15, 130, "update", 19)
-        assert (status.heartbeat_count, status.main_count, status.last_checkpoint_step, status.nonfinite_total) == (1, 1, 16384, 1)
+        assert (status.state, status.reason, status.exit_code, status.phase, status.head) == (
+            "stopped",
+            15,
+            130,
+            "update",
+            19,
+        )
+        assert (status.heartbeat_count, status.main_count, status.last_checkpoint_step, status.nonfinite_total) == (
+            1,
+            1,
+            16384,
+            1,
+        )
         records = reader.since(0)
         assert [record.n for record in records] == list(range(3, 19))
         assert records[0].values == (0.75, 9, 0.25, -3)
@@ -376,11 +443,23 @@ def test_the_golden_files_are_read(path):
             assert reader.events() == []
             assert reader.frame() is None
             return
-        assert [(e.n, e.step, e.level, e.code) for e in reader.events()] == [(n, 100 * n, LEVELS[n % 3], EVENTS[n]) for n in range(3, 11)]
-        assert reader.events(8)[0].text == "event 8: " + "é" * 98 + "…"  # 205 bytes leave room for 98 characters of 2 bytes, and the ellipsis takes 3
+        assert [(e.n, e.step, e.level, e.code) for e in reader.events()] == [
+            (n, 100 * n, LEVELS[n % 3], EVENTS[n]) for n in range(3, 11)
+        ]
+        assert (
+            reader.events(8)[0].text == "event 8: " + "é" * 98 + "…"
+        )  # 205 bytes leave room for 98 characters of 2 bytes, and the ellipsis takes 3
         assert reader.events(5, limit=2) == reader.events(9)
         frame = reader.frame()
-        assert (frame.n, frame.step, frame.lanes, frame.height, frame.width, frame.channels, frame.mode) == (2, 100, 2, 4, 3, 3, "greedy")
+        assert (frame.n, frame.step, frame.lanes, frame.height, frame.width, frame.channels, frame.mode) == (
+            2,
+            100,
+            2,
+            4,
+            3,
+            3,
+            "greedy",
+        )
         assert frame.pixels == bytes(range(2, 74))
         assert reader.frame(1) == frame
         assert reader.frame(2) is None
@@ -424,7 +503,10 @@ def test_the_bytes_lie_where_the_specification_says():
     assert at("IBBBBIIff", 8192 + 128) == (1, 2, 1, 0, 0, 0, 0, -math.inf, math.inf)
     assert at("IBBBBII", 8192 + 256) == (2, 0, 0, 0, 1, 1, 0)
     assert at("IBBBBII", 8192 + 384) == (3, 1, 0, 0, 0, 4, 2)
-    assert (data[8192 + 152 : 8192 + 192], data[8192 + 192 : 8192 + 256]) == (b"episodes".ljust(40, b"\0"), b"episodes".ljust(64, b"\0"))
+    assert (data[8192 + 152 : 8192 + 192], data[8192 + 192 : 8192 + 256]) == (
+        b"episodes".ljust(40, b"\0"),
+        b"episodes".ljust(64, b"\0"),
+    )
     slot = 12288 + 17 % 16 * 96
     assert at("QIIQQQQIIQdQdq", slot) == (
         36, zlib.crc32(data[slot + 12 : slot + 96]), 80, 17, 18 * 1024, 10**12 + 17 * 10**9, 1_700_000_001 * 10**9, 2, 0, 0, 4.25, 51, 1 / 18, -17,
@@ -442,7 +524,18 @@ def test_the_bytes_lie_where_the_specification_says():
 
 
 def test_the_codes_of_words_never_change():
-    assert STATES[:10] == ("starting", "running", "paused", "stopping", "finished", "stopped", "failed", "diverged", "gpu_fault", "oom")
+    assert STATES[:10] == (
+        "starting",
+        "running",
+        "paused",
+        "stopping",
+        "finished",
+        "stopped",
+        "failed",
+        "diverged",
+        "gpu_fault",
+        "oom",
+    )
     assert PHASES[:6] == ("idle", "rollout", "update", "eval", "checkpoint", "compile")
 
 
@@ -469,7 +562,11 @@ def test_what_a_killed_trainer_left_is_replaced(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
-    [(errno.ENOSPC, r"no room .* needs 0\.1 MiB .* free some"), (errno.EDQUOT, "no room"), (errno.EIO, "cannot be made")],
+    [
+        (errno.ENOSPC, r"no room .* needs 0\.1 MiB .* free some"),
+        (errno.EDQUOT, "no room"),
+        (errno.EIO, "cannot be made"),
+    ],
 )
 def test_disk_full_at_the_start(tmp_path, monkeypatch, number, sentence):
     def refuse(*_):
@@ -508,7 +605,15 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_bad_metrics_are_all_named(tmp_path):
-    metrics = [Metric("a b"), Metric("x" * 64), Metric(""), Metric("ok"), Metric("ok"), Metric("k", kind="dial"), Metric("d", dtype="f16")]
+    metrics = [
+        Metric("a b"),
+        Metric("x" * 64),
+        Metric(""),
+        Metric("ok"),
+        Metric("ok"),
+        Metric("k", kind="dial"),
+        Metric("d", dtype="f16"),
+    ]
     with pytest.raises(ConfigError) as caught:
         writer_at(tmp_path, metrics, capacity=12)
     assert len(caught.value.problems) == 7
@@ -526,7 +631,14 @@ def test_bad_metrics_are_all_named(tmp_path):
 
 def test_values_that_do_not_fit(tmp_path):
     with writer_at(tmp_path, [Metric("f"), Metric("u", dtype="u64")]) as writer, Reader(writer.path) as reader:
-        for step, values in ((0, [1.0]), (0, [1.0, 2, 3]), (0, [1.0, -1]), (0, ["a", 1]), (-1, [1.0, 1]), (0, [math.nan, 1, 2])):
+        for step, values in (
+            (0, [1.0]),
+            (0, [1.0, 2, 3]),
+            (0, [1.0, -1]),
+            (0, ["a", 1]),
+            (-1, [1.0, 1]),
+            (0, [math.nan, 1, 2]),
+        ):
             with pytest.raises(ValueError, match="2 values that fit"):
                 writer.publish(step, values)
         assert reader.status().head == 0
@@ -535,7 +647,14 @@ def test_values_that_do_not_fit(tmp_path):
 
 @pytest.mark.parametrize(
     ("magic", "backend"),
-    [(0xEF53, "map"), (0x01021994, "map"), (0x9123683E, "map"), (0x6969, "pwrite"), (0x65735546, "pwrite"), (None, "pwrite")],
+    [
+        (0xEF53, "map"),
+        (0x01021994, "map"),
+        (0x9123683E, "map"),
+        (0x6969, "pwrite"),
+        (0x65735546, "pwrite"),
+        (None, "pwrite"),
+    ],
 )
 def test_auto_maps_local_filesystems_only(tmp_path, monkeypatch, magic, backend):
     import ctypes
@@ -764,7 +883,9 @@ def test_a_newer_minor_version_is_read(tmp_path):
     data[4096 + 64] = 250
     with Reader(put(tmp_path, finish(data))) as reader:
         assert reader.header.abi == (1, 9)
-        assert [(metric.name, metric.kind, metric.axis) for metric in reader.metrics] == [(m.name, "gauge", "linear") for m in GOLDEN_METRICS]
+        assert [(metric.name, metric.kind, metric.axis) for metric in reader.metrics] == [
+            (m.name, "gauge", "linear") for m in GOLDEN_METRICS
+        ]
         assert (reader.status().phase, reader.status().state) == ("unknown", "unknown")
         assert reader.latest().n == 18
         assert len(reader.since(0)) == 16
@@ -887,7 +1008,13 @@ def test_a_damaged_picture_gives_the_one_before(tmp_path):
 
 
 def test_pictures_that_claim_more_than_there_is(tmp_path):
-    for offset, form, value in ((12, "I", 2**32 - 1), (16, "Q", 2**64 - 1), (32, "HHHH", (65535,) * 4), (32, "H", 0), (38, "H", 60)):
+    for offset, form, value in (
+        (12, "I", 2**32 - 1),
+        (16, "Q", 2**64 - 1),
+        (32, "HHHH", (65535,) * 4),
+        (32, "H", 0),
+        (38, "H", 60),
+    ):
         data = golden()
         struct.pack_into("<" + form, data, 20480 + offset, *(value if isinstance(value, tuple) else (value,)))
         struct.pack_into("<I", data, 20480 + 8, zlib.crc32(data[20480 + 12 : 20480 + 136]))
@@ -1035,7 +1162,26 @@ def test_a_resumed_session_replaces_the_file(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------------------------------- fuzz
 
-INTERESTING = (0, 1, 2, 7, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+INTERESTING = (
+    0,
+    1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    256,
+    4095,
+    4096,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 
 
 # Where the slots lie of a file of 8 metrics x 16 records, 16 events, and frames of at most 300 bytes: first slot, slots, stride, bytes the checksum covers.
@@ -1085,7 +1231,12 @@ def check_reader(path: Path) -> bool:
             assert 1 <= len(reader.metrics) <= 4096
             assert all(re.fullmatch(r"[A-Za-z0-9_./-]{1,63}", metric.name) for metric in reader.metrics)
             events = reader.events()
-            texts = [reader.header.host, reader.header.version, *(metric.unit for metric in reader.metrics), *(event.text for event in events)]
+            texts = [
+                reader.header.host,
+                reader.header.version,
+                *(metric.unit for metric in reader.metrics),
+                *(event.text for event in events),
+            ]
             assert all(safe(text, 208) == text for text in texts)
             status = reader.status()
             assert status.state in (*STATES, "unknown")
@@ -1100,7 +1251,11 @@ def check_reader(path: Path) -> bool:
             assert all(event.level in LEVELS and event.code in EVENTS for event in events)
             frame = reader.frame()
             if frame is not None:
-                assert len(frame.pixels) == frame.lanes * frame.height * frame.width * frame.channels <= reader.header.frame_bytes
+                assert (
+                    len(frame.pixels)
+                    == frame.lanes * frame.height * frame.width * frame.channels
+                    <= reader.header.frame_bytes
+                )
                 assert frame.mode in (*MODES, "")
     except BadFileError as error:
         assert str(error).startswith(str(path))

@@ -1,4 +1,6 @@
-"""The replay beside a checkpoint: whatever its writer dies of, the newest checkpoint with one goes on to the bit, and no more than two lie there."""
+"""The replay beside a checkpoint: whatever its writer dies of, the newest checkpoint with one goes on to the bit, and
+no more than two lie there.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ def store(tmp_path, said) -> Store:
 def ring(value: int) -> dict[str, torch.Tensor]:
     """Of every kind that is stored, and an empty one."""
     return {
-        "replay/observation": torch.full((5, 3, 7), value, dtype=torch.uint8), "replay/reward": torch.full((5, 3), value / 3), "replay/none": torch.zeros(0, 3),
-        "replay/action": torch.full((5, 3, 1), value, dtype=torch.int32), "replay/ticks": torch.tensor([value]), "replay/scale": torch.tensor(float(value)),
-    }  # fmt: skip
+        "replay/observation": torch.full((5, 3, 7), value, dtype=torch.uint8),
+        "replay/reward": torch.full((5, 3), value / 3),
+        "replay/none": torch.zeros(0, 3),
+        "replay/action": torch.full((5, 3, 1), value, dtype=torch.int32),
+        "replay/ticks": torch.tensor([value]),
+        "replay/scale": torch.tensor(float(value)),
+    }
 
 
 def save(store: Store, step: int, session: int = 1) -> None:
@@ -57,7 +63,11 @@ def test_what_is_saved_is_found_again(store, monkeypatch, piece_bytes):
 
 def test_of_one_that_does_not_fit_nothing_is_copied(store):
     save(store, 7)
-    for wrong in ({"replay/reward": torch.zeros(5, 4)}, {"replay/other": torch.zeros(1)}, {"replay/action": torch.zeros(5, 3, 1)}):
+    for wrong in (
+        {"replay/reward": torch.zeros(5, 4)},
+        {"replay/other": torch.zeros(1)},
+        {"replay/action": torch.zeros(5, 3, 1)},
+    ):
         into = {name: torch.zeros_like(value) for name, value in ring(0).items()} | wrong
         assert "this configuration" in store.replays.restore(7, into, session=1)
         assert not any(value.any() for value in into.values())
@@ -100,4 +110,7 @@ def test_another_runs_is_left_alone(store):
     save(store, 1)
     other = Store(store.folder, run_uuid="cd" * 16, report=print)
     save(other, 2)
-    assert lying(store) == ["replay-step-000000000001", "replay-step-000000000002"] and "another checkpoint" in found(store, 2)[0]
+    assert (
+        lying(store) == ["replay-step-000000000001", "replay-step-000000000002"]
+        and "another checkpoint" in found(store, 2)[0]
+    )

@@ -21,7 +21,9 @@ with sweeps.entered(Path(sys.argv[1])) as asked:
 
 
 def worked(folder, tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", WORK, str(folder)], env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK, str(folder)], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    )
     wait_until(lambda: any(one["pid"] == process.pid for one in sweeps.working(folder)))
     return process
 
@@ -34,7 +36,10 @@ def test_stop_ends_the_commands_that_work_on_a_sweep(tmp_path):
         process = worked(folder, tmp_path)
         done = operant_process(tmp_path, "stop", "my-sweep", *words)
         assert (done.returncode, process.communicate()[0].strip()) == (0, told), done.stderr
-        assert "my-sweep: stopped.  next: operant sweep --join runs/my-sweep" in done.stderr and sweeps.working(folder) == []
+        assert (
+            "my-sweep: stopped.  next: operant sweep --join runs/my-sweep" in done.stderr
+            and sweeps.working(folder) == []
+        )
 
 
 def test_a_sweep_without_commands_and_one_of_a_killed_command_are_stopped_already(tmp_path):

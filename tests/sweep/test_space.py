@@ -44,32 +44,45 @@ def made(place, text, *words, name=None, file="my.toml"):
 
 
 def test_values_are_of_their_kind_and_within_their_ends(tmp_path):
-    plan = made(tmp_path, """
+    plan = made(
+        tmp_path,
+        """
 algo.learning_rate = {log = [1e-4, 1e-2]}
 algo.epochs = {log = [1, 8]}
 algo.gae_lambda = {uniform = [0.8, 1.0]}
 net.hidden = {choice = [[64, 64], [32]]}
-""")  # fmt: skip
+""",
+    )
     for seed in range(20):
         drawn = space.values(plan.space, Drawn(seed))
-        assert 1e-4 <= drawn["algo.learning_rate"] <= 1e-2 and isinstance(drawn["algo.epochs"], int) and drawn["net.hidden"] in ([64, 64], [32])
+        assert (
+            1e-4 <= drawn["algo.learning_rate"] <= 1e-2
+            and isinstance(drawn["algo.epochs"], int)
+            and drawn["net.hidden"] in ([64, 64], [32])
+        )
         words = [space.override(key, value) for key, value in drawn.items()]
         loaded = load.values(load.load(plan.request.source, words))
         assert {key: list(loaded[key]) if isinstance(loaded[key], tuple) else loaded[key] for key in drawn} == drawn
 
 
-@pytest.mark.parametrize(("file", "name"), [("my bést swéep.toml", "my-b-st-sw-ep-sweep"), ("ü.toml", "sweep"), (f"{'a' * 60}.toml", f"{'a' * 40}-sweep")])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("my bést swéep.toml", "my-b-st-sw-ep-sweep"), ("ü.toml", "sweep"), (f"{'a' * 60}.toml", f"{'a' * 40}-sweep")],
+)
 def test_a_sweep_is_called_as_its_file_as_far_as_a_name_can_be(tmp_path, file, name):
     assert made(tmp_path, "algo.learning_rate = {log = [1e-4, 1e-2]}", file=file).name == name
 
 
 def test_a_conditional_key_is_searched_only_where_its_condition_holds(tmp_path):
-    plan = made(tmp_path, """
+    plan = made(
+        tmp_path,
+        """
 algo.clip = {uniform = [0.1, 0.3], when = {"algo.epochs" = [2, 3]}}
 algo.epochs = {uniform = [1, 4]}
 algo.gamma = {uniform = [0.9, 0.99], when.algo.kernels = "torch", when."algo.epochs" = 2}
 algo.kernels = {choice = ["torch", "auto"]}
-""")  # fmt: skip
+""",
+    )
     seen = set()
     for seed in range(60):
         drawn = space.values(plan.space, Drawn(seed))
@@ -82,25 +95,49 @@ algo.kernels = {choice = ["torch", "auto"]}
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("algo.learning_rate = {log = [0, 1]}", "my.toml:7: sweep.algo.learning_rate: a logarithmic scale begins above 0 (got [0, 1])"),
+        (
+            "algo.learning_rate = {log = [0, 1]}",
+            "my.toml:7: sweep.algo.learning_rate: a logarithmic scale begins above 0 (got [0, 1])",
+        ),
         ("algo.learning_rate = {log = [1, 0.1]}", "the smaller first (got [1, 0.1])"),
         ("algo.learning_rate = {lag = [1, 2]}", "sweep.algo.learning_rate.lag: input should be {log"),
         ("algo.learning_rate = {log = [1e-4, 1e-2], uniform = [0, 1]}", "not log and uniform together"),
         ("algo.learning_rate = 3e-4", "sweep.algo.learning_rate: input should be {log = [1e-4, 1e-2]}"),
-        ("algo.learning_rte = {log = [1e-4, 1e-2]}", "sweep.algo.learning_rte: unknown key 'algo.learning_rte' - did you mean 'algo.learning_rate'?"),
-        ("algo.gamma = {uniform = [0.9, 1.5]}", "sweep.algo.gamma: algo.gamma: input should be less than or equal to 1 (got 1.5)"),
+        (
+            "algo.learning_rte = {log = [1e-4, 1e-2]}",
+            "sweep.algo.learning_rte: unknown key 'algo.learning_rte' - did you mean 'algo.learning_rate'?",
+        ),
+        (
+            "algo.gamma = {uniform = [0.9, 1.5]}",
+            "sweep.algo.gamma: algo.gamma: input should be less than or equal to 1 (got 1.5)",
+        ),
         ("run.seed = {uniform = [1, 9]}", "sweep.run.seed: cannot be searched: each trial has the same seeds"),
         ("checkpoint.every = {uniform = [1, 9]}", "nothing of [checkpoint] changes what is learnt"),
-        ('algo.clip = {uniform = [0.1, 0.2], when = {"algo.epochs" = 2}}', "sweep.algo.clip: when: algo.epochs is not searched"),
+        (
+            'algo.clip = {uniform = [0.1, 0.2], when = {"algo.epochs" = 2}}',
+            "sweep.algo.clip: when: algo.epochs is not searched",
+        ),
         ("net.hidden = {choice = [[64], [64]]}", "choice should be a list of different values"),
-        ("trails = 10\nalgo.clip = {uniform = [0.1, 0.2]}", "my.toml:7: unknown key 'sweep.trails' - did you mean 'sweep.trials'?"),
-        ('pruner = "median"\nalgo.clip = {uniform = [0.1, 0.2]}', "sweep.pruner: input should be 'hyperband', 'wilcoxon' or 'none'"),
-        ('objective = "time_to_target"\nalgo.clip = {uniform = [0.1, 0.2]}', 'sweep.objective: "time_to_target" needs run.target'),
+        (
+            "trails = 10\nalgo.clip = {uniform = [0.1, 0.2]}",
+            "my.toml:7: unknown key 'sweep.trails' - did you mean 'sweep.trials'?",
+        ),
+        (
+            'pruner = "median"\nalgo.clip = {uniform = [0.1, 0.2]}',
+            "sweep.pruner: input should be 'hyperband', 'wilcoxon' or 'none'",
+        ),
+        (
+            'objective = "time_to_target"\nalgo.clip = {uniform = [0.1, 0.2]}',
+            'sweep.objective: "time_to_target" needs run.target',
+        ),
         ('pareto = true\nsampler = "cma_es"\nalgo.clip = {uniform = [0.1, 0.2]}', "cma_es has one objective"),
         ("trials = 3", "nothing is searched"),
-        ('"algo.clip" = {uniform = [0.1, 0.2]}', "my.toml:7: sweep: algo.clip stands in quotes, which make one name of it: leave them out"),
+        (
+            '"algo.clip" = {uniform = [0.1, 0.2]}',
+            "my.toml:7: sweep: algo.clip stands in quotes, which make one name of it: leave them out",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_told_with_its_line(tmp_path, text, told):
     with pytest.raises(ConfigError) as caught:
         made(tmp_path, text)
@@ -114,7 +151,9 @@ def test_a_sweep_that_has_begun_goes_on_with_the_same_values_only(tmp_path):
     assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
     assert planning.join(first.folder).space == first.space
     kept = first.folder / planning.FILE
-    kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if not line.startswith("gae_lambda")))  # by a version without it
+    kept.write_text(
+        "".join(line for line in kept.read_text().splitlines(keepends=True) if not line.startswith("gae_lambda"))
+    )  # by a version without it
     assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
     with pytest.raises(UsageError, match=r"begun with other values of sweep\.algo\.clip\.uniform"):
         made(tmp_path, "algo.clip = {uniform = [0.1, 0.3]}")

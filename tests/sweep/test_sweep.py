@@ -1,4 +1,6 @@
-"""`operant sweep`: killed with all its workers at any moment it goes on, no trial lost or doubled; what a fault, a stop and a pruner do to a trial."""
+"""`operant sweep`: killed with all its workers at any moment it goes on, no trial lost or doubled; what a fault, a stop
+and a pruner do to a trial.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ net.hidden = {{choice = [[8], [8, 8]]}}
 
 def begun(place: Path, *words: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "operant.cli", "sweep", "my.toml", *words]
-    return subprocess.Popen(command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def kill_everything(process: subprocess.Popen) -> None:
@@ -73,7 +77,9 @@ def check(place: Path, count: int, printed: str) -> dict:
 
 def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path, here):
     own = {"algo.learning_rate": 2e-3, "net.hidden": [8]}
-    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 5\npruner = "none"') + "[algo]\nlearning_rate = 2e-3\n[net]\nhidden = [8]\n")
+    (tmp_path / "my.toml").write_text(
+        SWEEP.format(settings='trials = 5\npruner = "none"') + "[algo]\nlearning_rate = 2e-3\n[net]\nhidden = [8]\n"
+    )
     process = begun(tmp_path, "--workers", "2")
     wait_until(lambda: finished(tmp_path) >= 2 or process.poll() is not None)
     assert process.poll() is None, process.communicate()
@@ -83,7 +89,13 @@ def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path, 
     assert done.code == 0, done.err
     told = check(tmp_path, 5, done.out)
     assert told["complete"] == 5 and told["fail"] == told["running"] == 0
-    assert [trial["params"] == own for trial in told["trials"]] == [True, False, False, False, False]  # the configuration itself comes first
+    assert [trial["params"] == own for trial in told["trials"]] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # the configuration itself comes first
     best = max(told["trials"], key=lambda trial: trial["values"])
     assert told["best"] == [best["number"]]
     recipe = (tmp_path / "runs" / "my-sweep" / "best.toml").read_text()
@@ -98,7 +110,9 @@ def test_sixty_four_trials_with_kills_in_between(tmp_path):
     moments = random.Random(7)
     for _ in range(3):
         process, goal = begun(tmp_path, "--workers", "2"), len(trials_of(tmp_path)) + moments.randrange(3, 16)
-        wait_until(lambda process=process, goal=goal: len(trials_of(tmp_path)) >= goal or process.poll() is not None, 300)
+        wait_until(
+            lambda process=process, goal=goal: len(trials_of(tmp_path)) >= goal or process.poll() is not None, 300
+        )
         kill_everything(process)
     done = operant_process(tmp_path, "sweep", "my.toml", "--json")
     assert done.returncode == 0, done.stderr
@@ -109,21 +123,37 @@ def test_sixty_four_trials_with_kills_in_between(tmp_path):
 
 @pytest.mark.soak
 def test_faults_stops_and_ctrl_c(tmp_path):
-    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 6\npruner = "none"\nseeds = 2').replace("6144", "200000000"))
+    (tmp_path / "my.toml").write_text(
+        SWEEP.format(settings='trials = 6\npruner = "none"\nseeds = 2').replace("6144", "200000000")
+    )
     process = begun(tmp_path, "--workers", "2")
-    (first, second) = wait_until(lambda: len(live := [run for run in trials_of(tmp_path) if runs.state(run).word == "running"]) == 2 and live)
+    (first, second) = wait_until(
+        lambda: len(live := [run for run in trials_of(tmp_path) if runs.state(run).word == "running"]) == 2 and live
+    )
     assert {first.id, second.id} == {"my-sweep.0.1", "my-sweep.0.2"}
     # One worker is killed: its trial has failed, the other seed's run is ended; the sweep goes on with the next.
     os.kill(runs.holder(first.path), signal.SIGKILL)
-    after = wait_until(lambda: [run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.1.") and runs.state(run).word == "running"])
+    after = wait_until(
+        lambda: [
+            run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.1.") and runs.state(run).word == "running"
+        ]
+    )
     # A stop of a trial prunes it.
     assert operant_process(tmp_path, "stop", str(after[0].path)).returncode == 0
-    wait_until(lambda: [run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.2.") and runs.state(run).word == "running"])
+    wait_until(
+        lambda: [
+            run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.2.") and runs.state(run).word == "running"
+        ]
+    )
     # Ctrl-C ends the command; its trials stay open, and are resumed.
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, said
-    assert "trial 0 failed: crashed: killed by SIGKILL" in said and "trial 1 pruned: stopped" in said and "no trial has finished" in said
+    assert (
+        "trial 0 failed: crashed: killed by SIGKILL" in said
+        and "trial 1 pruned: stopped" in said
+        and "no trial has finished" in said
+    )
     assert not [run for run in trials_of(tmp_path) if runs.taken(run.path)]
     (run,) = [run for run in trials_of(tmp_path) if run.id == "my-sweep.2.1"]
     session = run.document["session"]
@@ -135,7 +165,14 @@ def test_faults_stops_and_ctrl_c(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "settings", ['sampler = "gp"', 'sampler = "cma_es"\npruner = "wilcoxon"', "pareto = true", 'objective = "area"\nseeds = 2', "steps = 30000"]
+    "settings",
+    [
+        'sampler = "gp"',
+        'sampler = "cma_es"\npruner = "wilcoxon"',
+        "pareto = true",
+        'objective = "area"\nseeds = 2',
+        "steps = 30000",
+    ],
 )
 def test_samplers_pruners_and_objectives(tmp_path, settings):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings=f"trials = 14\n{settings}"))
@@ -145,7 +182,11 @@ def test_samplers_pruners_and_objectives(tmp_path, settings):
     assert told["fail"] == 0 and told["complete"] >= 1
     assert len(told["trials"]) == 14 if "steps" not in settings else 5 <= len(told["trials"]) < 10
     if "pareto" in settings:
-        assert "trials run to their end" in done.stderr and told["pruned"] == 0 and (tmp_path / "runs" / "my-sweep" / "front.png").exists()
+        assert (
+            "trials run to their end" in done.stderr
+            and told["pruned"] == 0
+            and (tmp_path / "runs" / "my-sweep" / "front.png").exists()
+        )
 
 
 @pytest.mark.soak

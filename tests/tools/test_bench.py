@@ -1,4 +1,6 @@
-"""`operant bench`: medians on a clock of the test's own, what is measured where, and the command's tables and JSON. How fast anything is, no test asks."""
+"""`operant bench`: medians on a clock of the test's own, what is measured where, and the command's tables and JSON. How
+fast anything is, no test asks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_median_region_counts_after_a_warm_up(monkeypatch):
-    """Work takes 2 s, then 1 s each while it is warmed up and looked at, then regions of two calls: 6, 2, 4, 8 and 2 s. The median is 4 s, 2 s a call."""
+    """Work takes 2 s, then 1 s each while it is warmed up and looked at, then regions of two calls: 6, 2, 4, 8 and 2 s.
+    The median is 4 s, 2 s a call.
+    """
     spans = iter([2.0, 1.0, 1.0, 1.0, *(3.0, 3.0), *(1.0, 1.0), *(2.0, 2.0), *(4.0, 4.0), *(1.0, 1.0)])
     now = 0.0
 
@@ -48,7 +52,9 @@ def test_every_environment_is_stepped_and_the_first_at_every_size():
     plan = [(env.name, lanes) for env, lanes in bench.stepping_plan((), (1024, 65_536, 1 << 24))]
     assert plan[:3] == [("cartpole", 1024), ("cartpole", 65_536), ("cartpole", 1 << 24)]
     assert sorted(plan[3:]) == sorted((name, 65_536) for name in envs.names() if name != "cartpole")
-    assert [(env.name, lanes) for env, lanes in bench.stepping_plan(["pendulum"], (1 << 22,))] == [("pendulum", 1 << 22)]
+    assert [(env.name, lanes) for env, lanes in bench.stepping_plan(["pendulum"], (1 << 22,))] == [
+        ("pendulum", 1 << 22)
+    ]
     with pytest.raises(UsageError, match="nowhere"):
         bench.stepping_plan(["nowhere"], (8,))
 
@@ -93,18 +99,32 @@ def test_solving_ends_at_the_target_or_at_the_last_step(target, reached):
 
 
 def small_bench(**changes) -> Bench:
-    asked = {"device": "cpu", "threads": 1, "environments": ["cartpole"], "lanes": [32], "sizes": [(32, 4)], "repeats": 1, "least_s": 0.001}
+    asked = {
+        "device": "cpu",
+        "threads": 1,
+        "environments": ["cartpole"],
+        "lanes": [32],
+        "sizes": [(32, 4)],
+        "repeats": 1,
+        "least_s": 0.001,
+    }
     return bench.bench(**{**asked, **changes})
 
 
 def test_parts_that_are_not_asked_for_stay_empty():
     lines: list[str] = []
     found = small_bench(sections=["stepping", "ppo"], report=lines.append)
-    assert [(row.environment, row.lanes) for row in found.stepping] == [("cartpole", 32)] and [row.lanes for row in found.ppo] == [32]
+    assert [(row.environment, row.lanes) for row in found.stepping] == [("cartpole", 32)] and [
+        row.lanes for row in found.ppo
+    ] == [32]
     assert found.solve == []
     assert lines == ["stepping cartpole, 32 lanes", "PPO, 32 lanes x 4, fp32"]
     document = json.loads(json.dumps(found.document()))
-    assert document["schema"] == 1 and document["ppo"][0]["sps"] == found.ppo[0].sps and document["stepping"][0]["environment"] == "cartpole"
+    assert (
+        document["schema"] == 1
+        and document["ppo"][0]["sps"] == found.ppo[0].sps
+        and document["stepping"][0]["environment"] == "cartpole"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,8 +145,14 @@ def test_what_is_not_there_is_refused(words, error):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_bench_on_a_gpu():
-    found = small_bench(device="cuda", sections=["stepping", "ppo", "solve"], lanes=[8192], sizes=[(1024, 16)], seeds=[1], least_s=0.05)
-    assert found.stepping[0].sps > 1e8 and {row.precision for row in found.ppo} == {"bf16", "tf32", "fp32"} and found.solve[0].reached
+    found = small_bench(
+        device="cuda", sections=["stepping", "ppo", "solve"], lanes=[8192], sizes=[(1024, 16)], seeds=[1], least_s=0.05
+    )
+    assert (
+        found.stepping[0].sps > 1e8
+        and {row.precision for row in found.ppo} == {"bf16", "tf32", "fp32"}
+        and found.solve[0].reached
+    )
 
 
 # THE COMMAND
@@ -142,7 +168,20 @@ def test_the_command_prints_tables_and_json(monkeypatch):
     )
     asked = {}
     monkeypatch.setattr(bench, "bench", lambda **words: asked.update(words) or whole)
-    done = run("--only", "stepping, ppo", "--lanes", "32,64", "--sizes", "32x4,64x8", "--precision", "fp32", "--repeats", 3, "--device", "cpu")
+    done = run(
+        "--only",
+        "stepping, ppo",
+        "--lanes",
+        "32,64",
+        "--sizes",
+        "32x4,64x8",
+        "--precision",
+        "fp32",
+        "--repeats",
+        3,
+        "--device",
+        "cpu",
+    )
     assert done.exit_code == 0, done.output
     assert (asked["sections"], asked["lanes"], asked["sizes"]) == (["stepping", "ppo"], [32, 64], [(32, 4), (64, 8)])
     assert (asked["precisions"], asked["repeats"], asked["device"]) == (["fp32"], 3, "cpu")
@@ -151,12 +190,17 @@ def test_the_command_prints_tables_and_json(monkeypatch):
     assert json.loads(run("--json").stdout)["solve"][0]["mean_return"] == 480.0
 
 
-@pytest.mark.parametrize("words", [("--sizes", "2048"), ("--sizes", "axb"), ("--lanes", "0"), ("--lanes", "many"), ("--precision", "fp8")])
+@pytest.mark.parametrize(
+    "words", [("--sizes", "2048"), ("--sizes", "axb"), ("--lanes", "0"), ("--lanes", "many"), ("--precision", "fp8")]
+)
 def test_words_that_mean_nothing_are_refused(words):
     assert isinstance(run(*words).exception, UsageError)
 
 
-@pytest.mark.parametrize(("number", "text"), [(0.00000123, "1.23 us"), (0.0456, "45.6 ms"), (12.0, "12 s"), (0.9999, "1 s"), (0.00099, "990 us")])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.00000123, "1.23 us"), (0.0456, "45.6 ms"), (12.0, "12 s"), (0.9999, "1 s"), (0.00099, "990 us")],
+)
 def test_times_in_few_figures(number, text):
     assert speed.duration(number) == text
 

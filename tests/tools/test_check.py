@@ -101,7 +101,10 @@ def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
         told.append(finding)
     names = [item.name if isinstance(item, Finding) else item for item in told]
     looks = [item for item in told if isinstance(item, str)]
-    assert looks[:4] == ["compiles for the CPU", "compiles for CUDA", "keeps to its columns", "repeatable"] and looks[-1] == "speed"
+    assert (
+        looks[:4] == ["compiles for the CPU", "compiles for CUDA", "keeps to its columns", "repeatable"]
+        and looks[-1] == "speed"
+    )
     for look in looks:
         assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
 
@@ -114,7 +117,16 @@ def test_a_good_file_passes_everything(tmp_path):
 
     assert all(finding.passed for finding in found.values()), found
     assert list(found)[:3] == ["declaration", "compiles for the CPU", "compiles for CUDA"]
-    assert {"float32 only", "keeps to its columns", "repeatable", "writes what it declares", "finite", "within bounds", "episodes end", "picture"} <= set(found)
+    assert {
+        "float32 only",
+        "keeps to its columns",
+        "repeatable",
+        "writes what it declares",
+        "finite",
+        "within bounds",
+        "episodes end",
+        "picture",
+    } <= set(found)
     assert "sm_75, sm_86, sm_90, sm_100" in found["compiles for CUDA"].detail
     assert "time limit 100" in found["episodes end"].detail
     assert re.search(r"\d [kM] steps/s on ", found["speed"].detail)
@@ -133,18 +145,37 @@ PLACE = "mine.py:27"
 COMPILES, COLUMNS, WRITES = "compiles for the CPU", "keeps to its columns", "writes what it declares"
 SPILL = ("@device\ndef reset", "@device_call\ndef spill(s):\n    s[2] = float32(1.0)\n\n\n@device\ndef reset")
 
-CHANCE = ("import math", "import math, ctypes\n\ndraw = ctypes.CDLL(None).rand\ndraw.argtypes = ()")  # numbers of nobody's seed
+# numbers of nobody's seed
+CHANCE = "import math", "import math, ctypes\n\ndraw = ctypes.CDLL(None).rand\ndraw.argtypes = ()"
 COLOUR = "return x, y, float32(0.5)"
 
 BROKEN = {  # what is replaced, and which findings then fail with which words
-    "a name nobody knows": ([(MOVE, "    s[X] += s[X_DOTT]\n")], {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]}),
-    "types that do not fit": ([(MOVE, '    s[X] += "a"\n')], {COMPILES: [PLACE, "No implementation of function", "float32"]}),
+    "a name nobody knows": (
+        [(MOVE, "    s[X] += s[X_DOTT]\n")],
+        {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]},
+    ),
+    "types that do not fit": (
+        [(MOVE, '    s[X] += "a"\n')],
+        {COMPILES: [PLACE, "No implementation of function", "float32"]},
+    ),
     "a parameter nobody knows": ([("p.push", "p.pull")], {COMPILES: ["mine.py:26", "Unknown attribute 'pull'"]}),
-    "one value returned": ([("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")], {COMPILES: ["two values"]}),
-    "three values returned": ([("return -abs(s[X]), abs", "return -abs(s[X]), True, abs")], {COMPILES: ["`step` must return two values"]}),
-    "an argument short": ([("action, p, key, tally", "action, p, key")], {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]}),
+    "one value returned": (
+        [("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")],
+        {COMPILES: ["two values"]},
+    ),
+    "three values returned": (
+        [("return -abs(s[X]), abs", "return -abs(s[X]), True, abs")],
+        {COMPILES: ["`step` must return two values"]},
+    ),
+    "an argument short": (
+        [("action, p, key, tally", "action, p, key")],
+        {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]},
+    ),
     "no decorator": ([("@device\ndef observe", "def observe")], {"declaration": ["write @device above it"]}),
-    "fewer observations declared": ([("Box(2", "Box(1")], {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]}),
+    "fewer observations declared": (
+        [("Box(2", "Box(1")],
+        {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]},
+    ),
     "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written beside state"]}),
     "its own random numbers": (
         [(MOVE, "    s[X] += float32(draw()) * float32(1e-10)\n"), CHANCE],
@@ -153,14 +184,24 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
     "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "3 numbers"]}),
     "not a number, and a reset that forgets": (
         [(MOVE, "    s[X] = math.sqrt(s[X_DOT] - float32(3.0))\n"), ("    s[X_DOT] = float32(0.0)\n", "")],
-        {"finite": ["observation[0] is nan after step 1 in lane 0"], WRITES: ["after `reset`, s[1] depends on", "the episode before"]},
+        {
+            "finite": ["observation[0] is nan after step 1 in lane 0"],
+            WRITES: ["after `reset`, s[1] depends on", "the episode before"],
+        },
     ),
     "a bare literal, bounds too narrow, a colour beyond one": (
-        [(MOVE, "    s[X] += s[X_DOT] * 0.5\n"), ("low=-9.0", "low=-0.6"), ("return x, y, float32(0.5)", "return x, y, float32(1.5)")],
+        [
+            (MOVE, "    s[X] += s[X_DOT] * 0.5\n"),
+            ("low=-9.0", "low=-0.6"),
+            ("return x, y, float32(0.5)", "return x, y, float32(1.5)"),
+        ],
         {
             "float32 only": [PLACE, "s[X] += s[X_DOT] * 0.5"],
             "within bounds": ["observation[0] is -", "outside the declared bounds"],
-            "picture": ["`pixel_shader` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must each be from 0 to 1"],
+            "picture": [
+                "`pixel_shader` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must "
+                "each be from 0 to 1"
+            ],
         },
     ),
 }
@@ -181,7 +222,8 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
 
 
-NO_KERNEL = {  # a line in place of MOVE, what stands above the functions, and the sentence for it, which begins with the line's place
+# a line in place of MOVE, what stands above the functions, and the sentence for it, which begins with the line's place
+NO_KERNEL = {
     'raise ValueError("no")': ("", "a kernel cannot raise an error"),
     "assert s[X] < float32(9.0)": ("", "so there is no `assert`"),
     "s[X] += TABLE[1]": ("TABLE = {1: 0.5}", "TABLE is a dict"),
@@ -196,7 +238,10 @@ NO_KERNEL = {  # a line in place of MOVE, what stands above the functions, and t
     "s[X] += float32(random.random())": ("import random", "write `uniform(key, 0)`"),
     "s[X] += float32(np.random.random())": ("", "write `uniform(key, 0)`"),
     "import os": ("", "write the import at the top of the file"),
-    "s[X] += inner(s)": ("@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]", "so there is no `assert`"),
+    "s[X] += inner(s)": (
+        "@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]",
+        "so there is no `assert`",
+    ),
 }
 
 
@@ -204,7 +249,11 @@ NO_KERNEL = {  # a line in place of MOVE, what stands above the functions, and t
 def test_what_cannot_be_a_kernel_has_a_sentence_with_its_line(line, tmp_path, capsys, monkeypatch):
     above, sentence = NO_KERNEL[line]
     path = tmp_path / "mine.py"
-    path.write_text(GOOD.replace(MOVE, f"    {line}\n").replace("X, X_DOT, FIELDS = range(3)", f"{above}\nX, X_DOT, FIELDS = range(3)"))
+    path.write_text(
+        GOOD.replace(MOVE, f"    {line}\n").replace(
+            "X, X_DOT, FIELDS = range(3)", f"{above}\nX, X_DOT, FIELDS = range(3)"
+        )
+    )
     monkeypatch.setattr(sys, "argv", ["operant", "check", str(path)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -212,7 +261,11 @@ def test_what_cannot_be_a_kernel_has_a_sentence_with_its_line(line, tmp_path, ca
     said = capsys.readouterr().out.splitlines()[-1]
     where = "assert s[1] > float32(0.0)" if "inner" in line else line
     number = 1 + next(k for k, text in enumerate(path.read_text().splitlines()) if text.strip() == where)
-    assert said.startswith("problem  compiles for the CPU") and f"mine.py:{number} (`{where}`): " in said and sentence in said
+    assert (
+        said.startswith("problem  compiles for the CPU")
+        and f"mine.py:{number} (`{where}`): " in said
+        and sentence in said
+    )
 
 
 def test_shipped_environments_hold_only_what_can_be_a_kernel():
@@ -222,7 +275,11 @@ def test_shipped_environments_hold_only_what_can_be_a_kernel():
 
 def test_printing_and_never_ending_are_warnings(findings, monkeypatch, capsys):
     monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
-    endless = [("time_limit=100", "time_limit=None"), ("abs(s[X]) > float32(2.0)", "False"), (", low=-9.0, high=9.0", "")]
+    endless = [
+        ("time_limit=100", "time_limit=None"),
+        ("abs(s[X]) > float32(2.0)", "False"),
+        (", low=-9.0, high=9.0", ""),
+    ]
     found = findings((MOVE, f"{MOVE}    print(s[X])\n"), *endless)
     assert capsys.readouterr().out == ""
     assert all(finding.passed for finding in found.values()), found
@@ -246,7 +303,11 @@ SHADES = {  # `pixel_shader` alone: what it returns or does, and the sentence fo
 @pytest.mark.parametrize("blue", SHADES)
 def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
     path = tmp_path / "mine.py"
-    helper = "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset" if "forget" in blue else "@device\ndef reset"
+    helper = (
+        "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset"
+        if "forget" in blue
+        else "@device\ndef reset"
+    )
     path.write_text(GOOD.replace(COLOUR, f"return x, y, {blue}").replace("@device\ndef reset", helper))
     guarded = BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
@@ -276,7 +337,9 @@ def test_what_cannot_go_on_stops_the_list(findings):
 
 @pytest.mark.compile
 def test_what_a_gpu_does_not_know_fails_there_alone(findings):
-    found = findings((MOVE, "    s[X] += np.sort(s)[0]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
+    found = findings(
+        (MOVE, "    s[X] += np.sort(s)[0]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)")
+    )
     assert found["compiles for the CPU"].passed and not found["compiles for CUDA"].passed
     assert found["compiles for CUDA"].detail.startswith("No implementation of function <function sort")
 
@@ -290,8 +353,15 @@ def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
 @pytest.mark.compile
 def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypatch):
     to_grid = [
-        ("def reset(s, p, key):", "def reset(s, ints, workspace, p, key):\n    for k in range(4):\n        ints[k] = 0"),
-        ("def step(s, action, p, key, tally):", "def step(s, ints, workspace, action, p, key, tally):\n    workspace[1] = action\n    ints[workspace[1]] += 1"),
+        (
+            "def reset(s, p, key):",
+            "def reset(s, ints, workspace, p, key):\n    for k in range(4):\n        ints[k] = 0",
+        ),
+        (
+            "def step(s, action, p, key, tally):",
+            "def step(s, ints, workspace, action, p, key, tally):\n    workspace[1] = action\n    "
+            "ints[workspace[1]] += 1",
+        ),
         ("def observe(s, obs, p)", "def observe(s, ints, workspace, obs, p)"),
         ("def pixel_shader(s, p, x, y)", "def pixel_shader(s, ints, p, x, y)"),
         ("Params, FIELDS,", 'Params, FIELDS, int_state=IntState(4, "int8"), workspace=2,'),
@@ -300,7 +370,9 @@ def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypa
     assert all(finding.passed for finding in found.values()), found
 
     monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
-    found = findings(*to_grid, ("    workspace[1] = action\n", "    s[X] += float32(workspace[1] % 7)\n    workspace[1] = action\n"))
+    found = findings(
+        *to_grid, ("    workspace[1] = action\n", "    s[X] += float32(workspace[1] % 7)\n    workspace[1] = action\n")
+    )
     assert "the workspace left there" in found["writes what it declares"].detail
     found = findings(*to_grid, ("ints[workspace[1]] += 1", "ints[workspace[1] + 2] += 1"))
     assert "out of bounds" in found["keeps to its columns"].detail
@@ -345,16 +417,24 @@ def test_parts_are_checked_alone_and_together(monkeypatch):
     assert all(finding.passed for finding in found.values()), found
     assert "legal the whole mask, in 3 shards that keep apart" in found[WRITES].detail
     assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=0)) == [
-        "`observe` takes 4 arguments: it must be observe(s, obs, p)", "`legal` takes 4 arguments: it must be legal(s, mask, p)"
+        "`observe` takes 4 arguments: it must be observe(s, obs, p)",
+        "`legal` takes 4 arguments: it must be legal(s, mask, p)",
     ]
     assert declaration_problems(replace(FILL, observation_shards=3)) == [
-        "`observe` is observe(s, cells, workspace, obs, p): where observation_shards is 3, it must be observe(s, ints, obs, p, shard)",
-        "`legal` is legal(s, cells, workspace, mask, p): where observation_shards is 3, it must be legal(s, ints, mask, p, shard)",
+        "`observe` is observe(s, cells, workspace, obs, p): where observation_shards is 3, it must be observe(s, ints, "
+        "obs, p, shard)",
+        "`legal` is legal(s, cells, workspace, mask, p): where observation_shards is 3, it must be legal(s, ints, "
+        "mask, p, shard)",
     ]
-    assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=-1)) == ["observation_shards is -1: a whole number, 0 or more"]
+    assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=-1)) == [
+        "observation_shards is -1: a whole number, 0 or more"
+    ]
 
 
-LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "
+LEGAL = (
+    "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    "
+    "mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "
+)
 MASKED = [("ENV = Env(\n    Params, FIELDS, ", LEGAL + "Params=Params, fields=FIELDS, ")]
 MASKS = {
     "a mask": ([], {}),
@@ -368,9 +448,18 @@ MASKS = {
     ),
     "a mask too short": ([("    mask[2] = 1\n", "")], {WRITES: ["`legal` leaves mask[2] unwritten", "3 choices"]}),
     "a mask too long": ([("mask[2] = 1", "mask[3] = 1")], {COLUMNS: ["`mask[3] = 1`", "out of bounds"]}),
-    "an argument too many": ([("legal(s, mask, p)", "legal(s, mask, p, key)")], {"declaration": ["`legal` takes 4 arguments: it must be legal(s, mask, p)"]}),
-    "no device function": ([("@device\ndef legal", "def legal")], {"declaration": ["`legal` is not a device function"]}),
-    "a push that cannot be illegal": ([("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")], {"declaration": ["`legal` judges actions of Discrete"]}),
+    "an argument too many": (
+        [("legal(s, mask, p)", "legal(s, mask, p, key)")],
+        {"declaration": ["`legal` takes 4 arguments: it must be legal(s, mask, p)"]},
+    ),
+    "no device function": (
+        [("@device\ndef legal", "def legal")],
+        {"declaration": ["`legal` is not a device function"]},
+    ),
+    "a push that cannot be illegal": (
+        [("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")],
+        {"declaration": ["`legal` judges actions of Discrete"]},
+    ),
 }
 
 
@@ -384,7 +473,9 @@ def test_masks(what, findings, monkeypatch):
     for name, words in wanted.items():
         assert all(word in found[name].detail for word in words), found[name].detail
     if not wanted:
-        assert re.search(r"always one at least, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail)
+        assert re.search(
+            r"always one at least, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail
+        )
         assert "legal the whole mask" in found[WRITES].detail
 
 
@@ -423,10 +514,19 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"observation": Box(4, dtype="uint8", categories=3)}, "has 3 categories: these are bytes from 0 to 2"),
         ({"observation": Box(4, low=0, high=2, categories=3)}, "so dtype is uint8"),
         ({"observation": Box(4, low=0, high=0, dtype="uint8", categories=(0, 1, 0, 0))}, "has 1 categories"),
-        ({"observation": Box(4, low=0, high=9, dtype="uint8", categories=(0, 10, 0, 9))}, "has 9 categories: these are bytes from 0 to 8"),
-        ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3.0, 0))}, "has categories (3, 0, 3.0, 0): a whole number for all"),
+        (
+            {"observation": Box(4, low=0, high=9, dtype="uint8", categories=(0, 10, 0, 9))},
+            "has 9 categories: these are bytes from 0 to 8",
+        ),
+        (
+            {"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3.0, 0))},
+            "has categories (3, 0, 3.0, 0): a whole number for all",
+        ),
         ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=None)}, "has categories None"),
-        ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3))}, "has 4 numbers, but categories for 3"),
+        (
+            {"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3))},
+            "has 4 numbers, but categories for 3",
+        ),
         ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
         ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
         ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
@@ -450,7 +550,9 @@ def test_the_former_name_of_categories_is_refused_with_the_new_one():
 
 
 def test_categories_that_are_alike_are_one_number():
-    assert [Box(3, dtype="uint8", categories=categories).categories for categories in ([4, 4, 4], (0, 0, 0), (4, 0, 4))] == [4, 0, (4, 0, 4)]
+    assert [
+        Box(3, dtype="uint8", categories=categories).categories for categories in ([4, 4, 4], (0, 0, 0), (4, 0, 4))
+    ] == [4, 0, (4, 0, 4)]
     assert [Box(3, dtype="uint8", categories=categories).columns for categories in (4, 0, (4, 0, 2))] == [12, 3, 7]
 
 
@@ -468,7 +570,10 @@ def test_the_same_device_twice_agrees_in_every_lane():
 
 
 def test_instructions_and_symbols_are_read_from_the_text():
-    ptx = "\t.reg .f64 \t%fd<4>;\n\tadd.f64 %fd1, %fd2, %fd3;\n// .f64\n.extern .func  (.param .b32 r) vprintf\n.extern .func lost\n(\n);\n"
+    ptx = (
+        "\t.reg .f64 \t%fd<4>;\n\tadd.f64 %fd1, %fd2, %fd3;\n// .f64\n.extern .func  (.param .b32 r) "
+        "vprintf\n.extern .func lost\n(\n);\n"
+    )
     assert float64_lines(ptx) == ["add.f64 %fd1, %fd2, %fd3;"]
     assert undefined_calls(ptx) == ["lost", "vprintf"]
     assert "on the CPU only" in essence(RecursionError())

@@ -25,16 +25,30 @@ def test_it_says_what_is_between_the_gpus_and_how_to_start_on_several(here, monk
     assert rows["0 - 1"]["status"] == "ok" and "peer access" in rows["0 - 1"]["found"]
     assert rows["0 - 2"]["status"] == "note" and "NCCL" in rows["0 - 2"]["advice"]
     assert rows["operant"]["found"] == "operant train --gpus 2"
-    assert rows["exchange"]["found"] == "2 GPUs by NVLink: 3 us for 2, 5 us for 9,600, 6.5 us for 80,000, 20 us for 700,000 numbers"
+    assert (
+        rows["exchange"]["found"]
+        == "2 GPUs by NVLink: 3 us for 2, 5 us for 9,600, 6.5 us for 80,000, 20 us for 700,000 numbers"
+    )
     assert "0.80 of 0.33 ms" in rows["efficiency"]["found"]
-    monkeypatch.setattr(exchange_probe, "measured", lambda ranks, *, gpu: exchange_probe.Measured("", {}, "rank 1: no room"))
+    monkeypatch.setattr(
+        exchange_probe, "measured", lambda ranks, *, gpu: exchange_probe.Measured("", {}, "rank 1: no room")
+    )
     rows = {row["name"]: row for row in json.loads(here("doctor", "--links", "--json").out)["findings"]}
-    assert rows["exchange"]["status"] == "note" and "rank 1: no room" in rows["exchange"]["found"] and "efficiency" not in rows
+    assert (
+        rows["exchange"]["status"] == "note"
+        and "rank 1: no room" in rows["exchange"]["found"]
+        and "efficiency" not in rows
+    )
 
 
 @pytest.mark.soak
 def test_an_exchange_between_processes_is_measured_and_a_limit_ends_it():
     found = exchange_probe.measured(2, gpu=False)
-    assert found.name == "gloo" and set(found.us) == set(exchange_probe.SIZES) and min(found.us.values()) > 0.0 and not found.problem
+    assert (
+        found.name == "gloo"
+        and set(found.us) == set(exchange_probe.SIZES)
+        and min(found.us.values()) > 0.0
+        and not found.problem
+    )
     assert exchange_probe.measured(2, gpu=False, limit_s=0.01).problem == "not done within 0.01 s"
     assert "rank" in exchange_probe.measured(2, gpu=True).problem  # of which there is none

@@ -17,7 +17,20 @@ def test_a_part_is_timed_alone(part, steps):
 
 def test_what_steps_and_learns_in_one_says_so():
     with pytest.raises(UsageError, match="--part update: dqn steps and learns in one phase, 'train'"):
-        parts.timed(config.load(None, ["env.name=cartpole", "env.lanes=8", "algo.name=dqn", "algo.replay_capacity=1k", "algo.learning_starts=8"]), "update", 1)
+        parts.timed(
+            config.load(
+                None,
+                [
+                    "env.name=cartpole",
+                    "env.lanes=8",
+                    "algo.name=dqn",
+                    "algo.replay_capacity=1k",
+                    "algo.learning_starts=8",
+                ],
+            ),
+            "update",
+            1,
+        )
 
 
 def test_buffers_are_named_and_counted_once():
@@ -25,4 +38,6 @@ def test_buffers_are_named_and_counted_once():
     found = {buffer.name: buffer for buffer in parts.buffers(algo)}
     assert found["rollout.observation"].bytes == 5 * 4 * 8 * 4 and found["rollout.observation"].shape == [5, 4, 8]
     assert not {"collector.rollout.observation", "trace.value"} & found.keys()
-    assert [buffer.bytes for buffer in parts.buffers(algo)] == sorted((buffer.bytes for buffer in found.values()), reverse=True)
+    assert [buffer.bytes for buffer in parts.buffers(algo)] == sorted(
+        (buffer.bytes for buffer in found.values()), reverse=True
+    )

@@ -1,5 +1,6 @@
-"""Profiles: a trace read by hand, the work of an iteration against torch's own count and by hand, phases on a clock of the test's own, and a whole profile
-of a small trainer on the CPU, as a document and as the command prints it."""
+"""Profiles: a trace read by hand, the work of an iteration against torch's own count and by hand, phases on a clock of
+the test's own, and a whole profile of a small trainer on the CPU, as a document and as the command prints it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,17 @@ from operant.tools import trace as tracefile
 from operant.tools.roofline import Peak
 from operant.training import build as building
 
-HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "optimiser", "normalizers", "collect, the rest", "update, the rest"]
+HOST_PHASES = [
+    "environment",
+    "network",
+    "advantages",
+    "shuffle",
+    "gradient",
+    "optimiser",
+    "normalizers",
+    "collect, the rest",
+    "update, the rest",
+]
 SMALL = ["env.lanes=64", "algo.horizon=4", "algo.minibatches=2", "algo.epochs=2", "net.hidden=[8]", "run.threads=1"]
 
 
@@ -126,11 +137,13 @@ def test_a_users_network_is_counted_by_running_it(tmp_path):
 
 
 def test_the_work_of_an_iteration_by_hand():
-    """CartPole, one trunk of 8: forward 2 (4 8) + 2 (8 2) + 2 (8 1) = 112 operations, backward twice that but for the first layer's 64: 160.
+    """CartPole, one trunk of 8: forward 2 (4 8) + 2 (8 2) + 2 (8 1) = 112 operations, backward twice that but for the
+    first layer's 64: 160.
 
-    A step touches 4 fields twice, age and return twice, an action, 4 numbers, a reward and two flags: 32 + 16 + 4 + 16 + 4 + 2 = 74 bytes. Acting reads the
-    observation (16), writes and reads a uniform (8), writes what was drawn and what is done (8), a log-probability and a value (8): 40. The estimate reads
-    10 and writes 8. Learning reads 16 + 4 + 16 = 36, twice.
+    A step touches 4 fields twice, age and return twice, an action, 4 numbers, a reward and two flags: 32 + 16 + 4 + 16
+    + 4 + 2 = 74 bytes. Acting reads the observation (16), writes and reads a uniform (8), writes what was drawn and
+    what is done (8), a log-probability and a value (8): 40. The estimate reads 10 and writes 8. Learning reads 16 + 4 +
+    16 = 36, twice.
     """
     policy = ppo_on(find("cartpole"), 8, mlp.Config(hidden=(8,), shared=True), start=False).policy
     found = work.on_policy_work(policy, samples=100, lanes=10, passes=2)
@@ -169,7 +182,9 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
         def work(self, value, *, more):
             return value + more
 
-    trainer = SimpleNamespace(part=Part(), own=lambda: 7, missing=None, parts={"part.work": "a", "own": "b", "missing.work": "c", "gone": "d"})
+    trainer = SimpleNamespace(
+        part=Part(), own=lambda: 7, missing=None, parts={"part.work": "a", "own": "b", "missing.work": "c", "gone": "d"}
+    )
     own, seen = trainer.own, []
 
     class Around:
@@ -190,7 +205,9 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
 
 
 def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
-    """Four iterations whose parts take 1, 2, 30 and 3 s of collect and 5 s of update, and whose environment takes half of collect."""
+    """Four iterations whose parts take 1, 2, 30 and 3 s of collect and 5 s of update, and whose environment takes half
+    of collect.
+    """
     now, spans = 0.0, iter([1.0, 2.0, 30.0, 3.0])
 
     class World:
@@ -221,17 +238,35 @@ def test_a_profile_on_the_cpu(tmp_path, quick_peak):
     lines: list[str] = []
     path = tmp_path / "trace.json"
     found = profile.profile(config.load(None, SMALL), 2, trace=path, report=lines.append)
-    assert (found.environment, found.algorithm, found.lanes, found.horizon, found.iterations, found.threads) == ("cartpole", "ppo", 64, 4, 2, 1)
+    assert (found.environment, found.algorithm, found.lanes, found.horizon, found.iterations, found.threads) == (
+        "cartpole",
+        "ppo",
+        64,
+        4,
+        2,
+        1,
+    )
     assert found.precision == "fp32" and found.device == "CPU, 1 threads"
     assert found.sps == pytest.approx(64 * 4 / found.iteration_s)
-    assert list(found.phase_s) == ["collect", "update"] and all(0.0 < seconds < found.iteration_s for seconds in found.phase_s.values())
+    assert list(found.phase_s) == ["collect", "update"] and all(
+        0.0 < seconds < found.iteration_s for seconds in found.phase_s.values()
+    )
     assert {phase.name for phase in found.phases} == set(HOST_PHASES)
-    assert sum(phase.share for phase in found.phases) == pytest.approx(1.0) and all(phase.launches is None for phase in found.phases)
+    assert sum(phase.share for phase in found.phases) == pytest.approx(1.0) and all(
+        phase.launches is None for phase in found.phases
+    )
     assert found.phases == sorted(found.phases, key=lambda phase: -phase.seconds)
-    assert [moment.when for moment in found.memory][:4] == ["before", "trainer built", "collect 1", "update 1"] and found.memory[-1].when == "trained"
+    assert [moment.when for moment in found.memory][:4] == [
+        "before",
+        "trainer built",
+        "collect 1",
+        "update 1",
+    ] and found.memory[-1].when == "trained"
     assert all(moment.peak >= moment.allocated > 1 << 20 for moment in found.memory)
     assert found.kernel_launches is None and found.top_kernels == [] and found.trace == path and len(lines) >= 3
-    ranges = [item["name"] for item in json.loads(path.read_text())["traceEvents"] if item.get("cat") == "user_annotation"]
+    ranges = [
+        item["name"] for item in json.loads(path.read_text())["traceEvents"] if item.get("cat") == "user_annotation"
+    ]
     assert [name for name in ranges if name in ("collect", "update")].count("update") == profile.TRACED
     document = json.loads(json.dumps(found.document()))
     assert document["schema"] == 1 and document["sps"] == found.sps and document["trace"] == str(path)
@@ -263,10 +298,16 @@ def test_a_device_that_is_not_there_is_said():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_a_profile_on_a_gpu(kernels, tmp_path):
-    found = profile.profile(config.load(None, [*SMALL, "env.lanes=1024", "algo.horizon=16", f"algo.kernels={kernels}"]), 5, trace=tmp_path / "trace.json")
+    found = profile.profile(
+        config.load(None, [*SMALL, "env.lanes=1024", "algo.horizon=16", f"algo.kernels={kernels}"]),
+        5,
+        trace=tmp_path / "trace.json",
+    )
     assert found.kernel_launches > 50 and found.host_launches > 0 and 0.0 < found.busy_share <= 1.0
     launched = sum(phase.launches for phase in found.phases)
-    assert launched == pytest.approx(found.kernel_launches + found.copies, rel=0.3), "graphs hold about what is launched one by one"
+    assert launched == pytest.approx(found.kernel_launches + found.copies, rel=0.3), (
+        "graphs hold about what is launched one by one"
+    )
     assert {"environment"} < {phase.name for phase in found.phases} and found.top_kernels[0].busy_s > 0.0
     assert found.memory[-1].allocated > 0 and found.peak.flops > 1e12 and found.peak.bytes > 1e11
 
@@ -281,7 +322,15 @@ def run(*words):
 def test_the_command_prints_tables(tmp_path, quick_peak):
     done = run("profile", "cartpole", *SMALL, "--updates", 1, "--trace", tmp_path / "trace.json")
     assert done.exit_code == 0, done.output
-    for text in ("cartpole  ppo  64 lanes x 4", "an iteration", "phase", "update, the rest", "FLOP/s", "trained", "ui.perfetto.dev"):
+    for text in (
+        "cartpole  ppo  64 lanes x 4",
+        "an iteration",
+        "phase",
+        "update, the rest",
+        "FLOP/s",
+        "trained",
+        "ui.perfetto.dev",
+    ):
         assert text in done.output
     assert (tmp_path / "trace.json").stat().st_size > 1000
 
@@ -291,7 +340,9 @@ def test_the_command_prints_json(tmp_path, quick_peak):
     assert done.exit_code == 0 and json.loads(done.stdout)["lanes"] == 64
 
 
-@pytest.mark.parametrize(("trace", "error"), [("gone/trace.json", NotFoundError), (".", UsageError), ("a\0b", UsageError)])
+@pytest.mark.parametrize(
+    ("trace", "error"), [("gone/trace.json", NotFoundError), (".", UsageError), ("a\0b", UsageError)]
+)
 def test_the_command_wants_a_place_for_its_trace(trace, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "profile", pytest.fail)
@@ -311,7 +362,9 @@ def test_a_machine_without_room_for_temporary_files_is_told(tmp_path, monkeypatc
 
     monkeypatch.setattr(profile, "profile", full)
     told = run("profile", *SMALL, "--trace", tmp_path / "trace.json").exception
-    assert isinstance(told, MachineError) and "No usable temporary directory found" in str(told) and "TMPDIR" in str(told)
+    assert (
+        isinstance(told, MachineError) and "No usable temporary directory found" in str(told) and "TMPDIR" in str(told)
+    )
 
 
 def test_a_broken_configuration_leaves_no_trace(tmp_path):
@@ -328,9 +381,13 @@ def test_the_program_has_the_command(name):
 def test_what_a_gpu_tells_is_printed(quick_peak, capsys):
     plain = profile.profile(config.load(None, SMALL), 1)
     found = plain._replace(
-        kernel_launches=1234, copies=7, host_launches=2, busy_share=0.5, top_kernels=[tracefile.Kernel("gemm", 2e-6, 40)],
+        kernel_launches=1234,
+        copies=7,
+        host_launches=2,
+        busy_share=0.5,
+        top_kernels=[tracefile.Kernel("gemm", 2e-6, 40)],
         phases=[profile.Phase("network", 3e-4, 1.0, 99)],
-    )  # fmt: skip
+    )
     speed.print_profile(found)
     printed = capsys.readouterr().out
     for text in ("1,234 kernels and 7 copies an iteration, by 2 calls", "busy 50%", "gemm", "300 us", "99", "reserved"):

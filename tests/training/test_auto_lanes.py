@@ -1,4 +1,6 @@
-"""`env.lanes = "auto"`: which numbers are tried, what fits, that a trial leaves nothing behind, and that a run keeps the number it began with."""
+"""`env.lanes = "auto"`: which numbers are tried, what fits, that a trial leaves nothing behind, and that a run keeps
+the number it began with.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def two_threads():
 
 @pytest.fixture
 def young_heap():
-    """What earlier tests left is set aside: each trial ends with a search for garbage, which would go through all of it."""
+    """What earlier tests left is set aside: each trial ends with a search for garbage, which would go through all of
+    it.
+    """
     gc.freeze()
     yield
     gc.unfreeze()
@@ -43,13 +47,16 @@ def young_heap():
 
 @pytest.fixture
 def card(monkeypatch, young_heap):
-    """A GPU on which trainers of up to `holds` lanes fit; `left` bytes of 1600 stay free beside them. What was tried, and the trainers that still live."""
+    """A GPU on which trainers of up to `holds` lanes fit; `left` bytes of 1600 stay free beside them. What was tried,
+    and the trainers that still live.
+    """
     card = SimpleNamespace(holds=AUTO_LANES, left=1600, tried=[], living=weakref.WeakSet(), at_once=[])
     card.error = lambda: torch.OutOfMemoryError("CUDA out of memory")
 
     class Trainer:
         def __init__(self, lanes):
-            self.lanes, self.phases = lanes, [Phase("collect", self.collect), Phase("update", self.update)]  # held by itself, as one with graphs is
+            # held by itself, as one with graphs is
+            self.lanes, self.phases = lanes, [Phase("collect", self.collect), Phase("update", self.update)]
             self.buffer = torch.zeros(1)
             card.living.add(self)
             card.tried.append(lanes)
@@ -73,19 +80,29 @@ def card(monkeypatch, young_heap):
 
 
 def resolved(device, *overrides, said=None, ranks=1):
-    return auto_lanes.resolved(config.load(None, [*AUTO, *overrides]), device, report=(said if said is not None else []).append, ranks=ranks)
+    return auto_lanes.resolved(
+        config.load(None, [*AUTO, *overrides]), device, report=(said if said is not None else []).append, ranks=ranks
+    )
 
 
 # BY TRYING
 
 
-@pytest.mark.parametrize(("holds", "lanes"), [(1 << 20, 65_536), (65_536, 65_536), (65_535, 32_768), (5000, 4096), (32, 32)])
+@pytest.mark.parametrize(
+    ("holds", "lanes"), [(1 << 20, 65_536), (65_536, 65_536), (65_535, 32_768), (5000, 4096), (32, 32)]
+)
 def test_lanes_are_halved_until_they_fit(card, holds, lanes):
     card.holds, said = holds, []
     found = resolved(CUDA, said=said)
-    assert found.lanes == found.env.lanes == lanes and found == replace(found, env=found.env.model_copy(update={"lanes": lanes}))
+    assert found.lanes == found.env.lanes == lanes and found == replace(
+        found, env=found.env.model_copy(update={"lanes": lanes})
+    )
     assert card.tried == [AUTO_LANES >> k for k in range(len(card.tried))] and card.tried[-1] == lanes
-    assert len(said) == len(card.tried) and said[-1] == f"env.lanes = auto: {lanes:,} lanes" and all("do not fit" in line for line in said[:-1])
+    assert (
+        len(said) == len(card.tried)
+        and said[-1] == f"env.lanes = auto: {lanes:,} lanes"
+        and all("do not fit" in line for line in said[:-1])
+    )
 
 
 def test_a_trial_leaves_nothing_behind(card):
@@ -101,13 +118,17 @@ def test_a_trial_leaves_nothing_behind(card):
 
 def test_what_fits_but_leaves_no_room_does_not_fit(card):
     card.left = 99  # of 1600: less than a sixteenth
-    with pytest.raises(DeviceError, match=r"not even 32 lanes fit into the memory of cuda:0. Use a shorter algo.horizon"):
+    with pytest.raises(
+        DeviceError, match=r"not even 32 lanes fit into the memory of cuda:0. Use a shorter algo.horizon"
+    ):
         resolved(CUDA)
     card.left = 100
     assert resolved(CUDA).lanes == AUTO_LANES
 
 
-@pytest.mark.parametrize("broken", [RuntimeError("CUDA error: an illegal memory access was encountered"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "broken", [RuntimeError("CUDA error: an illegal memory access was encountered"), ZeroDivisionError()]
+)
 def test_what_has_nothing_to_do_with_memory_is_raised(card, broken):
     card.holds, card.error = 0, lambda: broken
     with pytest.raises(type(broken)):
@@ -117,7 +138,9 @@ def test_what_has_nothing_to_do_with_memory_is_raised(card, broken):
 
 def test_what_says_that_memory_is_full():
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory")) and out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+    assert out_of_memory(
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    )
     assert out_of_memory(RuntimeError("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"))
     assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError) as caught:  # as a capture ends that ran out of memory
@@ -167,7 +190,6 @@ def test_lanes_that_a_replay_has_no_room_for_are_not_chosen(card):
         resolved(CUDA, *words, "algo.replay_capacity=63")
 
 
-
 @pytest.mark.parametrize(("threads", "lanes"), [(1, 512), (2, 1024), (3, 1024), (16, 8192)])
 def test_a_cpu_gets_512_for_each_thread(threads, lanes, monkeypatch):
     torch.set_num_threads(threads)
@@ -194,11 +216,22 @@ def test_a_number_is_left_alone(card):
 
 def test_a_run_writes_its_number_down_and_keeps_it(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "operant")
-    words = ("env.lanes=auto", "run.steps=512", "algo.horizon=4", "algo.minibatches=2", "net.hidden=[8]", "run.device=cpu", "run.threads=1", "eval.every=0")
+    words = (
+        "env.lanes=auto",
+        "run.steps=512",
+        "algo.horizon=4",
+        "algo.minibatches=2",
+        "net.hidden=[8]",
+        "run.device=cpu",
+        "run.threads=1",
+        "eval.every=0",
+    )
     asked = request.make(words, config=None, environment_file=None, settings={})
     run = runs.create(tmp_path / "runs", "auto", "x", asked.document())
     worker.work(run.path, resume=None)
-    assert runs.read_json(run.path / "run.json")["lanes"] == 32 and config.load(run.path / "config.toml").env.lanes == 32
+    assert (
+        runs.read_json(run.path / "run.json")["lanes"] == 32 and config.load(run.path / "config.toml").env.lanes == 32
+    )
     assert "env.lanes = auto: 32 lanes" in caplog.text
 
     monkeypatch.setattr(auto_lanes, "resolved", pytest.fail)

@@ -61,7 +61,10 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
     """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no kernel, and no stream.)"""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
-    exchange, large = distributed.SymmetricExchange(0, 1, group, torch.device("cpu"), in_kernel=True), torch.zeros(1, distributed.MOST_NUMBERS + 1)
+    exchange, large = (
+        distributed.SymmetricExchange(0, 1, group, torch.device("cpu"), in_kernel=True),
+        torch.zeros(1, distributed.MOST_NUMBERS + 1),
+    )
     exchange.counts = False  # as for a checkpoint
     exchange.gather(large)
     assert exchange.spent_s() == 0.0
@@ -75,20 +78,51 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
 
 def test_the_chart_of_a_share_that_is_never_measured_says_so():
     algo = build(load.load(None, ["env.lanes=8", "algo.horizon=8", "net.hidden=[4]"]), "cpu")
-    said = {name: distributed.GroupExchange(0, 2, None, name, torch.device(kind)) for name, kind in (("NCCL", "cuda"), ("gloo", "cpu"))}
-    absent = {name: {spec.name: spec.absent for spec in specs_for(algo, exchange)}["gpu/1/exchange_share"] for name, exchange in said.items()}
+    said = {
+        name: distributed.GroupExchange(0, 2, None, name, torch.device(kind))
+        for name, kind in (("NCCL", "cuda"), ("gloo", "cpu"))
+    }
+    absent = {
+        name: {spec.name: spec.absent for spec in specs_for(algo, exchange)}["gpu/1/exchange_share"]
+        for name, exchange in said.items()
+    }
     assert absent == {"NCCL": "not measured with NCCL", "gloo": ""}
 
 
-SHAPE = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16,16]"]
+SHAPE = [
+    "env.lanes=512",
+    "algo.horizon=16",
+    "algo.minibatches=2",
+    "algo.epochs=2",
+    "run.steps=100k",
+    "net.hidden=[16,16]",
+]
 CASES = {
-    "everything": ["algo.normalize_observations=true", "algo.normalize_rewards=true", "algo.target_kl=0.002", "algo.value_clip=0.2", "algo.learning_rate=0.01"],
+    "everything": [
+        "algo.normalize_observations=true",
+        "algo.normalize_rewards=true",
+        "algo.target_kl=0.002",
+        "algo.value_clip=0.2",
+        "algo.learning_rate=0.01",
+    ],
     "two chunks a shard": ["algo.chunks=16"],
     "overlap": ["algo.overlap=true", "algo.normalize_observations=true", "algo.target_kl=0.002"],
     "muon": ["algo.optimizer=muon", "algo.replay_ratio=1.5"],
     "torch": ["algo.kernels=torch", "algo.chunks=8", "algo.normalize_observations=true", "algo.target_kl=0.002"],
-    "memory": ["net.memory=gru", "algo.chunks=8", "algo.bptt=8", "algo.normalize_observations=true", "algo.normalize_rewards=true"],
-    "truncated": ["env.name=pendulum", "env.lanes=128", "algo.horizon=128", "algo.normalize_observations=true", "algo.normalize_rewards=true"],
+    "memory": [
+        "net.memory=gru",
+        "algo.chunks=8",
+        "algo.bptt=8",
+        "algo.normalize_observations=true",
+        "algo.normalize_rewards=true",
+    ],
+    "truncated": [
+        "env.name=pendulum",
+        "env.lanes=128",
+        "algo.horizon=128",
+        "algo.normalize_observations=true",
+        "algo.normalize_rewards=true",
+    ],
 }
 
 
@@ -117,7 +151,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
         for name, tensor in distributed.own_state(algo, state, exchange).items():
             algo.state("train")[name].copy_(tensor)
         iterate(algo, 2)
-        return {name: tensor.numpy().tobytes() for name, tensor in distributed.whole_state(algo, "train", exchange).items()}
+        return {
+            name: tensor.numpy().tobytes() for name, tensor in distributed.whole_state(algo, "train", exchange).items()
+        }
 
     stats = whole.pop("stats")
     assert stats
@@ -130,7 +166,9 @@ def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
     with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 48: .* from 1 shard of the lanes"):
         require_shared(load.load(None, ["env.lanes=48"]), 2)
     for words, key in ((["run.gpus=2"], "run.gpus"), (["run.ranks=2"], "run.ranks")):
-        with pytest.raises(ConfigError, match=rf"{key}: pqn trains on one device only \(got 2 ranks\): leave {key} out"):
+        with pytest.raises(
+            ConfigError, match=rf"{key}: pqn trains on one device only \(got 2 ranks\): leave {key} out"
+        ):
             require_shared(load.load(None, ["algo.name=pqn", *words]), 2)
     with pytest.raises(ConfigError, match=r'algo.replay_sampling = "prioritised" has priorities of one rank only'):
         require_shared(load.load(None, ["algo.name=dqn", "algo.replay_sampling=prioritised"]), 2)
@@ -153,8 +191,25 @@ REPLAYS = {
 @pytest.mark.parametrize("name", REPLAYS)
 def test_two_ranks_with_a_replay_each_learn_from_the_samples_of_one(name):
     """Sums over a batch are made in another order, so numbers are close and not equal; what is sampled and collected is the same."""
-    words = [f"algo.name={name}", *REPLAYS[name], "env.lanes=32", "algo.horizon=16", "algo.batch_size=64", "algo.learning_starts=256", "net.hidden=[16]"]
-    config = load.load(None, [*words, "algo.replay_capacity=4k", "algo.normalize_observations=true", "run.steps=10k", "algo.updates_per_step=0.25"])
+    words = [
+        f"algo.name={name}",
+        *REPLAYS[name],
+        "env.lanes=32",
+        "algo.horizon=16",
+        "algo.batch_size=64",
+        "algo.learning_starts=256",
+        "net.hidden=[16]",
+    ]
+    config = load.load(
+        None,
+        [
+            *words,
+            "algo.replay_capacity=4k",
+            "algo.normalize_observations=true",
+            "run.steps=10k",
+            "algo.updates_per_step=0.25",
+        ],
+    )
 
     def whole(exchange, state=None):
         algo = build(config, "cpu", exchange=exchange)
@@ -170,8 +225,12 @@ def test_two_ranks_with_a_replay_each_learn_from_the_samples_of_one(name):
     halves = on_ranks(2, whole)
     assert {key for key in first if not torch.equal(halves[0][key], halves[1][key])} == set()  # on both ranks the same
     for found in (halves[0], whole(SOLO, {key: tensor for key, tensor in halves[0].items() if key != "stats"})):
-        assert {key: tensor.shape for key, tensor in found.items()} == {key: tensor.shape for key, tensor in first.items()}
-    assert torch.equal(halves[0]["replay/reward"], first["replay/reward"]) and torch.equal(halves[0]["replay/action"][:17], first["replay/action"][:17])
+        assert {key: tensor.shape for key, tensor in found.items()} == {
+            key: tensor.shape for key, tensor in first.items()
+        }
+    assert torch.equal(halves[0]["replay/reward"], first["replay/reward"]) and torch.equal(
+        halves[0]["replay/action"][:17], first["replay/action"][:17]
+    )
     assert not torch.equal(first["policy/parameters"], build(config, "cpu").state("policy")["policy/parameters"])
     torch.testing.assert_close(halves[0]["policy/parameters"], first["policy/parameters"], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(halves[0]["stats"], first["stats"], rtol=1e-2, atol=1e-3)
@@ -182,14 +241,29 @@ PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=
 
 @pytest.mark.soak
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}", "net.memory=gru;algo.bptt=8"])
+@pytest.mark.parametrize(
+    "more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}", "net.memory=gru;algo.bptt=8"]
+)
 def test_two_ranks_of_the_fused_kernels_make_the_same_bytes_as_one(tmp_path, more):
     """In Triton's interpreter, each rank in a process of its own."""
-    shape = [*SHAPE, "env.lanes=64", "algo.horizon=32", "algo.epochs=1", "net.hidden=[16]", "net.shared=true", "algo.kernels=fused"]
+    shape = [
+        *SHAPE,
+        "env.lanes=64",
+        "algo.horizon=32",
+        "algo.epochs=1",
+        "net.hidden=[16]",
+        "net.shared=true",
+        "algo.kernels=fused",
+    ]
     shape += ["algo.kernel_config=first", *more.split(";")]
     script, variables = Path(__file__).parents[1] / "fused_ranks.py", os.environ | {"TRITON_INTERPRET": "1"}
     ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store", json.dumps(shape)], env=variables, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path / "store", json.dumps(shape)],
+            env=variables,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
     assert [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks] == [[[], True]] * 2

@@ -1,4 +1,6 @@
-"""Evaluations: one episode a lane, their own random numbers, the same for the same number, and nothing of the training changed."""
+"""Evaluations: one episode a lane, their own random numbers, the same for the same number, and nothing of the training
+changed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def evaluator(env, episodes, *, seed=1, policy_seed=1, **more):
 
 
 def test_each_lane_plays_one_episode():
-    # Lane 0 is truncated after 1 + 2 + 3, lane 1 ends after 1, lane 2 after 1 + 2, lane 3 after 1 + 2 + 3: mean 4, deviations 2, -3, -1, 2.
+    # Lane 0 is truncated after 1 + 2 + 3, lane 1 ends after 1, lane 2 after 1 + 2, lane 3 after 1 + 2 + 3: mean 4,
+    # deviations 2, -3, -1, 2.
     found = evaluator(COUNT, 4).run(0)
     deviation = math.sqrt((4 + 9 + 1 + 4) / 3)
     assert found == evaluate.Evaluation(
@@ -58,7 +61,9 @@ def test_episodes_that_never_end_are_cut_off_and_counted():
 
 
 def test_an_environment_without_a_time_limit_is_cut_off_earlier():
-    assert evaluator(COUNT, 1).max_steps == 100_000 and evaluator(replace(COUNT, time_limit=None), 1).max_steps == 20_000
+    assert (
+        evaluator(COUNT, 1).max_steps == 100_000 and evaluator(replace(COUNT, time_limit=None), 1).max_steps == 20_000
+    )
 
 
 def test_an_evaluation_can_be_broken_off():
@@ -91,8 +96,8 @@ def _spoilt_step(s, action, p, key, tally):
 
 
 def test_what_comes_after_an_episode_does_not_count():
-    # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a step, for k + 1 steps, and each of its
-    # steps tallies ten times the number of the episode.
+    # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a
+    # step, for k + 1 steps, and each of its steps tallies ten times the number of the episode.
     lanes = evaluator(replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step, tally=("ten",)), 4)
     found = lanes.run(0)
     assert (found.mean, found.minimum, found.maximum, found.length) == (2.5, 1.0, 4.0, 2.5)

@@ -1,4 +1,6 @@
-"""The agent, watched: no trained bit changes, the pictures are those of the policy at play, and nothing that breaks in here reaches the training."""
+"""The agent, watched: no trained bit changes, the pictures are those of the policy at play, and nothing that breaks in
+here reaches the training.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def policy_for(env, **config):
 
 def watched(env, *, policy=None, writer=None, **more):
     writer, hands = writer or Frames(), Hands()
-    watcher = Watcher(policy or policy_for(env), env, env.Params(), seed=1, device=CPU, writer=writer, clock=hands, **more)
+    watcher = Watcher(
+        policy or policy_for(env), env, env.Params(), seed=1, device=CPU, writer=writer, clock=hands, **more
+    )
     return watcher, writer, hands
 
 
@@ -112,7 +116,13 @@ def trainer(env, where=CPU):
 
 # NO TRAINED BIT CHANGES
 
-DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")])]
+DEVICES = [
+    CPU,
+    pytest.param(
+        torch.device("cuda"),
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+    ),
+]
 
 
 @pytest.mark.parametrize("where", DEVICES, ids=str)
@@ -133,7 +143,11 @@ def test_watching_changes_no_trained_bit(name, where):
         # Wishes come, change and run out at moments of their own; sometimes nobody watches.
         hands.now_s += draw.choice([0.001, 0.05, 0.1, 0.5])
         if draw.random() < 0.3:
-            watcher.want(draw.choice(["greedy", "sampled"]), draw.randint(10, largest), hands.now_s + draw.choice([0.0, 0.2, 1.0]))
+            watcher.want(
+                draw.choice(["greedy", "sampled"]),
+                draw.randint(10, largest),
+                hands.now_s + draw.choice([0.0, 0.2, 1.0]),
+            )
         watcher.after(iteration)
         assert bytes_of(shown) == before
     assert len(frames.kept) > 5 and {mode for _, mode, _ in frames.kept} == {"greedy", "sampled"}
@@ -145,7 +159,16 @@ def _hammer(rounds):
     """Wishes from a thread of their own, at any moment, while another trains; whether all bits are as without it."""
     alone, shown = trainer(CARTPOLE), trainer(CARTPOLE)
     frames = Frames()
-    watcher = Watcher(shown.policy, CARTPOLE, CARTPOLE.Params(), seed=1, device=CPU, writer=frames, minimum_interval_s=0.0, clock=lambda: 0.0)
+    watcher = Watcher(
+        shown.policy,
+        CARTPOLE,
+        CARTPOLE.Params(),
+        seed=1,
+        device=CPU,
+        writer=frames,
+        minimum_interval_s=0.0,
+        clock=lambda: 0.0,
+    )
     over = threading.Event()
 
     def wish():
@@ -261,7 +284,10 @@ def test_sampling_follows_the_policys_chances():
 
 def test_frames_reach_a_reader(tmp_path):
     path = tmp_path / "metrics.mm"
-    with Writer(path, [Metric("return")], run_uuid=bytes(16), version="test", frame_bytes=FRAME_BYTES) as writer, Reader(path) as reader:
+    with (
+        Writer(path, [Metric("return")], run_uuid=bytes(16), version="test", frame_bytes=FRAME_BYTES) as writer,
+        Reader(path) as reader,
+    ):
         watcher, _, hands = watched(SHOWN_COUNT, writer=writer)
         assert reader.frame() is None
         watcher.want("sampled", 1000, math.inf)  # the largest there is room for
@@ -269,7 +295,14 @@ def test_frames_reach_a_reader(tmp_path):
             hands.now_s += 0.2
             watcher.after(step)
         frame = reader.frame()
-        assert (frame.step, frame.mode, frame.lanes, frame.height, frame.width, frame.channels) == (8, "sampled", 4, 96, 96, 3)
+        assert (frame.step, frame.mode, frame.lanes, frame.height, frame.width, frame.channels) == (
+            8,
+            "sampled",
+            4,
+            96,
+            96,
+            3,
+        )
         assert np.frombuffer(frame.pixels, np.uint8).reshape(4, 96, 96, 3)[:, 50, 50, 0].tolist() == [2, 0, 0, 2]
 
 
@@ -337,9 +370,13 @@ def test_the_last_wish_counts():
         _, told, pixels = frames.kept[-1]
         shapes.append((told, *pixels.shape))
     assert shapes == [
-        ("greedy", 4, 64, 64, 3), ("sampled", 4, 16, 16, 3), ("greedy", 4, 16, 16, 3),
-        ("sampled", 4, 96, 96, 3), ("greedy", 4, 96, 96, 3), ("greedy", 4, 16, 16, 3),
-    ]  # fmt: skip
+        ("greedy", 4, 64, 64, 3),
+        ("sampled", 4, 16, 16, 3),
+        ("greedy", 4, 16, 16, 3),
+        ("sampled", 4, 96, 96, 3),
+        ("greedy", 4, 96, 96, 3),
+        ("greedy", 4, 16, 16, 3),
+    ]
 
 
 def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
@@ -399,10 +436,14 @@ class Broken:
 
 @pytest.mark.parametrize(
     ("shade", "writer", "sentence"),
-    [(_fails_to_compile, None, "TypingError: "), (_two_colours, None, "TypingError: "), (_plain_python, None, "TypingError: "),
-     (_count_shade, Broken(), "ValueError: no room for pictures")],
+    [
+        (_fails_to_compile, None, "TypingError: "),
+        (_two_colours, None, "TypingError: "),
+        (_plain_python, None, "TypingError: "),
+        (_count_shade, Broken(), "ValueError: no room for pictures"),
+    ],
     ids=["does not compile", "two colours", "undecorated", "writer"],
-)  # fmt: skip
+)
 def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, caplog):
     alone, shown = trainer(COUNT), trainer(COUNT)
     watcher, frames, hands = watched(replace(COUNT, pixel_shader=shade), policy=shown.policy, writer=writer)

@@ -62,7 +62,9 @@ def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
     for _ in range(3):
         watched.iterate()
         ended.append(int((watched.ppo.rollout.terminated | watched.ppo.rollout.truncated).sum()))
-    assert [values["episodes"] for _, values in watched.records()] == ended, "a record counts again what an earlier one has told"
+    assert [values["episodes"] for _, values in watched.records()] == ended, (
+        "a record counts again what an earlier one has told"
+    )
     rates = [values["sps"] for _, values in watched.records()]
     assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
 
@@ -110,7 +112,9 @@ def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
     assert [record.step for record, _ in records if record.flags & FLAG_EVAL] == [evaluated_at]
     assert [values["eval/return"] for _, values in records] == [1.0] * (record_hz == ALWAYS) + [12.5, 12.5]
     assert sum(values["iterations"] for _, values in records) == 2, "an iteration is counted twice, or not at all"
-    assert [values["seconds/collect"] >= 0.01 for _, values in records].count(True) == 1, "its time is counted twice, or not at all"
+    assert [values["seconds/collect"] >= 0.01 for _, values in records].count(True) == 1, (
+        "its time is counted twice, or not at all"
+    )
 
 
 @pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
@@ -135,12 +139,16 @@ def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, k
     assert watched.iterate() is None
     iterate(watched.ppo, 1)
     rollout = watched.ppo.rollout
-    {"action": rollout.action[2], "reward": rollout.reward[2:3], "observation": rollout.observation[3]}[kind][-1, 5] = -math.inf
+    {"action": rollout.action[2], "reward": rollout.reward[2:3], "observation": rollout.observation[3]}[kind][
+        -1, 5
+    ] = -math.inf
     rollout.reward[3, 1] = math.nan
     watched.step += 32
     found = watched.meters.after(watched.step)
     assert found.iteration == 2 and found.entered == (kind, -math.inf, 5, 2, 2)
-    assert found.entered.words(32, 8).startswith(f"the {'policy' if kind == 'action' else 'environment'}'s {kind} was -inf in lane 5 at step 56")
+    assert found.entered.words(32, 8).startswith(
+        f"the {'policy' if kind == 'action' else 'environment'}'s {kind} was -inf in lane 5 at step 56"
+    )
 
 
 def test_bytes_are_always_finite(tmp_path):

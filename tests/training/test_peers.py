@@ -55,7 +55,9 @@ def together(leads, folder, count=2, **options):
 
 def test_commands_arrive_in_their_order_and_what_is_said_at_once_is_not_lost(leads, tmp_path):
     leader = leads()
-    thread = threading.Thread(target=lambda: (leader.wait(20.0, lambda: None), [leader.tell("iterate", k=k) for k in range(50)]))
+    thread = threading.Thread(
+        target=lambda: (leader.wait(20.0, lambda: None), [leader.tell("iterate", k=k) for k in range(50)])
+    )
     thread.start()
     follower = follows(tmp_path)
     assert [follower.receive()["k"] for _ in range(50)] == list(range(50))
@@ -77,10 +79,15 @@ def process_of(folder, rank=1, count=2):
         f"peers.Follower(Path(sys.argv[1]), {rank}, {count}, versions={SAME}, join_s=60.0, on_lost=lambda lost: None)\n"
         "time.sleep(600)"
     )
-    return subprocess.Popen([sys.executable, "-S", "-c", code, str(folder)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])})
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", code, str(folder)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])}
+    )
 
 
-HOW = [(signal.SIGKILL, 60.0, "is gone: its connection has closed"), (signal.SIGSTOP, 1.0, "has not answered for 1 s (run.peer_timeout)")]
+HOW = [
+    (signal.SIGKILL, 60.0, "is gone: its connection has closed"),
+    (signal.SIGSTOP, 1.0, "has not answered for 1 s (run.peer_timeout)"),
+]
 
 
 @pytest.mark.parametrize(("number", "timeout_s", "how"), HOW)
@@ -95,7 +102,12 @@ def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, ti
         child.kill()
         child.wait()
     (lost,) = leader.lost
-    assert lost.rank == 2 and lost.sentence.startswith(f"rank 2 (pid {child.pid} on ") and lost.sentence.endswith(how) and lost.code is None
+    assert (
+        lost.rank == 2
+        and lost.sentence.startswith(f"rank 2 (pid {child.pid} on ")
+        and lost.sentence.endswith(how)
+        and lost.code is None
+    )
     assert [other.lost[0].sentence for other in others] == [lost.sentence] * 2
 
 
@@ -105,7 +117,9 @@ def test_the_others_notice_that_rank_0_is_gone(tmp_path):
         f"leader = peers.Leader(Path(sys.argv[1]), 2, versions={SAME}, timeout_s=60.0)\n"
         "leader.wait(60.0, lambda: None); os.kill(os.getpid(), 9)"
     )
-    child = subprocess.Popen([sys.executable, "-S", "-c", code, str(tmp_path)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])})
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, str(tmp_path)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])}
+    )
     follower = follows(tmp_path)
     wait_until(lambda: follower.lost)
     assert follower.lost[0].sentence == "rank 0 is gone: its connection has closed" and child.wait() == -9
@@ -164,9 +178,20 @@ def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
     ("variables", "place"),
     [
         ({}, ranks.ALONE),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ranks.Place(3, 4, 1, 2, "torchrun")),
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            ranks.Place(3, 4, 1, 2, "torchrun"),
+        ),
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ranks.Place(1, 2, 1, 2, "srun")),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, ranks.Place(5, 8, 1, 4, "srun")),
+        (
+            {
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+            },
+            ranks.Place(5, 8, 1, 4, "srun"),
+        ),
     ],
 )
 def test_launchers_say_in_the_environment_which_rank_this_is(variables, place):
@@ -186,7 +211,15 @@ def test_ranks_that_are_started_again_are_refused_with_the_command_that_resumes(
 
 
 @pytest.mark.parametrize(
-    ("word", "count"), [("run.gpus=4", 4), ("run.gpus=[1,3]", 2), ("run.ranks=2", 2), ("run.gpus=all", 1), ("run.gpus=3", 1), ("run.device=cpu", 1)]
+    ("word", "count"),
+    [
+        ("run.gpus=4", 4),
+        ("run.gpus=[1,3]", 2),
+        ("run.ranks=2", 2),
+        ("run.gpus=all", 1),
+        ("run.gpus=3", 1),
+        ("run.device=cpu", 1),
+    ],
 )
 def test_ranks_are_counted_before_anything_large_is_imported(tmp_path, word, count):
     assert Request(None, (word,), None, tmp_path).ranks() == count
@@ -201,7 +234,11 @@ def test_which_gpus_share_a_run():
     assert gang(0) == (ranks.ALONE, (), None)
     assert gang(4, gpus=2) == (ranks.Place(0, 2, 0, 2), (0, 1), None)
     assert gang(4, gpus=[1, 3]) == (ranks.Place(0, 2, 0, 2), (1, 3), None)
-    assert gang(4, gpus=[1, 3], here=ranks.Place(1, 2, 1, 2)) == (ranks.Place(1, 2, 1, 2), (1, 3), None)  # as rank 0 has started it
+    assert gang(4, gpus=[1, 3], here=ranks.Place(1, 2, 1, 2)) == (
+        ranks.Place(1, 2, 1, 2),
+        (1, 3),
+        None,
+    )  # as rank 0 has started it
     assert gang(0, ranks=2) == (ranks.Place(0, 2, 0, 2), (), None)
     place, gpus, note = gang(3, gpus="all")
     assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("idle: 2")

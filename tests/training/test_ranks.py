@@ -1,4 +1,6 @@
-"""Runs of two ranks through the commands: started by operant, by torchrun's and by srun's variables; killed, stopped, resumed, and never a silent wait."""
+"""Runs of two ranks through the commands: started by operant, by torchrun's and by srun's variables; killed, stopped,
+resumed, and never a silent wait.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from operant import runs
 from operant.runs.follow import read_specs
 from operant.runs.metrics import Reader
 
-SMALL = ("env.lanes=128", "algo.horizon=16", "algo.minibatches=1", "algo.epochs=1", "net.hidden=[8]", "run.device=cpu", "run.threads=1", "eval.every=0")
+SMALL = (
+    "env.lanes=128",
+    "algo.horizon=16",
+    "algo.minibatches=1",
+    "algo.epochs=1",
+    "net.hidden=[8]",
+    "run.device=cpu",
+    "run.threads=1",
+    "eval.every=0",
+)
 ITERATION = 128 * 16
 ENDLESS = ("run.steps=400M", "algo.anneal=false", "checkpoint.every=20")
 
@@ -30,19 +41,32 @@ class Place:
         self.path, self.runs = path, path / "runs"
         launchers = ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE", "SLURM_PROCID")
         self.variables = {name: value for name, value in os.environ.items() if name not in launchers}
-        self.variables |= {"XDG_STATE_HOME": str(path / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        self.variables |= {
+            "XDG_STATE_HOME": str(path / "state"),
+            "PYTHONPATH": str(Path(operant.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def __call__(self, *words: object, **more: str) -> subprocess.CompletedProcess:
         """`operant WORDS`."""
         command = [sys.executable, "-m", "operant.cli", *map(str, words)]
-        done = subprocess.run(command, cwd=self.path, env=self.variables | more, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, cwd=self.path, env=self.variables | more, capture_output=True, text=True, timeout=240, check=False
+        )
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         return done
 
     def worker(self, run: str, *words: str, **variables: str) -> subprocess.Popen:
         """One rank, as a launcher starts it."""
         command = [sys.executable, "-m", "operant.training.worker", str(self.runs / run), *words]
-        return subprocess.Popen(command, cwd=self.path, env=self.variables | variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command,
+            cwd=self.path,
+            env=self.variables | variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, name: str) -> runs.Run:
         found = runs.load(self.runs / name)
@@ -55,7 +79,11 @@ class Place:
         wait_until(lambda: state(run).word == "running")
         if rank == 0:
             return runs.read_json(run.path / "run.json")["pid"]
-        (found,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if f"{name}\0--rank\0{rank}".encode() in commands(path)]
+        (found,) = [
+            int(path.name)
+            for path in Path("/proc").glob("[0-9]*")
+            if f"{name}\0--rank\0{rank}".encode() in commands(path)
+        ]
         return found
 
     def bytes_of(self, name: str) -> bytes:
@@ -98,10 +126,14 @@ def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
     pid, run = two.pid("two", 1), two.run("two")
     wait_until(lambda: list(run.checkpoints_path.glob("step-*")))
     wait_until(lambda: all(0.0 < newest(run)[f"gpu/{rank}/exchange_share"] < 1.0 for rank in (0, 1)))
-    assert read_specs(run)["gpu/1/exchange_share"].label == "rank 1: exchange's share", "as its chart in the monitor is called"
+    assert read_specs(run)["gpu/1/exchange_share"].label == "rank 1: exchange's share", (
+        "as its chart in the monitor is called"
+    )
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: state(run).word == "crashed")
-    assert state(run).cause.startswith(f"rank 1 (pid {pid} on ") and state(run).cause.endswith("is gone: its connection has closed (killed by signal 9)")
+    assert state(run).cause.startswith(f"rank 1 (pid {pid} on ") and state(run).cause.endswith(
+        "is gone: its connection has closed (killed by signal 9)"
+    )
     assert "To go on from the last checkpoint: operant resume two" in run.log_path.read_text()
 
 
@@ -109,11 +141,21 @@ def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
 def test_a_run_of_two_ranks_is_that_of_one_and_resumes_on_any_number(place):
     steps = 40 * ITERATION
     for name, words in (("one", ()), ("two", ("run.ranks=2",))):
-        assert place("train", *SMALL, "algo.normalize_observations=true", f"run.steps={steps}", *words, "--name", name).returncode == 0
+        assert (
+            place(
+                "train", *SMALL, "algo.normalize_observations=true", f"run.steps={steps}", *words, "--name", name
+            ).returncode
+            == 0
+        )
     assert place.bytes_of("one") == place.bytes_of("two")
     for first, then in ((1, 2), (2, 1)):
         name = f"from-{first}"
-        words = ("algo.normalize_observations=true", f"run.steps={steps // 2}", f"algo.anneal_steps={steps}", f"run.ranks={first}")
+        words = (
+            "algo.normalize_observations=true",
+            f"run.steps={steps // 2}",
+            f"algo.anneal_steps={steps}",
+            f"run.ranks={first}",
+        )
         assert place("train", *SMALL, *words, "--name", name).returncode == 0
         assert place("resume", name, f"run.steps={steps}", f"run.ranks={then}").returncode == 0
         assert place.bytes_of(name) == place.bytes_of("one")
@@ -163,7 +205,12 @@ def test_rank_0_may_sleep_and_requests_reach_all(two):
 
 VARIABLES = {
     "torchrun": lambda rank: {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "2"},
-    "srun": lambda rank: {"SLURM_PROCID": f"{rank}", "SLURM_NTASKS": "2", "SLURM_LOCALID": f"{rank}", "SLURM_STEP_TASKS_PER_NODE": "2"},
+    "srun": lambda rank: {
+        "SLURM_PROCID": f"{rank}",
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": f"{rank}",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    },
 }
 
 
@@ -171,12 +218,18 @@ VARIABLES = {
 @pytest.mark.parametrize("launcher", VARIABLES)
 def test_a_prepared_run_is_started_by_a_launcher(place, launcher):
     made = place("train", *SMALL, f"run.steps={20 * ITERATION}", "--prepare", "--name", "made")
-    assert made.stdout.strip() == str(place.runs / "made") and "torchrun --nproc-per-node=2 -m operant.training.worker" in made.stderr
+    assert (
+        made.stdout.strip() == str(place.runs / "made")
+        and "torchrun --nproc-per-node=2 -m operant.training.worker" in made.stderr
+    )
     assert state(place.run("made")) == runs.State("starting", "prepared, waits for its launcher")
     ranks = [place.worker("made", **VARIABLES[launcher](rank)) for rank in range(2)]
     said = [rank.communicate(timeout=240)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert state(place.run("made")).word == "finished" and json.loads((place.runs / "made" / "exit.json").read_text())["exit"] == 0
+    assert (
+        state(place.run("made")).word == "finished"
+        and json.loads((place.runs / "made" / "exit.json").read_text())["exit"] == 0
+    )
     again = place.worker("made", **VARIABLES[launcher](0))
     assert "operant resume made" in again.communicate(timeout=240)[1] and again.returncode == 2
 
@@ -206,9 +259,19 @@ def test_where_there_is_no_gpu_a_sentence_says_so(place):
 
 @pytest.mark.soak
 def test_a_run_with_a_replay_is_shared_by_two_ranks_and_goes_on_with_two_or_one(place):
-    words = ("algo.name=dqn", "env.lanes=32", "algo.batch_size=64", "algo.learning_starts=256", "net.hidden=[8]", "run.device=cpu", "run.threads=1")
+    words = (
+        "algo.name=dqn",
+        "env.lanes=32",
+        "algo.batch_size=64",
+        "algo.learning_starts=256",
+        "net.hidden=[8]",
+        "run.device=cpu",
+        "run.threads=1",
+    )
     words += ("algo.epsilon_steps=2048",)
-    done = place("train", *words, "run.ranks=2", "eval.every=0", "run.steps=4096", "checkpoint.replay=true", "--name", "two")
+    done = place(
+        "train", *words, "run.ranks=2", "eval.every=0", "run.steps=4096", "checkpoint.replay=true", "--name", "two"
+    )
     assert done.returncode == 0, done.stderr
     log = (place.runs / "two" / "log.txt").read_text()
     assert "each rank adds up its own part of a batch" in log
@@ -218,6 +281,9 @@ def test_a_run_with_a_replay_is_shared_by_two_ranks_and_goes_on_with_two_or_one(
         done = place("resume", "two", f"run.ranks={ranks}", f"run.steps={4096 * (4 - ranks)}")
         assert done.returncode == 0 and "warm resume" not in (place.runs / "two" / "log.txt").read_text(), done.stderr
         if ranks == 2:  # as if it had never stopped
-            ends = [place.runs / name / "checkpoints" / "step-000000008192" / "tensors.safetensors" for name in ("two", "whole")]
+            ends = [
+                place.runs / name / "checkpoints" / "step-000000008192" / "tensors.safetensors"
+                for name in ("two", "whole")
+            ]
             assert ends[0].read_bytes() == ends[1].read_bytes()
     assert state(place.run("two")).word == "finished"

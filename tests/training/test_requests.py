@@ -1,4 +1,6 @@
-"""What a loop is asked for, without a loop: signals are in tests of the worker, here the requests and the thread that takes them. No torch."""
+"""What a loop is asked for, without a loop: signals are in tests of the worker, here the requests and the thread that
+takes them. No torch.
+"""
 
 import os
 import signal
@@ -43,7 +45,10 @@ def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
 def test_pausing_and_going_on():
     asked = Requests()
     assert asked.ask(request("pause", "1")) == "it pauses after this iteration"
-    assert asked.ask(request("pause", "2", "bob@gpu03")) == "it has been paused by alice@gpu03" and asked.paused_by == "alice@gpu03"
+    assert (
+        asked.ask(request("pause", "2", "bob@gpu03")) == "it has been paused by alice@gpu03"
+        and asked.paused_by == "alice@gpu03"
+    )
     asked.waiting = True
     asked.answer("pause", "done", "paused")
     assert asked.ask(request("unpause", "3")) == "it goes on" and asked.paused_by is None
@@ -58,7 +63,11 @@ def test_going_on_without_a_pause_and_before_it_has_begun():
     asked.ask(request("pause", "2"))
     asked.ask(request("unpause", "3", "bob@gpu03"))
     assert not asked.pending
-    assert answers(asked) == [("1", "done", "it was not paused"), ("2", "failed", "taken back by bob@gpu03"), ("3", "done", "it had not paused yet")]
+    assert answers(asked) == [
+        ("1", "done", "it was not paused"),
+        ("2", "failed", "taken back by bob@gpu03"),
+        ("3", "done", "it had not paused yet"),
+    ]
 
 
 def test_a_pause_over_one_that_was_just_taken_back():
@@ -85,7 +94,9 @@ def test_an_order_taken_for_one_checkpoint_is_not_answered_by_another():
 
 
 def while_busy(act):
-    """Do something in a thread while the main thread is in one call of C that no signal interrupts: its handlers wait until that is over."""
+    """Do something in a thread while the main thread is in one call of C that no signal interrupts: its handlers wait
+    until that is over.
+    """
     numbers, over = {signal.SIGTERM, signal.SIGINT}, threading.Lock()
     over.acquire()
 
@@ -195,7 +206,8 @@ def test_a_forked_child_that_is_signalled_does_not_stop_the_trainer():
     assert asked.stop is None and not teller.said
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- the attendant
+# ----------------------------------------------------------------------------------------------------------------------
+# the attendant
 
 
 class Teller:
@@ -235,7 +247,10 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
         assert control.answer(run, second, DEADLINE_S).result == "accepted" and asked.checkpoint and asked.paused_by
         wait_until(lambda: len(teller.said) == 2)
         by = f"by {control.own_name()}"
-        assert teller.said == [(f"checkpoint asked for {by}", "info", "control"), (f"pause asked for {by}", "info", "control")]
+        assert teller.said == [
+            (f"checkpoint asked for {by}", "info", "control"),
+            (f"pause asked for {by}", "info", "control"),
+        ]
         assert teller.acknowledged == [(1, "accepted"), (2, "accepted")]
         asked.answer("checkpoint", "done", "checkpoints/step-1")
         assert control.answer(run, first, DEADLINE_S, final=True) == Answer("done", "checkpoints/step-1")
@@ -248,7 +263,9 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
         ((mode, size, left_s),) = teller.watched
         assert (mode, size) == ("sampled", 48) and 0 < left_s <= 60 and len(teller.said) == 2
         stop = control.send(run, "stop")
-        assert control.answer(run, stop, DEADLINE_S).result == "accepted" and teller.ended == 1 and asked.stop.number == 0
+        assert (
+            control.answer(run, stop, DEADLINE_S).result == "accepted" and teller.ended == 1 and asked.stop.number == 0
+        )
 
 
 def test_what_is_asked_at_the_very_end_is_answered(run):

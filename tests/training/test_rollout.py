@@ -1,4 +1,6 @@
-"""An actor with a memory in a world, step by step: what is remembered ends with its episode, in evaluations, the live agent, films and play."""
+"""An actor with a memory in a world, step by step: what is remembered ends with its episode, in evaluations, the live
+agent, films and play.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Noted:
     """A policy with a memory, and what it was given at each step."""
 
     def __init__(self) -> None:
-        self._policy = Policy(PICK, NetConfig(memory="gru", hidden=(8,)), seed=1, device=torch.device("cpu"), normalize=False)
+        self._policy = Policy(
+            PICK, NetConfig(memory="gru", hidden=(8,)), seed=1, device=torch.device("cpu"), normalize=False
+        )
         self.states = []
 
     def __getattr__(self, name):

@@ -1,4 +1,6 @@
-"""A network of places in runs: the same bytes again, resumed, on two ranks; evaluated, filmed, watched and exported; what does not belong to it is said."""
+"""A network of places in runs: the same bytes again, resumed, on two ranks; evaluated, filmed, watched and exported;
+what does not belong to it is said.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_with_them(
 
 @pytest.mark.parametrize("memory", CELLS)
 def test_values_of_a_rollout_are_those_of_its_episodes_alone(memory):
-    """What a square remembers ends with its lane's episode, and the value of a truncated episode's last observation is taken before that."""
+    """What a square remembers ends with its lane's episode, and the value of a truncated episode's last observation is
+    taken before that.
+    """
     ppo = learnt(memory)
     ppo.start()
     ppo.collect()
@@ -63,7 +67,11 @@ def test_values_of_a_rollout_are_those_of_its_episodes_alone(memory):
             ended = bool(rollout.terminated[t, lane] | rollout.truncated[t, lane])
             seen = rollout.observation[begin : t + 1, :, lane].t()
             last = bool(rollout.truncated[t, lane]) and not rollout.terminated[t, lane]
-            seen, truncated = (torch.cat([seen, rollout.final_observation[t, :, lane, None]], dim=1), truncated + 1) if last else (seen, truncated)
+            seen, truncated = (
+                (torch.cat([seen, rollout.final_observation[t, :, lane, None]], dim=1), truncated + 1)
+                if last
+                else (seen, truncated)
+            )
             _, value, _ = policy.unroll(seen, policy.initial_state(1), torch.zeros(seen.shape[1], 1))
             torch.testing.assert_close(found.value[begin : t + 1, lane], value[: t + 1 - begin])
             if last:
@@ -97,7 +105,9 @@ def test_a_watched_run_makes_the_same_bytes():
             pictures.append(bytes(pixels))
 
     now = iter(range(100, 200))
-    watcher = Watcher(shown.policy, FILL, FILL.Params(), seed=1, device=torch.device("cpu"), writer=Frames(), clock=lambda: next(now))
+    watcher = Watcher(
+        shown.policy, FILL, FILL.Params(), seed=1, device=torch.device("cpu"), writer=Frames(), clock=lambda: next(now)
+    )
     watcher.want("sampled", 16, math.inf)
     for iteration in range(12):
         watcher.after(iteration)
@@ -119,7 +129,9 @@ def test_an_exported_policy_remembers_as_the_run_does(tmp_path, memory):
         action, *own = loaded(codes, legal, *own)
         expected, state = actor.act(torch.from_numpy(codes).t(), state, None, torch.from_numpy(legal).t())
         assert (action == expected.t().numpy()).all()
-        assert all(np.abs(mine - part.movedim(-1, 0).numpy()).max() <= 1e-5 for mine, part in zip(own, state, strict=True))
+        assert all(
+            np.abs(mine - part.movedim(-1, 0).numpy()).max() <= 1e-5 for mine, part in zip(own, state, strict=True)
+        )
         seen.update(action[:, 0].tolist())
     assert len(seen) > 2
 
@@ -138,7 +150,15 @@ def test_two_ranks_make_the_same_bytes_as_one(tmp_path, memory):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_lstm_in_two_launches_learns_what_torchs_does_and_the_same_bytes_again():
-    words = ["env.name=concentration", "env.lanes=64", "algo.minibatches=2", "net.kind=places", "net.hidden=[32]", "net.memory=lstm", "algo.horizon=104"]
+    words = [
+        "env.name=concentration",
+        "env.lanes=64",
+        "algo.minibatches=2",
+        "net.kind=places",
+        "net.hidden=[32]",
+        "net.memory=lstm",
+        "algo.horizon=104",
+    ]
     ours, again, torchs = (learned(load.load(None, [*words, *more])) for more in ([], [], ["algo.kernels=torch"]))
     assert torch.equal(ours, again) and not torch.equal(ours, torchs)
     torch.testing.assert_close(ours, torchs, rtol=0.02, atol=2e-3)
@@ -152,5 +172,7 @@ def learned(config):
 
 
 def test_fused_kernels_are_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match=r'algo\.kernels = "fused" cannot be: fused kernels take dense layers, not this network'):
+    with pytest.raises(
+        ConfigError, match=r'algo\.kernels = "fused" cannot be: fused kernels take dense layers, not this network'
+    ):
         ppo_on(FILL, 8, places(), kernels="fused", **ALGO)

@@ -1,4 +1,6 @@
-"""Which lanes of a checkpoint go on, and which begin anew: those whose environment had more state than it has, less, or another type of it."""
+"""Which lanes of a checkpoint go on, and which begin anew: those whose environment had more state than it has, less, or
+another type of it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_lanes_go_on_with_all_of_their_state_or_begin_anew(tmp_path, other):
     done, algo = iterate(ppo_on(FILL, 8, horizon=8), 1), ppo_on(FILL, 8, seed=2, horizon=8)
     saved, before = clones(done), clones(algo)
     path = tmp_path / "checkpoints" / "step-64"
-    why = restore(algo, Checkpoint(path, done.steps_per_iteration, 1, {**saved, **OTHERS[other](saved)}, {"tier": "all"}, None))
+    why = restore(
+        algo, Checkpoint(path, done.steps_per_iteration, 1, {**saved, **OTHERS[other](saved)}, {"tier": "all"}, None)
+    )
     assert why == (None if other == "as it was" else "the environment's state is another than it was")
     for name, tensor in algo.state("all").items():
         anew = why is not None and name.startswith("world/") and name != "world/tick"

@@ -13,6 +13,7 @@ from operant.training.evaluate import Evaluation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+
 @pytest.fixture
 def lottery(tmp_path):
     """The environment's file, in the test's folder."""
@@ -27,7 +28,8 @@ def evaluator(lottery, wanted, *overrides):
 
 
 def test_a_confirmation_ends_when_the_mean_is_known_well_enough(lottery):
-    # A deviation of 0.289 takes 7,000 episodes for +- 1 % of 0.67; where luck is a tenth of it, 1,024 do; where the mean is the target, 16,384 do not tell.
+    # A deviation of 0.289 takes 7,000 episodes for +- 1 % of 0.67; where luck is a tenth of it, 1,024 do; where the
+    # mean is the target, 16,384 do not tell.
     def episodes(wanted, *overrides):
         found = evaluator(lottery, wanted, *overrides).run(1)
         return found.evaluation.episodes, found.reached
@@ -41,18 +43,23 @@ def test_a_confirmation_ends_when_the_mean_is_known_well_enough(lottery):
 
 @pytest.mark.parametrize(("share", "reached"), [(0.3, False), (1.2, False), (1.6, True), (4.0, True)])
 def test_the_mean_alone_confirms_nothing(lottery, share, reached):
-    # It must lie so far above the target that another evaluation would reach that, too: by the root of 2 times half the interval.
+    # It must lie so far above the target that another evaluation would reach that, too: by the root of 2 times half the
+    # interval.
     half, overrides = 0.01 * 0.75, ("env.params.luck=0.5", "eval.episodes=1024")
     fresh = evaluator(lottery, 0.7, *overrides).run(1).evaluation
     found = evaluator(lottery, fresh.mean - share * fresh.ci95, *overrides).run(1)
-    assert fresh.ci95 < half and found.first is not None and found.evaluation == fresh, "the same episodes, as many of them"
+    assert fresh.ci95 < half and found.first is not None and found.evaluation == fresh, (
+        "the same episodes, as many of them"
+    )
     assert found.reached == reached
 
 
 def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery):
     same = evaluator(lottery, 0.0, "eval.episodes=1024")
     found = same.run(3)
-    assert found.first.mean != found.evaluation.mean and found == same.run(3) == evaluator(lottery, 0.0, "eval.episodes=1024").run(3)
+    assert found.first.mean != found.evaluation.mean and found == same.run(3) == evaluator(
+        lottery, 0.0, "eval.episodes=1024"
+    ).run(3)
     assert found.evaluation.mean != same.run(4).evaluation.mean
 
 
@@ -74,10 +81,20 @@ def test_pooled_parts_are_the_evaluation_of_all_their_episodes():
     def part(values):
         mean = sum(values) / len(values)
         deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-        return Evaluation(mean, None, deviation, min(values), max(values), float(len(values)), len(values), 1, {"t": mean})
+        return Evaluation(
+            mean, None, deviation, min(values), max(values), float(len(values)), len(values), 1, {"t": mean}
+        )
 
     together = target.pooled([part([1.0, 2.0, 6.0]), part([-4.0, 0.0, 7.0])])
     whole = part([1.0, 2.0, 6.0, -4.0, 0.0, 7.0])
-    assert (together.mean, together.minimum, together.maximum, together.episodes, together.unfinished) == (2.0, -4.0, 7.0, 6, 2)
-    assert together.deviation == pytest.approx(whole.deviation) and together.ci95 == pytest.approx(1.96 * whole.deviation / 6**0.5)
+    assert (together.mean, together.minimum, together.maximum, together.episodes, together.unfinished) == (
+        2.0,
+        -4.0,
+        7.0,
+        6,
+        2,
+    )
+    assert together.deviation == pytest.approx(whole.deviation) and together.ci95 == pytest.approx(
+        1.96 * whole.deviation / 6**0.5
+    )
     assert together.tally == {"t": 2.0}

@@ -1,4 +1,6 @@
-"""Workers that train one run after another, and their supervisor: what a run is told by, what a worker's death changes, and the same bits as alone."""
+"""Workers that train one run after another, and their supervisor: what a run is told by, what a worker's death changes,
+and the same bits as alone.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
     assert ended(worker)[:2] == (first, 0)
     pid = worker.pid
     assert state(first).word == "finished"
-    assert runs.read_json(first.exit_path)["exit"] == 0 and runs.read_json(first.exit_path)["last_step"] == 3 * ITERATION
+    assert (
+        runs.read_json(first.exit_path)["exit"] == 0 and runs.read_json(first.exit_path)["last_step"] == 3 * ITERATION
+    )
 
     # A wrong configuration ends the run alone, and says so in its own log.
     wrong = made(tmp_path, *SHORT, "algo.gamma=2")
@@ -93,7 +97,12 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
 
 def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
     run = made(tmp_path, *SHORT)
-    process = subprocess.Popen([sys.executable, "-m", "operant.training.warm"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "operant.training.warm"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     process.stdin.write(json.dumps({"run": str(run.path), "resume": None, "trusted": False}).encode() + b"\n")
     process.stdin.close()
     process.stdout.close()
@@ -119,9 +128,13 @@ def test_a_run_that_is_stopped_while_it_is_made_ready_leaves_no_half_of_it_to_th
 @pytest.mark.soak
 @pytest.mark.parametrize(("fault", "word"), [("oom", "oom"), ("illegal", "gpu_fault")])
 def test_a_worker_whose_device_failed_is_replaced(tmp_path, worker, fault, word):
-    name, text = runpy.run_path(str(Path(__file__).parents[2] / "benches" / "gpu_faults.py"), run_name="bench")["FILES"][fault]
+    name, text = runpy.run_path(str(Path(__file__).parents[2] / "benches" / "gpu_faults.py"), run_name="bench")[
+        "FILES"
+    ][fault]
     (tmp_path / name).write_text(text)
-    worker.begin(run := made(tmp_path, *SHORT[:-2], f"algo.name={tmp_path / name}:Failing", "eval.every=0", "run.steps=1M"))
+    worker.begin(
+        run := made(tmp_path, *SHORT[:-2], f"algo.name={tmp_path / name}:Failing", "eval.every=0", "run.steps=1M")
+    )
     pid = worker.pid
     assert ended(worker).code == 7 and state(run).word == word
     worker.begin(after := made(tmp_path, *SHORT))
@@ -141,7 +154,15 @@ def test_a_hundred_runs_in_one_worker_leave_nothing_behind(tmp_path, worker, dev
 
     sizes, trained = [], []
     for seed in range(100):
-        run = made(tmp_path, *SHORT, f"run.device={device}", f"run.seed={seed % 3}", "eval.every=1", "eval.episodes=4", f"run.threads={1 + seed % 2}")
+        run = made(
+            tmp_path,
+            *SHORT,
+            f"run.device={device}",
+            f"run.seed={seed % 3}",
+            "eval.every=1",
+            "eval.episodes=4",
+            f"run.threads={1 + seed % 2}",
+        )
         worker.begin(run)
         assert ended(worker).code == 0
         trained.append(run)

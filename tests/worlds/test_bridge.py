@@ -1,4 +1,6 @@
-"""Lanes on the CPU for a learner elsewhere: every number is that of one world, in however many buffers, and a copy of the state goes on to the bit."""
+"""Lanes on the CPU for a learner elsewhere: every number is that of one world, in however many buffers, and a copy of
+the state goes on to the bit.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,10 @@ def stepped(world, steps, generator):
 
 @pytest.mark.parametrize("name", ["pendulum", pytest.param("g2048", marks=pytest.mark.compile), "cartpole"])
 def test_it_is_one_world_to_the_bit(name):
-    whole, bridged = DeviceWorld(envs.find(name), LANES, seed=4), BridgedWorld(envs.find(name), LANES, seed=4, device="cpu", buffers=3)
+    whole, bridged = (
+        DeviceWorld(envs.find(name), LANES, seed=4),
+        BridgedWorld(envs.find(name), LANES, seed=4, device="cpu", buffers=3),
+    )
     steps = 250 if name == "pendulum" else STEPS
     (slot, sums), (other, other_sums) = (stepped(world, steps, np.random.default_rng(1)) for world in (whole, bridged))
     ended = slot.truncated.bool()

@@ -64,7 +64,8 @@ COUNT = Env(
     tally=("moved", "rests"),
 )
 
-# --- a grid: cells, workspace, tally, several discrete actions, byte observations, random numbers in reset and in step ---
+# --- a grid: cells, workspace, tally, several discrete actions, byte observations, random numbers in reset and in step
+# ---
 
 SIDE = 4
 SQUARES = SIDE * SIDE
@@ -138,7 +139,12 @@ def philox_block(seed: int, lane: int, tick: int, purpose: int, draw: int) -> in
     key = [seed & low, seed >> 32]
     for _ in range(10):
         product_0, product_1 = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [(product_1 >> 32) ^ counter[1] ^ key[0], product_1 & low, (product_0 >> 32) ^ counter[3] ^ key[1], product_0 & low]
+        counter = [
+            (product_1 >> 32) ^ counter[1] ^ key[0],
+            product_1 & low,
+            (product_0 >> 32) ^ counter[3] ^ key[1],
+            product_0 & low,
+        ]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
     return counter[0]
 
@@ -165,7 +171,9 @@ class GridLane:
         return [self.x, self.y, *(cell + 200 for cell in self.cells)]
 
     def step(self, tick: int, action: tuple[int, int]) -> tuple[float, bool, bool, list[int]]:
-        self.x, self.y = (min(max(at + move - 1, 0), SIDE - 1) for at, move in zip((self.x, self.y), action, strict=True))
+        self.x, self.y = (
+            min(max(at + move - 1, 0), SIDE - 1) for at, move in zip((self.x, self.y), action, strict=True)
+        )
         here = self.y * SIDE + self.x
         found, self.cells[here] = self.cells[here], 0
         if (philox_block(self.seed, self.lane, tick, STEP, 0) >> 8) * 2.0**-24 < 0.125:
@@ -242,7 +250,9 @@ def test_grid_follows_the_plain_python_reference():
 
 
 def test_legal_actions_are_those_of_the_state_shown():
-    """Boards in plain Python, under actions legal and illegal; after a reset too. Lanes go on wherever a step was illegal."""
+    """Boards in plain Python, under actions legal and illegal; after a reset too. Lanes go on wherever a step was
+    illegal.
+    """
     world, slot = started(FILL, 5)
     assert slot.legal.shape == (6, 5) and slot.legal.dtype is torch.uint8
     generator, illegal = np.random.default_rng(1), 0
@@ -277,7 +287,9 @@ def test_a_rollout_keeps_the_legal_actions_of_every_step(env):
         step_once(world, slot, action)
         rollout.action[t] = action
         other.step(other.bind(rollout, t), offset=t)
-        assert torch.equal(rollout.legal[t + 1], slot.legal) and torch.equal(rollout.observation[t + 1], slot.observation)
+        assert torch.equal(rollout.legal[t + 1], slot.legal) and torch.equal(
+            rollout.observation[t + 1], slot.observation
+        )
     assert len({tuple(step.flatten().tolist()) for step in rollout.legal}) > 1
 
 
@@ -291,13 +303,21 @@ def test_where_nothing_is_judged_there_is_no_buffer():
 
 @pytest.mark.parametrize(
     ("whole", "parted", "threads", "every_final"),
-    [(FILL, FILL_IN_SHARDS, None, False), (FILL, FILL_IN_SHARDS, 2, True), (FILL, FILL_IN_SHARDS, 1, False), (GATE, GATE_IN_SHARDS, 3, True)],
+    [
+        (FILL, FILL_IN_SHARDS, None, False),
+        (FILL, FILL_IN_SHARDS, 2, True),
+        (FILL, FILL_IN_SHARDS, 1, False),
+        (GATE, GATE_IN_SHARDS, 3, True),
+    ],
     ids=["a thread a shard", "two threads", "one thread", "without cells"],
 )
 def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
     """Every buffer, step for step, whatever the number of threads: also where nobody wrote a final observation."""
     N, generator, ends = 9, np.random.default_rng(2), 0
-    (world, slot), (other, other_slot) = started(whole, N, every_final=True), started(parted, N, every_final=every_final, threads=threads)
+    (world, slot), (other, other_slot) = (
+        started(whole, N, every_final=True),
+        started(parted, N, every_final=every_final, threads=threads),
+    )
     for _ in range(40):
         for given in (slot, other_slot):
             given.final_observation.fill_(7)
@@ -306,14 +326,20 @@ def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
         step_once(other, other_slot, actions)
         for name in ("observation", "reward", "terminated", "truncated", "legal"):
             assert torch.equal(getattr(slot, name), getattr(other_slot, name)), name
-        asked = slot.truncated.bool() & ~slot.terminated.bool() | (slot.terminated.bool() if every_final else torch.tensor(False))
-        assert torch.equal(other_slot.final_observation, torch.where(asked, slot.final_observation, torch.tensor(7, dtype=torch.uint8)))
+        asked = slot.truncated.bool() & ~slot.terminated.bool() | (
+            slot.terminated.bool() if every_final else torch.tensor(False)
+        )
+        assert torch.equal(
+            other_slot.final_observation, torch.where(asked, slot.final_observation, torch.tensor(7, dtype=torch.uint8))
+        )
         assert_same(world.state(), other.state())
         ends += int(asked.sum())
     assert ends > 10
 
 
-@pytest.mark.parametrize(("env", "threads"), [(FILL_IN_SHARDS, 4), (FILL_IN_SHARDS, 0), (FILL, 2), (with_pixels(FILL_IN_SHARDS, 16), 2)])
+@pytest.mark.parametrize(
+    ("env", "threads"), [(FILL_IN_SHARDS, 4), (FILL_IN_SHARDS, 0), (FILL, 2), (with_pixels(FILL_IN_SHARDS, 16), 2)]
+)
 def test_more_threads_than_parts_are_refused(env, threads):
     with pytest.raises(ValueError, match=f"^{threads} threads a lane"):
         DeviceWorld(env, 2, seed=1, threads=threads)
@@ -328,7 +354,9 @@ def test_a_games_parts_do_not_depend_on_who_writes_them(name):
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
     world, slot = started(env, N, every_final=True)
     bound, scene = world.bind(slot), Scene(*(rows.numpy() for rows in (world.lanes.state, world.lanes.int_state)))
-    one, each = (Kernel(shards_body(env, world.params, threads), torch.device("cpu")) for threads in (1, env.observation_shards))
+    one, each = (
+        Kernel(shards_body(env, world.params, threads), torch.device("cpu")) for threads in (1, env.observation_shards)
+    )
     for t in range(120):
         step_once(world, slot, generator.integers(0, env.action.n, (1, N)))
         if t % 20 == 0:
@@ -341,14 +369,19 @@ def test_a_games_parts_do_not_depend_on_who_writes_them(name):
                     each(N, scene, bound, shard)
                 if not backwards:
                     one(N, scene, bound)
-                assert all(torch.equal(wanted, buffer) for wanted, buffer in zip(right, written, strict=True)), (t, backwards)
+                assert all(torch.equal(wanted, buffer) for wanted, buffer in zip(right, written, strict=True)), (
+                    t,
+                    backwards,
+                )
 
 
 # --- pictures as observations ---
 
 
 def fill_picture(board: list[int], side: int = 16) -> list[list[list[int]]]:
-    """What FILL's picture shows of a board, row by row, written from its rules: 255 is white, 128 grey, red where the number of stones is odd."""
+    """What FILL's picture shows of a board, row by row, written from its rules: 255 is white, 128 grey, red where the
+    number of stones is odd.
+    """
     columns = [255 if board[int((column + 0.5) / side * len(board))] else 128 for column in range(side)]
     upper = [[level, 0, 0] if sum(board) % 2 else [level] * 3 for level in columns]
     return [upper] * (side // 2) + [[[level] * 3 for level in columns]] * (side // 2)
@@ -361,7 +394,9 @@ def shown(observation: torch.Tensor) -> list:
 
 @pytest.mark.parametrize("every_final", [True, False])
 def test_pictures_are_those_of_boards_in_plain_python(every_final):
-    """The state after a step, the true final one before a reset, and that of the next episode, each by its picture; rules and numbers are those without."""
+    """The state after a step, the true final one before a reset, and that of the next episode, each by its picture;
+    rules and numbers are those without.
+    """
     N, env = 6, with_pixels(FILL, 16)
     plain, plain_slot = started(FILL, N, every_final=True)
     world, slot = started(env, N, every_final=every_final)
@@ -389,21 +424,32 @@ def test_pictures_are_those_of_boards_in_plain_python(every_final):
 
 
 def test_a_picture_at_the_end_by_hand():
-    """Two lanes of a board with one stone in square 0; lane 0's third stone ends the fourth step early by the clock, and lane 1 fills its board."""
+    """Two lanes of a board with one stone in square 0; lane 0's third stone ends the fourth step early by the clock,
+    and lane 1 fills its board.
+    """
     world, slot = started(with_pixels(FILL, 16), 2, every_final=False)
     world.lanes.int_state.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]).t())
     world.lanes.state[0] = torch.tensor([1.0, 5.0])
     world.lanes.age.fill_(3)
     slot.final_observation.fill_(7)
     step_once(world, slot, [[2, 5]])
-    assert slot.truncated.tolist() == [1, 1] and slot.terminated.tolist() == [0, 1] and slot.reward.tolist() == [2.0, 5.0]
+    assert (
+        slot.truncated.tolist() == [1, 1] and slot.terminated.tolist() == [0, 1] and slot.reward.tolist() == [2.0, 5.0]
+    )
     final = shown(slot.final_observation)
     assert final[0] == fill_picture([1, 0, 1, 0, 0, 0])  # even: grey and white alone
     assert final[0][0][:4] == [[255] * 3, [255] * 3, [255] * 3, [128] * 3] and final[1][0][0] == [7] * 3
-    assert [sum(row[0] == 255 for row in picture[15]) for picture in shown(slot.observation)] in ([3, 3], [2, 3], [3, 2], [2, 2])  # one stone each, anew
+    assert [sum(row[0] == 255 for row in picture[15]) for picture in shown(slot.observation)] in (
+        [3, 3],
+        [2, 3],
+        [3, 2],
+        [2, 2],
+    )  # one stone each, anew
 
 
-@pytest.mark.parametrize("limit", [pytest.param(1, marks=pytest.mark.compile), 3, pytest.param(50, marks=pytest.mark.compile), None])
+@pytest.mark.parametrize(
+    "limit", [pytest.param(1, marks=pytest.mark.compile), 3, pytest.param(50, marks=pytest.mark.compile), None]
+)
 def test_a_rollout_has_room_for_every_final_picture(limit):
     """However short its episodes: each picture is where `final_window` says, and no later one has replaced it."""
     N, T, env = 5, 7, dataclasses.replace(FILL, time_limit=limit)
@@ -434,7 +480,9 @@ def test_a_rollout_has_room_for_every_final_picture(limit):
             assert shown(rollout.observation[t]) == [fill_picture(board) for board in plain.observation[t].T.tolist()]
         for t, i in (rollout.truncated * (1 - rollout.terminated)).nonzero().tolist():
             truncated += 1
-            assert shown(rollout.final_observation[t // world.final_window])[i] == fill_picture(plain.final_observation[t, :, i].tolist())
+            assert shown(rollout.final_observation[t // world.final_window])[i] == fill_picture(
+                plain.final_observation[t, :, i].tolist()
+            )
     assert truncated > 0 or limit in (50, None)
 
 
@@ -458,8 +506,8 @@ def test_seed_stream_and_tick_each_change_the_numbers():
 
 
 def test_ends_resets_and_sums_worked_by_hand():
-    # Lane 0 rests: truncated at 5. Lane 1 moves by 3: terminated at 9 >= 7 in its third step. Lane 2 moves 1, 1, 1, 1, 4: both at once,
-    # in its fifth.
+    # Lane 0 rests: truncated at 5. Lane 1 moves by 3: terminated at 9 >= 7 in its third step. Lane 2 moves 1, 1, 1, 1,
+    # 4: both at once, in its fifth.
     actions = np.array([[0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 4, 2]], dtype=np.int32)
     world, slot = started(COUNT, 3)
     slot.final_observation.fill_(-1)
@@ -483,7 +531,8 @@ def test_ends_resets_and_sums_worked_by_hand():
     ]
     # Rows: return, moved, rests of the episodes under way; lane 1 has just begun anew.
     assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
-    # Columns: episodes, length, return, moved, rests. Lane 1 ends episodes of 1.5 + 3 + 4.5 in its third and its sixth step.
+    # Columns: episodes, length, return, moved, rests. Lane 1 ends episodes of 1.5 + 3 + 4.5 in its third and its sixth
+    # step.
     nothing, lane1 = [0, 0, 0, 0, 0], [1, 3, 9, 9, 0]
     assert taken == [nothing, nothing, lane1, nothing, [2, 10, 9, 8, 5], lane1]
     assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
@@ -633,7 +682,8 @@ def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cu
     whole, whole_slot = started(cartpole.ENV, lanes)
     parts = [started(cartpole.ENV, cut), started(cartpole.ENV, lanes - cut, lane0=cut)]
     for world in (whole, *(world for world, _ in parts)):
-        world.lanes.age.fill_(cartpole.ENV.time_limit - 15)  # the first episodes are truncated, where they do not end before
+        # the first episodes are truncated, where they do not end before
+        world.lanes.age.fill_(cartpole.ENV.time_limit - 15)
     generator, ended = torch.Generator().manual_seed(0), 0
     for _ in range(40):
         actions = torch.randint(0, 2, (1, lanes), generator=generator, dtype=torch.int32)
@@ -646,7 +696,9 @@ def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cu
     for name in ("observation", "final_observation", "reward", "terminated", "truncated"):
         assert torch.equal(getattr(whole_slot, name), torch.cat([getattr(slot, name) for slot in pieces], dim=-1)), name
     for name in ("state", "age", "running"):
-        assert torch.equal(getattr(whole.lanes, name), torch.cat([getattr(world.lanes, name) for world, _ in parts], dim=-1)), name
+        assert torch.equal(
+            getattr(whole.lanes, name), torch.cat([getattr(world.lanes, name) for world, _ in parts], dim=-1)
+        ), name
 
 
 def test_tensors_are_enough_to_go_on_with_the_same_bits():

@@ -1,4 +1,6 @@
-"""The Gymnasium and Stable-Baselines3 adapters: against the world underneath, and against Gymnasium's own vector environment."""
+"""The Gymnasium and Stable-Baselines3 adapters: against the world underneath, and against Gymnasium's own vector
+environment.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_spaces_have_the_environments_bounds():
     vector = make_vec(env)
     low, high = np.array([-1, -8], np.float32), np.array([1, 8], np.float32)
     assert vector.single_observation_space == gymnasium.spaces.Box(low, high, dtype=np.float32)
-    assert vector.single_action_space == gymnasium.spaces.Box(np.array([-2, -2], np.float32), np.array([2, 3], np.float32))
+    assert vector.single_action_space == gymnasium.spaces.Box(
+        np.array([-2, -2], np.float32), np.array([2, 3], np.float32)
+    )
     assert vector.action_space.shape == (1, 2)
     cartpole = make_vec("cartpole", params={"gravity": 9.8}).single_observation_space
     assert cartpole.shape == (4,) and cartpole.dtype == np.float32
@@ -129,7 +133,9 @@ def test_with_other_parameters_only_bytes_are_bounded():
         assert vector.observation_space.contains(observations)
         leant = max(leant, abs(observations[:, 2]).max())
     assert leant > 24 * np.pi / 180
-    assert make_vec("snake", params={"food": 2.0}).single_observation_space == make_vec("snake").single_observation_space
+    assert (
+        make_vec("snake", params={"food": 2.0}).single_observation_space == make_vec("snake").single_observation_space
+    )
 
 
 def test_same_trajectory_as_the_world():
@@ -184,7 +190,13 @@ def test_infos_have_gymnasiums_keys_shapes_and_types():
             observations, rewards, terminated, truncated, info = vector.step(actions)
             infos[-1].append(info)
         shapes = [(array.shape, array.dtype) for array in (first, observations, rewards, terminated, truncated)]
-        assert shapes == [((2, 4), np.float32), ((2, 4), np.float32), ((2,), np.float64), ((2,), np.bool_), ((2,), np.bool_)]
+        assert shapes == [
+            ((2, 4), np.float32),
+            ((2, 4), np.float32),
+            ((2,), np.float64),
+            ((2,), np.bool_),
+            ((2,), np.bool_),
+        ]
     ended = [[info for info in run if info] for run in infos]
     assert all(0 < len(run) < 30 for run in ended)
     assert len({str(shape_of(info)) for run in ended for info in run}) == 1, [shape_of(run[0]) for run in ended]
@@ -258,7 +270,9 @@ def test_arrays_are_copies():
     results = [vector.step(actions)[:4] for actions in pushes(8, 2)]
     kept = [[array.copy() for array in result] for result in results]
     vector.step(np.array([0, 1]))
-    assert all(np.array_equal(a, b) for one, other in zip(results, kept, strict=True) for a, b in zip(one, other, strict=True))
+    assert all(
+        np.array_equal(a, b) for one, other in zip(results, kept, strict=True) for a, b in zip(one, other, strict=True)
+    )
     assert all(result[0].flags.c_contiguous and result[0].flags.writeable for result in results)
 
 
@@ -273,7 +287,9 @@ def test_masks_are_those_of_the_boards_shown():
         assert info["action_mask"].dtype == np.int8 and np.array_equal(info["action_mask"], 1 - observations)
         assert info["_action_mask"].all() and other["_action_mask"].all()
         assert np.array_equal(other["action_mask"].numpy(), info["action_mask"])
-        assert np.array_equal(arrays.action_masks(), observations == 0) and np.array_equal(tensors.action_masks().numpy(), observations == 0)
+        assert np.array_equal(arrays.action_masks(), observations == 0) and np.array_equal(
+            tensors.action_masks().numpy(), observations == 0
+        )
         space = arrays.single_action_space
         actions = np.array([space.sample(mask) for mask in info["action_mask"]])
         if t < 3:
@@ -307,7 +323,9 @@ def test_pictures_are_observations():
         same, *_ = tensors.step(torch.full((3,), t % 6))
         for i in np.flatnonzero(terminated | truncated):
             ends += 1
-            assert info["final_obs"][i].shape == (16, 16, 3) and (info["final_obs"][i][15, :, 0] == 255).sum() > 6  # more than the two squares of a beginning
+            assert (
+                info["final_obs"][i].shape == (16, 16, 3) and (info["final_obs"][i][15, :, 0] == 255).sum() > 6
+            )  # more than the two squares of a beginning
     assert ends >= 6
     with pytest.raises(UsageError, match="draws no picture"):
         make_vec(dataclasses.replace(FILL, pixel_shader=None), pixels=16)
@@ -325,8 +343,17 @@ def test_tensors_are_the_worlds_own_memory():
     assert rewards.data_ptr() == slot.reward.data_ptr()
     assert terminated.data_ptr() == slot.terminated.data_ptr()
     assert truncated.data_ptr() == slot.truncated.data_ptr()
-    assert [tuple(tensor.shape) for tensor in (observations, rewards, terminated, truncated)] == [(5, 4), (5,), (5,), (5,)]
-    assert [tensor.dtype for tensor in (observations, rewards, terminated)] == [torch.float32, torch.float32, torch.bool]
+    assert [tuple(tensor.shape) for tensor in (observations, rewards, terminated, truncated)] == [
+        (5, 4),
+        (5,),
+        (5,),
+        (5,),
+    ]
+    assert [tensor.dtype for tensor in (observations, rewards, terminated)] == [
+        torch.float32,
+        torch.float32,
+        torch.bool,
+    ]
     # The observation before a step outlives the step, and no more than that is promised.
     assert torch.equal(first, before)
     vector.step(torch.ones(5, dtype=torch.int64))
@@ -453,10 +480,10 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch
 
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env", None)
-    with pytest.raises(MachineError, match="pip install \"stable-baselines3"):
+    with pytest.raises(MachineError, match='pip install "stable-baselines3'):
         load(sb3_adapter).SB3VecEnv("cartpole")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(MachineError, match="pip install \"gymnasium"):
+    with pytest.raises(MachineError, match='pip install "gymnasium'):
         load(gym)
 
 

@@ -1,4 +1,6 @@
-"""The three autoreset modes, and resets of single lanes, number for number beside Gymnasium's own vector environment; and the wrappers that ask for a mode."""
+"""The three autoreset modes, and resets of single lanes, number for number beside Gymnasium's own vector environment;
+and the wrappers that ask for a mode.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ LANES, STEPS = 6, 16
 
 
 class Count(gymnasium.Env):
-    """What toys.COUNT is, in plain Python: the observation counts the steps; lane k > 0 terminates at k, lane 0 never; the reward is the count."""
+    """What toys.COUNT is, in plain Python: the observation counts the steps; lane k > 0 terminates at k, lane 0 never;
+    the reward is the count.
+    """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -59,7 +63,10 @@ def masked_alike(ours, their):
     for key in (key for key in ours if not key.startswith("_")):
         assert plain(ours[f"_{key}"]) == plain(their[f"_{key}"]), key
         if isinstance(ours[key], dict):
-            masked_alike({k: v for k, v in ours[key].items() if k not in ("t", "_t")}, {k: v for k, v in their[key].items() if k not in ("t", "_t")})
+            masked_alike(
+                {k: v for k, v in ours[key].items() if k not in ("t", "_t")},
+                {k: v for k, v in their[key].items() if k not in ("t", "_t")},
+            )
         else:
             assert [plain(row) for row, held in zip(ours[key], ours[f"_{key}"], strict=True) if held] == [
                 plain(row) for row, held in zip(their[key], their[f"_{key}"], strict=True) if held
@@ -77,7 +84,8 @@ def test_every_number_is_gymnasiums(mode):
         outcomes = [vector.step(actions) for vector in (ours, their)]
         for one, other in zip(outcomes[0][:4], outcomes[1][:4], strict=True):
             assert one.dtype == other.dtype and np.array_equal(one, other), (t, one, other)
-        told = outcomes[0][4] if mode == "same_step" else outcomes[0][4].get("final_info", {})  # where Gymnasium says it in the info itself
+        # where Gymnasium says it in the info itself
+        told = outcomes[0][4] if mode == "same_step" else outcomes[0][4].get("final_info", {})
         masked_alike(told, outcomes[1][4])
         ended = outcomes[0][2] | outcomes[0][3]
         ended_lanes += ended.sum()
@@ -106,7 +114,10 @@ def test_tensors_hold_the_same_numbers_as_arrays(mode):
             assert np.array_equal(one[4]["final_info"]["episode"]["r"], other[4]["final_info"]["episode"]["r"])
             assert np.array_equal(one[4]["final_info"]["tally"]["illegal"], other[4]["final_info"]["tally"]["illegal"])
         if ended.any() and mode == "disabled":
-            assert np.array_equal(arrays.reset(options={"reset_mask": ended})[0], tensors.reset(options={"reset_mask": torch.from_numpy(ended)})[0])
+            assert np.array_equal(
+                arrays.reset(options={"reset_mask": ended})[0],
+                tensors.reset(options={"reset_mask": torch.from_numpy(ended)})[0],
+            )
 
 
 def test_a_lane_that_waits_for_its_reset_keeps_its_first_mask_and_loses_no_step():
@@ -144,7 +155,9 @@ def test_gymnasiums_wrappers_take_it(name):
 
 
 def test_what_is_asked_wrongly_is_said():
-    with pytest.raises(UsageError, match=r"autoreset_mode is 'later': it must be one of 'next_step', 'same_step', 'disabled'"):
+    with pytest.raises(
+        UsageError, match=r"autoreset_mode is 'later': it must be one of 'next_step', 'same_step', 'disabled'"
+    ):
         make_vec("cartpole", autoreset_mode="later")
     vector = make_vec(COUNT, 3, autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(UsageError, match="before the first reset"):

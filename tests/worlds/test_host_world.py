@@ -53,7 +53,9 @@ def played(world, steps):
     return seen
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1", "LunarLander-v3"])
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1", "LunarLander-v3"]
+)
 def test_transitions_are_those_of_gymnasium_by_hand(name):
     if name == "LunarLander-v3":
         pytest.importorskip("Box2D")
@@ -72,9 +74,15 @@ def test_transitions_are_those_of_gymnasium_by_hand(name):
         check(hand.reset(seed=int(seed))[0], seen[0]["observation"][:, lane])
         for step in seen[1:]:
             chosen = step["action"][:, lane].numpy()
-            value, reward, terminated, truncated, _ = hand.step(chosen if hasattr(world.spec.action, "low") else int(chosen[0]))
+            value, reward, terminated, truncated, _ = hand.step(
+                chosen if hasattr(world.spec.action, "low") else int(chosen[0])
+            )
             outcome = (np.float32(reward), terminated, truncated)
-            assert (step["reward"][lane].item(), bool(step["terminated"][lane]), bool(step["truncated"][lane])) == outcome
+            assert (
+                step["reward"][lane].item(),
+                bool(step["terminated"][lane]),
+                bool(step["truncated"][lane]),
+            ) == outcome
             if terminated or truncated:
                 check(value, step["final_observation"][:, lane])
                 value = hand.reset()[0]
@@ -97,7 +105,9 @@ def test_processes_have_as_many_lanes_as_each_other(lanes, buffers, processes):
     shares = shared_out(parts, processes)
     counts = [sum(map(len, share)) for share in shares]
     assert max(counts) - min(counts) <= 1
-    assert [sorted(lane for share in shares for lane in share[k]) for k in range(buffers)] == [list(part) for part in parts]
+    assert [sorted(lane for share in shares for lane in share[k]) for k in range(buffers)] == [
+        list(part) for part in parts
+    ]
 
 
 def test_actions_beyond_their_bounds_are_clipped_in_place():
@@ -117,7 +127,9 @@ def test_frames_are_skipped_and_stacked_and_rewards_clipped():
     world = HostWorld(env_of(toy, frame_skip=3, frame_stack=2, reward_clip=1.0), 2, seed=SEED)
     seen = played(world, 4)
     assert [step["observation"][:, 0].tolist() for step in seen] == [[0, 0], [0, 3], [3, 6], [6, 9], [0, 0]]
-    assert [step["reward"][0].item() for step in seen[1:]] == [1.0] * 4 and seen[4]["final_observation"][:, 0].tolist() == [9, 10]
+    assert [step["reward"][0].item() for step in seen[1:]] == [1.0] * 4 and seen[4]["final_observation"][
+        :, 0
+    ].tolist() == [9, 10]
     assert world.episode_sums(world.slot()).tolist() == [2, 8, 20]  # two lanes: of length 4, the whole return 10
 
 
@@ -130,7 +142,10 @@ def test_pictures_are_made_grey_and_small():
     assert picture[0, :4].unique().tolist() == [round(0.299 * 200)] and picture[0, 4:].unique().tolist() == [0]
 
 
-@pytest.mark.parametrize("changes", [{"grayscale": True, "resize": 9}, {"resize": 20, "frame_stack": 3}, {"grayscale": True, "frame_stack": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"grayscale": True, "resize": 9}, {"resize": 20, "frame_stack": 3}, {"grayscale": True, "frame_stack": 2}],
+)
 def test_pictures_are_made_grey_and_small_where_one_likes(changes):
     """In the processes, or on the learner's device: the same bytes, final observations among them."""
     env = env_of(f"{MINE}:noisy", **changes)
@@ -142,28 +157,39 @@ def test_pictures_are_made_grey_and_small_where_one_likes(changes):
 def test_a_pixel_is_the_mean_of_what_it_covers():
     picture = np.random.default_rng(1).integers(0, 256, (7, 11, 3), dtype=np.uint8)
     whole = picture.repeat(3, axis=0).repeat(5, axis=1).astype(np.float64)  # 21 x 55: parts of 7 and 11
-    assert np.array_equal(resized(picture, 3, 5), np.rint(whole.reshape(3, 7, 5, 11, 3).mean(axis=(1, 3))).astype(np.uint8))
+    assert np.array_equal(
+        resized(picture, 3, 5), np.rint(whole.reshape(3, 7, 5, 11, 3).mean(axis=(1, 3))).astype(np.uint8)
+    )
     assert np.array_equal(resized(picture, 14, 22), picture.repeat(2, axis=0).repeat(2, axis=1))
 
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_environment_that_raises_is_named_with_its_lane_and_action(processes):
     world = HostWorld(env_of(f"{MINE}:raising", processes=processes), 2, seed=SEED)
-    with pytest.raises(EnvironmentFailedError, match=r"toys.py:raising: `step` of lane [01], after action \[[01]\] raised ValueError: at step 3") as caught:
+    with pytest.raises(
+        EnvironmentFailedError,
+        match=r"toys.py:raising: `step` of lane [01], after action \[[01]\] raised ValueError: at step 3",
+    ) as caught:
         played(world, 9)
     assert "raise ValueError" in caught.value.detail and "outside_toys.py" in caught.value.detail
     world.close()
 
 
 def test_one_that_hangs_or_dies_is_said_within_the_time():
-    with pytest.raises(EnvironmentFailedError, match=r"`step` of lane 0 \(last action \[[01]\]\) did not return within 0.5 s: env.timeout_s"):
+    with pytest.raises(
+        EnvironmentFailedError,
+        match=r"`step` of lane 0 \(last action \[[01]\]\) did not return within 0.5 s: env.timeout_s",
+    ):
         played(HostWorld(env_of(f"{MINE}:hanging", processes=1, timeout_s=0.5), 1, seed=SEED), 9)
     with pytest.raises(EnvironmentFailedError, match=r"the process of lane 0 .* ended by SIGKILL in `step`"):
         played(HostWorld(env_of(f"{MINE}:dying", processes=1), 1, seed=SEED), 9)
 
 
 def test_a_number_that_is_not_finite_is_named():
-    with pytest.raises(EnvironmentFailedError, match=r"number 1 of the observation|observation\[1\] of the observation of lane 0 is nan after action"):
+    with pytest.raises(
+        EnvironmentFailedError,
+        match=r"number 1 of the observation|observation\[1\] of the observation of lane 0 is nan after action",
+    ):
         played(HostWorld(env_of(f"{MINE}:not_finite"), 1, seed=SEED), 9)
 
 

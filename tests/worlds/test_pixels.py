@@ -1,4 +1,6 @@
-"""Pictures: every pixel is what the plain Python of `pixel_shader` says of its centre, at any size, with cells, and whatever a colour may be."""
+"""Pictures: every pixel is what the plain Python of `pixel_shader` says of its centre, at any size, with cells, and
+whatever a colour may be.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
 
 
 def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
-    """One lane's picture by the Python of `pixel_shader` itself, a pixel at a time: (height, width, 3) bytes. `shift` moves every point down and right."""
+    """One lane's picture by the Python of `pixel_shader` itself, a pixel at a time: (height, width, 3) bytes. `shift`
+    moves every point down and right.
+    """
     shade, p, s = world.spec.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
     cells = () if world.spec.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
     found = np.zeros((height, width, 3), np.uint8)
@@ -35,14 +39,19 @@ def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float =
         for column in range(width):
             x, y = (column + 0.5) / width + shift, (row + 0.5) / height + shift
             # To the nearest byte, in float32: 0.9 * 255 lies half way.
-            found[row, column] = [int(float32(part) * float32(255.0) + float32(0.5)) for part in shade(s, *cells, p, float32(x), float32(y))]
+            found[row, column] = [
+                int(float32(part) * float32(255.0) + float32(0.5))
+                for part in shade(s, *cells, p, float32(x), float32(y))
+            ]
     return found
 
 
 SMALL = {"cartpole", "mountaincar", "repeat_previous"}  # shapes, a curve, a sign and a bar
 
 
-@pytest.mark.parametrize("name", by_name([name for name in names() if find(name).pixel_shader is not None], plain=SMALL))
+@pytest.mark.parametrize(
+    "name", by_name([name for name in names() if find(name).pixel_shader is not None], plain=SMALL)
+)
 def test_every_pixel_is_what_shade_says_of_its_centre(name):
     env, height, width = find(name), 24, 36
     world = DeviceWorld(env, 3, seed=7)
@@ -55,7 +64,8 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
     world.advance(steps)
     pixels = painted(world, height, width)
     for lane in range(3):
-        # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair away.
+        # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair
+        # away.
         allowed = [plain(world, lane, height, width, shift) for shift in (0.0, 1e-5, -1e-5)]
         right = np.any([np.all(pixels[lane] == one, axis=2) for one in allowed], axis=0)
         assert right.all(), f"lane {lane}: {(~right).sum()} pixels are wrong"
@@ -66,7 +76,10 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
 
 def test_the_five_environments_of_classic_control_have_pictures():
     drawn = {name for name in names() if find(name).pixel_shader is not None}
-    assert drawn >= {f"{first}{second}" for first, second in (("acro", "bot"), ("cart", "pole"), ("mountain", "car"), ("pend", "ulum"))}
+    assert drawn >= {
+        f"{first}{second}"
+        for first, second in (("acro", "bot"), ("cart", "pole"), ("mountain", "car"), ("pend", "ulum"))
+    }
     assert "mountaincar_continuous" in drawn
 
 
@@ -89,7 +102,19 @@ def test_x_goes_right_y_goes_down_and_lanes_follow_each_other():
 
 
 @pytest.mark.parametrize(
-    ("value", "byte"), [(0.0, 0), (0.5, 128), (1.0, 255), (0.0019, 0), (0.002, 1), (-3.0, 0), (7.0, 255), (math.inf, 255), (-math.inf, 0), (math.nan, 0)]
+    ("value", "byte"),
+    [
+        (0.0, 0),
+        (0.5, 128),
+        (1.0, 255),
+        (0.0019, 0),
+        (0.002, 1),
+        (-3.0, 0),
+        (7.0, 255),
+        (math.inf, 255),
+        (-math.inf, 0),
+        (math.nan, 0),
+    ],
 )
 def test_a_colour_becomes_a_byte(value, byte):
     world = DeviceWorld(PLACE, 1, seed=1)
@@ -120,9 +145,17 @@ def _board_shade(s, cells, p, x, y):
 
 
 BOARD = Env(
-    NoParams, 0, Box(1), Discrete(2), None, int_state=IntState(6, "uint8"),
-    reset=_board_reset, step=_board_step, observe=_board_observe, pixel_shader=_board_shade,
-)  # fmt: skip
+    NoParams,
+    0,
+    Box(1),
+    Discrete(2),
+    None,
+    int_state=IntState(6, "uint8"),
+    reset=_board_reset,
+    step=_board_step,
+    observe=_board_observe,
+    pixel_shader=_board_shade,
+)
 
 
 def test_cells_are_seen():

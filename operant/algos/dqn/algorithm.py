@@ -21,7 +21,19 @@ from operant.algos.dqn.stats import Stats, Terms
 from operant.compute.graphs import Graphed
 from operant.data import Cycle
 from operant.envs import Env
-from operant.nn import SOLO, Adam, Exchange, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, scalar, step_bytes
+from operant.nn import (
+    SOLO,
+    Adam,
+    Exchange,
+    NetConfig,
+    QPolicy,
+    decayed,
+    ladder,
+    network_flops,
+    observation_bytes,
+    scalar,
+    step_bytes,
+)
 from operant.worlds import World
 
 
@@ -37,7 +49,15 @@ class DQN:
     """What a profile calls the time of which part."""
 
     def __init__(
-        self, world: World, config: DQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+        self,
+        world: World,
+        config: DQNConfig,
+        net: NetConfig,
+        *,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
     ) -> None:
         """`world` holds this rank's part of the lanes, where an exchange joins several."""
         N, device = world.count, world.device
@@ -50,7 +70,12 @@ class DQN:
         self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target.normalizer = self.policy.normalizer
-        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, scalar(config.learning_rate, device), config.adam_epsilon)
+        self.optimizer = Adam(
+            self.policy.flat.values.data,
+            self.policy.flat.gradient,
+            scalar(config.learning_rate, device),
+            config.adam_epsilon,
+        )
 
         # Rollout and replay, and each lane's epsilon.
         self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=self.policy.noise_rows, exchange=exchange)
@@ -62,7 +87,9 @@ class DQN:
 
         self.metrics, self.stats = metrics.specs(), torch.zeros(len(Stats._fields), device=device)
         totals = torch.zeros(len(Terms._fields), device=device)
-        parts = backends.Parts(own, self.cycle, self.policy, self.target, self.optimizer, self._epsilon, totals, self.stats)
+        parts = backends.Parts(
+            own, self.cycle, self.policy, self.target, self.optimizer, self._epsilon, totals, self.stats
+        )
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
         self.bits_by_ranks = "each rank adds up its own part of a batch"
@@ -70,7 +97,9 @@ class DQN:
         self.phases = (Phase("train", self.train),)
 
     @classmethod
-    def make_actor(cls, spec: Env, config: DQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> QPolicy:
+    def make_actor(
+        cls, spec: Env, config: DQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
+    ) -> QPolicy:
         """The policy alone, without what training needs."""
         return QPolicy(
             spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision,
@@ -99,7 +128,9 @@ class DQN:
         self.cycle.run(self.backend)
         self.backend.finish()
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards, self.exchange)
+            self.policy.normalizer.update(
+                self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards, self.exchange
+            )
 
     def _explore(self) -> None:
         """Each lane's epsilon in this iteration: 1 until enough steps are taken to learn from."""
@@ -116,6 +147,10 @@ class DQN:
         named = policy_state(self.policy)
         if tier == "policy":
             return named
-        groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": {"target": self.target.flat.values.data}}
+        groups = {
+            "world": self.world.state(),
+            "adam": self.optimizer.tensors(),
+            "algo": {"target": self.target.flat.values.data},
+        }
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return named | self.cycle.state(replay=tier == "all")

@@ -121,7 +121,10 @@ class ManualBackend(TorchBackend):
         self._parameters, self._target_parameters = manual.Parameters(parts.policy), manual.Parameters(parts.target)
         weights = self._parameters.weights
         self._learning = manual.Network(parts.policy, weights, B).with_backward()
-        self._choosing, self._acting = manual.Network(parts.policy, weights, B), manual.Network(parts.policy, weights, N)
+        self._choosing, self._acting = (
+            manual.Network(parts.policy, weights, B),
+            manual.Network(parts.policy, weights, N),
+        )
         self._following = manual.Network(parts.target, self._target_parameters.weights, B)
         self._vector = torch.zeros(weights.numel())
         self._gradient = weights.views(self._vector)

@@ -20,25 +20,50 @@ class DQNConfig(OffPolicyConfig):
     schedulable: ClassVar = ("learning_rate",)
 
     learning_rate: Real = Field(5e-4, gt=0, le=1, description="learning rate of Adam")
-    double: bool = Field(False, description="double Q-learning: the network chooses the next action, the target network evaluates it")
-    duelling: bool = Field(False, description="the head is a state value and advantages, which are added up to Q values")
-    critic: Literal["scalar", "c51"] = Field("scalar", description="scalar: Q itself; c51: a distribution of returns over fixed atoms, whose mean is Q")
+    double: bool = Field(
+        False, description="double Q-learning: the network chooses the next action, the target network evaluates it"
+    )
+    duelling: bool = Field(
+        False, description="the head is a state value and advantages, which are added up to Q values"
+    )
+    critic: Literal["scalar", "c51"] = Field(
+        "scalar", description="scalar: Q itself; c51: a distribution of returns over fixed atoms, whose mean is Q"
+    )
     atoms: Annotated[Count, Field(ge=2, le=1024)] = Field(51, description="c51 only: atoms of the distribution")
     v_min: Real = Field(-10.0, description="c51 only: the least return of the distribution's support")
     v_max: Real = Field(10.0, description="c51 only: the greatest return of the distribution's support")
-    tau: Real = Field(1.0, gt=0, le=1, description="target <- (1 - tau) target + tau network, every target_every updates; 1: a copy")
-    target_every: Count = Field(200, ge=1, lt=2**31, description="updates of the network per update of the target network; 1 and a small tau: Polyak averaging")
+    tau: Real = Field(
+        1.0, gt=0, le=1, description="target <- (1 - tau) target + tau network, every target_every updates; 1: a copy"
+    )
+    target_every: Count = Field(
+        200,
+        ge=1,
+        lt=2**31,
+        description="updates of the network per update of the target network; 1 and a small tau: Polyak averaging",
+    )
     exploration: Literal["schedule", "ladder"] = Field(
-        "schedule", description="schedule: epsilon goes down for all lanes alike; ladder: each lane has an epsilon of its own, which stays"
+        "schedule",
+        description="schedule: epsilon goes down for all lanes alike; ladder: each lane has an epsilon of its own, which stays",
     )
     epsilon_start: Real = Field(1.0, ge=0, le=1, description="schedule: probability of a random action at the start")
-    epsilon_end: Real = Field(0.05, ge=0, le=1, description="schedule: probability of a random action once epsilon_steps are done")
-    epsilon_steps: Count | None = Field(
-        None, ge=1, description="schedule: environment steps over which epsilon goes from start to end; not set: a tenth of run.steps"
+    epsilon_end: Real = Field(
+        0.05, ge=0, le=1, description="schedule: probability of a random action once epsilon_steps are done"
     )
-    ladder_base: Real = Field(0.4, gt=0, lt=1, description="ladder: epsilon of the first lane; that of lane i of N is base^(1 + exponent i / (N - 1))")
+    epsilon_steps: Count | None = Field(
+        None,
+        ge=1,
+        description="schedule: environment steps over which epsilon goes from start to end; not set: a tenth of run.steps",
+    )
+    ladder_base: Real = Field(
+        0.4,
+        gt=0,
+        lt=1,
+        description="ladder: epsilon of the first lane; that of lane i of N is base^(1 + exponent i / (N - 1))",
+    )
     ladder_exponent: Real = Field(7.0, ge=0, description="ladder: see ladder_base")
-    max_gradient_norm: Real = Field(10.0, ge=0, description="the gradient is clipped to this global norm; 0: not clipped")
+    max_gradient_norm: Real = Field(
+        10.0, ge=0, description="the gradient is clipped to this global norm; 0: not clipped"
+    )
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -51,7 +76,9 @@ class DQNConfig(OffPolicyConfig):
         "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
     )
 
-    fixed_on_resume: ClassVar[Mapping[str, str]] = dict.fromkeys(("v_min", "v_max"), "its checkpoints hold probabilities of the returns in between")
+    fixed_on_resume: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("v_min", "v_max"), "its checkpoints hold probabilities of the returns in between"
+    )
 
     def completed(self, steps: int) -> Self:
         """With the ends of its schedules, where they follow from the run's steps."""
@@ -61,5 +88,10 @@ class DQNConfig(OffPolicyConfig):
         """Values that do not fit together, as (key, message)."""
         found = super().problems(lanes)
         if self.critic == "c51" and self.v_min >= self.v_max:
-            found.append(("v_min", f"it should be less than algo.v_max ({self.v_max:g}), the other end of the support (got {self.v_min:g})"))
+            found.append(
+                (
+                    "v_min",
+                    f"it should be less than algo.v_max ({self.v_max:g}), the other end of the support (got {self.v_min:g})",
+                )
+            )
         return found

@@ -7,7 +7,9 @@ from typing import Final
 from operant.algos.base import MetricSpec, Threshold, replay_metrics
 
 _NOT_FINITE: Final = "lower algo.learning_rate or algo.max_gradient_norm"
-_DIVERGES: Final = "Q values run away: lower algo.learning_rate, raise algo.target_every (or lower algo.tau), or set algo.double=true"
+_DIVERGES: Final = (
+    "Q values run away: lower algo.learning_rate, raise algo.target_every (or lower algo.tau), or set algo.double=true"
+)
 
 
 def specs() -> tuple[MetricSpec, ...]:

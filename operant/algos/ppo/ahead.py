@@ -1,7 +1,8 @@
-"""What collects beside an update: a copy of the policy, which acts one iteration behind, and what learning takes over of its rollout. Knows no stream, no loss.
+"""What collects beside an update: a copy of the policy, which acts one iteration behind, and what learning takes over
+of its rollout. Knows no stream, no loss.
 
-A checkpoint does not hold the rollout that is still to be learned from, but what it was collected from: the lanes as they were before it, and the copy. A
-resumed run collects it again.
+A checkpoint does not hold the rollout that is still to be learned from, but what it was collected from: the lanes as
+they were before it, and the copy. A resumed run collects it again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class Ahead:
     """The copy, and buffers for what is learned from, which the next collection leaves alone."""
 
     def __init__(self, collector: Collector, collected: Experience, copy: Policy, policy: Policy) -> None:
-        """`copy` begins as `policy` does and acts into `collector` and `collected`; learning has `learned` and `experience`."""
+        """`copy` begins as `policy` does and acts into `collector` and `collected`; learning has `learned` and
+        `experience`.
+        """
         self.policy, self.learned = copy, collector.behind()
         self.experience = Experience(policy, self.learned)
         self.collected = False
@@ -28,10 +31,15 @@ class Ahead:
         self._collector = collector
         here, there = collector.rollout, self.learned.rollout
         self._handed = [(old, new) for old, new in zip(there, here, strict=True) if old is not new]
-        self._handed += [(getattr(self.experience, name), getattr(collected, name)) for name in ("raw", "log_probability", "value", "final_value")]
+        self._handed += [
+            (getattr(self.experience, name), getattr(collected, name))
+            for name in ("raw", "log_probability", "value", "final_value")
+        ]
         self._acting = {"parameters": (copy.flat.values.data, policy.flat.values.data)}
         if copy.normalizer is not None and policy.normalizer is not None:
-            self._acting |= {name: (getattr(copy.normalizer, name), getattr(policy.normalizer, name)) for name in ("mean", "inv_std")}
+            self._acting |= {
+                name: (getattr(copy.normalizer, name), getattr(policy.normalizer, name)) for name in ("mean", "inv_std")
+            }
         self._changing = dict(getattr(collector.world, "changing", {}))
         self._begun = {name: tensor.clone() for name, tensor in collector.world.state().items()}
         self._begun_with = {name: scalar.clone() for name, scalar in self._changing.items()}
@@ -56,7 +64,9 @@ class Ahead:
         _copy_all((old, self._changing[name]) for name, old in self._begun_with.items())
 
     def exchange_changing(self) -> None:
-        """Give the environment's parameters that change the values that were set aside, and set aside those they had."""
+        """Give the environment's parameters that change the values that were set aside, and set aside those
+        they had.
+        """
         for name, scalar in self._changing.items():
             now = scalar.clone()
             scalar.copy_(self._begun_with[name])
@@ -70,7 +80,9 @@ class Ahead:
 
     @property
     def world(self) -> dict[str, Tensor]:
-        """The lanes as they were before what is not learned from yet: where that is to be collected still, as they are."""
+        """The lanes as they were before what is not learned from yet: where that is to be collected still, as
+        they are.
+        """
         return self._begun if self.collected else self._collector.world.state()
 
 

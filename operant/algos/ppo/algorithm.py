@@ -22,9 +22,30 @@ from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
-from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout, segments_layout
+from operant.data import (
+    Accrual,
+    Collector,
+    Discount,
+    Minibatches,
+    Trace,
+    accrual_body,
+    advantage_body,
+    layout,
+    segments_layout,
+)
 from operant.envs import Env
-from operant.nn import SOLO, Adam, Exchange, Muon, NetConfig, Policy, RunningNormalizer, on_policy_work, scalar, statistics
+from operant.nn import (
+    SOLO,
+    Adam,
+    Exchange,
+    Muon,
+    NetConfig,
+    Policy,
+    RunningNormalizer,
+    on_policy_work,
+    scalar,
+    statistics,
+)
 from operant.worlds import World
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -46,7 +67,15 @@ class PPO:
     """What a profile calls the time of which part."""
 
     def __init__(
-        self, world: World, config: PPOConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+        self,
+        world: World,
+        config: PPOConfig,
+        net: NetConfig,
+        *,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
     ) -> None:
         """`world` holds this rank's part of the lanes, where an exchange joins several."""
         T, N, W, device = config.horizon, world.count, exchange.ranks, world.device
@@ -59,14 +88,22 @@ class PPO:
         # The rollout, what acting adds to it, and the order in which it is learned from. Where the next is collected beside an update, learning has its own.
         self.collector = Collector(world, T, self.policy.distribution.noise_rows, eager=eager)
         self.rollout, found, learned = self.collector.rollout, Experience(self.policy, self.collector), self.collector
-        self._ahead = Ahead(self.collector, found, _policy(world.spec, config, net, device, seed), self.policy) if config.overlap else None
+        self._ahead = (
+            Ahead(self.collector, found, _policy(world.spec, config, net, device, seed), self.policy)
+            if config.overlap
+            else None
+        )
         acted = found
         if self._ahead is not None:
             learned, found = self._ahead.learned, self._ahead.experience
         self._learned, self.experience = learned.rollout, found
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         recurrent, chunks = self.policy.recurrent, config.chunks
-        cut = segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks) if recurrent else layout(T, N * W, config.minibatches, chunks)
+        cut = (
+            segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks)
+            if recurrent
+            else layout(T, N * W, config.minibatches, chunks)
+        )
         epochs = -(-config.updates // config.minibatches)  # the last may be left early
         self.minibatches = Minibatches(cut.share(W), epochs, seed, self._iteration, exchange.rank)
 
@@ -76,16 +113,37 @@ class PPO:
         self._estimate, self._accrue = kernel(advantage_body, device), kernel(accrual_body, device)
         self._discount = Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self._learned
-        self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
-        self._accrual = bind(Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
+        self._trace = bind(
+            Trace(
+                found.reward,
+                found.value,
+                found.final_value,
+                rollout.terminated,
+                rollout.truncated,
+                found.advantage,
+                found.returns,
+            )
+        )
+        self._accrual = bind(
+            Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued)
+        )
 
         # The optimizer: one vector, a learning rate that a captured graph can see change, and no step at all where `skip` is one.
         learning_rate, skip = scalar(config.learning_rate, device), torch.zeros((), device=device)
         flat = self.policy.flat
         vectors = (flat.values.data, flat.gradient, learning_rate, config.adam_epsilon)
-        self.optimizer = Muon(*vectors, flat.matrices(2 - net.shared, net.memory_size or net.hidden[-1])) if config.optimizer == "muon" else Adam(*vectors)
-        anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
-        self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
+        self.optimizer = (
+            Muon(*vectors, flat.matrices(2 - net.shared, net.memory_size or net.hidden[-1]))
+            if config.optimizer == "muon"
+            else Adam(*vectors)
+        )
+        anneal_iterations = (
+            max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
+        )
+        self.metrics, self.stats = (
+            metrics.specs(getattr(self.policy.distribution, "sizes", ())),
+            torch.zeros(len(Stats._fields), device=device),
+        )
         parts = backends.Parts(
             config, self.policy, learned, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
             exchange,
@@ -94,7 +152,9 @@ class PPO:
         self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
         self.acting = self.backend
         if self._ahead is not None:
-            self.acting = self.backend.beside(replace(parts, policy=self._ahead.policy, collector=self.collector, experience=acted))
+            self.acting = self.backend.beside(
+                replace(parts, policy=self._ahead.policy, collector=self.collector, experience=acted)
+            )
 
         # On a GPU an iteration is two graphs, or where its halves run side by side, one; of lanes on the host only learning can be captured.
         whole = self._ahead is not None and world.capturable
@@ -117,8 +177,15 @@ class PPO:
     def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first, and whole minibatches take the most."""
         samples = config.horizon * lanes
-        flops, moved = on_policy_work(_policy(spec, config, net, torch.device("cpu")), samples, lanes, config.updates / config.minibatches)
-        return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1, "replay_ratio": None}))
+        flops, moved = on_policy_work(
+            _policy(spec, config, net, torch.device("cpu")), samples, lanes, config.updates / config.minibatches
+        )
+        return Estimate(
+            samples,
+            flops,
+            moved,
+            config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1, "replay_ratio": None}),
+        )
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""
@@ -213,7 +280,11 @@ class PPO:
         if tier == "policy":
             return named
         world = self.world.state() if self._ahead is None else self._ahead.world
-        groups = {"world": world, "adam": self.optimizer.tensors(), "algo": self.collector.tensors() | self.backend.tensors()}
+        groups = {
+            "world": world,
+            "adam": self.optimizer.tensors(),
+            "algo": self.collector.tensors() | self.backend.tensors(),
+        }
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         named |= self._ahead.state() if self._ahead is not None else {}
@@ -222,7 +293,9 @@ class PPO:
 
 def _policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:
     """The policy as it learns."""
-    return Policy(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+    return Policy(
+        spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision
+    )
 
 
 def _acting(policy: Policy, config: PPOConfig) -> Policy:

@@ -1,7 +1,8 @@
-"""How PPO acts and learns: by torch and autograd, by a manual backward pass on the CPU, or by fused kernels on a GPU. One of them is chosen when a run begins.
+"""How PPO acts and learns: by torch and autograd, by a manual backward pass on the CPU, or by fused kernels on a GPU.
+One of them is chosen when a run begins.
 
-All three work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the specification. Knows no rollout's
-collection and no advantage.
+All three work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the
+specification. Knows no rollout's collection and no advantage.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Backend(Protocol):
 
     @property
     def acts_on_some(self) -> bool:
-        """Whether `act` takes some of the lanes, also while it acts on others in another stream; `after` then has nothing to do."""
+        """Whether `act` takes some of the lanes, also while it acts on others in another stream; `after` then has
+        nothing to do.
+        """
 
     def act(self, t: int, lanes: slice | None = None) -> None:
         """Actions, log-probabilities and values of step t, of all lanes or some."""
@@ -90,7 +93,9 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused
+    kernels that cannot be.
+    """
     learner = _fused_learner(parts)
     if learner is not None:
         return FusedBackend(parts, learner)
@@ -119,10 +124,20 @@ def fused_task(parts: Parts) -> Any:
         parts.stats,
     )
     coefficients = fused.Coefficients(
-        config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
-        config.target_kl, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations,
-    )  # fmt: skip
-    return fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks, parts.exchange)
+        config.clip,
+        config.value_clip,
+        config.entropy_coefficient,
+        config.value_coefficient,
+        config.max_gradient_norm,
+        config.normalize_advantages,
+        config.target_kl,
+        config.adam_epsilon,
+        float(config.learning_rate),
+        parts.anneal_iterations,
+    )
+    return fused.task(
+        parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks, parts.exchange
+    )
 
 
 class TorchBackend:
@@ -134,7 +149,8 @@ class TorchBackend:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
         self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
-        # A product's shape decides its last bits. Cut into shards and chunks it is the same on any number of ranks, but whole it is faster.
+        # A product's shape decides its last bits. Cut into shards and chunks it is the same on any number of ranks, but
+        # whole it is faster.
         self._cut = parts.config.chunks is not None or parts.exchange.ranks > 1
         self.bits_by_ranks: str | None = None
         if parts.config.chunks is None:
@@ -166,12 +182,17 @@ class TorchBackend:
         return {}
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called
+        again.
+        """
         if not self._cut:
             return self.policy.forward(observation, legal)
         shards = self.parts.minibatches.layout.shards
         allowed = [None] * shards if legal is None else legal.chunk(shards, dim=-1)
-        parts = [self.policy.forward(seen.contiguous(), may) for seen, may in zip(observation.chunk(shards, dim=-1), allowed, strict=True)]
+        parts = [
+            self.policy.forward(seen.contiguous(), may)
+            for seen, may in zip(observation.chunk(shards, dim=-1), allowed, strict=True)
+        ]
         return torch.cat([parameters for parameters, _ in parts], dim=1), torch.cat([value for _, value in parts])
 
     @property
@@ -181,20 +202,33 @@ class TorchBackend:
 
     def act(self, t: int, lanes: slice | None = None) -> None:
         """Actions, log-probabilities and values of step t, of all lanes or some."""
-        distribution, rollout, experience, here = self.policy.distribution, self.collector.rollout, self.experience, (..., lanes or slice(None))
+        distribution, rollout, experience, here = (
+            self.policy.distribution,
+            self.collector.rollout,
+            self.experience,
+            (..., lanes or slice(None)),
+        )
         legal, raw = self.collector.legal(t), experience.raw[t][here]
-        parameters, experience.value[t][here] = self.forward(rollout.observation[t][here], None if legal is None else legal[here])
+        parameters, experience.value[t][here] = self.forward(
+            rollout.observation[t][here], None if legal is None else legal[here]
+        )
         raw.copy_(distribution.sample(parameters, self.collector.noise[t][here]))
         experience.log_probability[t][here] = distribution.log_probability_and_entropy(parameters, raw)[0]
         rollout.action[t][here] = distribution.to_env(raw)
 
     def bootstrap(self) -> None:
         """V of the observation after the last step, and of the true final observation of every truncated episode."""
-        collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
+        collector, final_value, shards = (
+            self.collector,
+            self.experience.final_value,
+            self.parts.minibatches.layout.shards,
+        )
         captured = self.device.type == "cuda" and collector.world.capturable
         shards = shards if self._cut or not captured else 1
         self.experience.value[-1] = self.forward(collector.rollout.observation[-1])[1]
-        collector.final_values(lambda observation: self.policy.forward(observation)[1], final_value, shards=shards, captured=captured)
+        collector.final_values(
+            lambda observation: self.policy.forward(observation)[1], final_value, shards=shards, captured=captured
+        )
 
     # LEARN
 
@@ -202,7 +236,11 @@ class TorchBackend:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
         parts, config, experience = self.parts, self.config, self.experience
         targets = torch.stack([experience.returns, experience.returns - experience.value[:-1]])
-        variance, residual = statistics(targets, parts.minibatches.layout.shards, parts.exchange, cut=config.chunks is not None).variance[:, 0].float()
+        variance, residual = (
+            statistics(targets, parts.minibatches.layout.shards, parts.exchange, cut=config.chunks is not None)
+            .variance[:, 0]
+            .float()
+        )
         explained = 1.0 - residual / variance.clamp_min(1e-12)
         if parts.anneal_iterations is not None:
             remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations
@@ -220,7 +258,13 @@ class TorchBackend:
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
         *terms, norm = totals
         named = LossTerms(*terms)._asdict()
-        stats = Stats(**named, gradient_norm=norm, explained_variance=explained, learning_rate=parts.learning_rate, not_finite=not_finite.float())
+        stats = Stats(
+            **named,
+            gradient_norm=norm,
+            explained_variance=explained,
+            learning_rate=parts.learning_rate,
+            not_finite=not_finite.float(),
+        )
         parts.stats.copy_(torch.stack(stats))
 
     def batches(self, order: Tensor) -> Iterator[Any]:
@@ -276,7 +320,8 @@ class TorchBackend:
             loss, terms = self.loss(batch)
             flat.backward(loss)
             return terms
-        # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
+        # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so
+        # in the same bits.
         total = torch.zeros(len(LossTerms._fields), device=self.policy.device)
         sizes = [size // count + (k < size % count) for k in range(count)]
         for k, part in enumerate(batch.split(sizes)):
@@ -286,7 +331,6 @@ class TorchBackend:
             total += share * torch.stack(terms)
         return LossTerms(*total)
 
-
     def _summed(self, batch: Any) -> LossTerms:
         """The same in the layout's chunks, whose gradients are added in the fixed tree, the other ranks' among them."""
         layout, flat, exchange = self.parts.minibatches.layout, self.policy.flat, self.parts.exchange
@@ -294,7 +338,8 @@ class TorchBackend:
 
         def rows() -> Iterator[Tensor]:
             for n, part in zip(sizes, batch.split(sizes), strict=True):
-                row = torch.zeros(len(flat.gradient) + len(LossTerms._fields), device=self.policy.device)  # the gradient, then the terms
+                # the gradient, then the terms
+                row = torch.zeros(len(flat.gradient) + len(LossTerms._fields), device=self.policy.device)
                 if n > 0:
                     share = part.samples / layout.all_samples
                     loss, terms = self.loss(part)
@@ -309,16 +354,24 @@ class TorchBackend:
 
 
 class ManualBackend(TorchBackend):
-    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once, on threads that each compute alone."""
+    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once,
+    on threads that each compute alone.
+    """
 
     name = "manual_backward"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         pool = threads.ThreadPool(torch.get_num_threads())
-        log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
+        log.info(
+            "kernels: torch's, and a manual backward pass, on %d thread%s",
+            pool.threads,
+            "" if pool.threads == 1 else "s",
+        )
         layout, self.bits_by_ranks = parts.minibatches.layout, None
-        self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool, parts.exchange)
+        self._gradient = manual_backward.Gradient(
+            parts.policy, parts.config, layout.chunk_sizes(), pool, parts.exchange
+        )
         self._forward, self._pool = chunked.Forward(parts.policy, layout.lane_sizes(), pool), pool
 
     def beside(self, parts: Parts) -> Backend:
@@ -337,7 +390,9 @@ class ManualBackend(TorchBackend):
         self._forward.refresh()
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called
+        again.
+        """
         parameters, value = self._forward(observation)
         return (parameters if legal is None else masked(parameters, legal)), value
 

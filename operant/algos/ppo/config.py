@@ -16,21 +16,32 @@ if TYPE_CHECKING:
 class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
-    schedulable: ClassVar = ("learning_rate", "clip", "value_clip", "entropy_coefficient", "value_coefficient", "target_kl")
+    schedulable: ClassVar = (
+        "learning_rate",
+        "clip",
+        "value_clip",
+        "entropy_coefficient",
+        "value_coefficient",
+        "target_kl",
+    )
     fixed_on_resume: ClassVar = {
-        "optimizer": "its checkpoints hold the moments of that optimizer", "overlap": "its checkpoints hold the policy that collects, or none",
-    }  # fmt: skip
+        "optimizer": "its checkpoints hold the moments of that optimizer",
+        "overlap": "its checkpoints hold the policy that collects, or none",
+    }
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     bptt: Count | None = Field(
         None,
         ge=1,
-        description="policies with a memory only: steps that gradients go back through, and so of the segments that minibatches are made of; "
+        description="policies with a memory only: steps that gradients go back through, and so of the segments that "
+        "minibatches are made of; "
         "a divisor of horizon; not set: horizon",
     )
     carry_state: bool = Field(
-        True, description="policies with a memory only: an iteration goes on from the state in which the last one ended; false: each begins from zeros, "
-        "and evaluation, too, forgets after every horizon steps of an episode"
+        True,
+        description="policies with a memory only: an iteration goes on from the state in which the last one ended; "
+        "false: each begins from zeros, "
+        "and evaluation, too, forgets after every horizon steps of an episode",
     )
     epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
@@ -38,34 +49,58 @@ class PPOConfig(Section):
         None,
         gt=0,
         le=1024,
-        description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need not be a whole number; "
+        description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need "
+        "not be a whole number; "
         "none: epochs",
     )
     overlap: bool = Field(
-        False, description="collect the next iteration while learning from the last one: what is learned from was then collected by the policy of one "
-        "iteration before; takes a second rollout's memory"
+        False,
+        description="collect the next iteration while learning from the last one: what is learned from was then "
+        "collected by the policy of one "
+        "iteration before; takes a second rollout's memory",
     )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
     anneal_steps: Count | None = Field(
-        None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it (a resume to more steps keeps it)"
+        None,
+        ge=1,
+        description="environment step at which the decay ends; not set: run.steps, as the run began with it (a resume "
+        "to more steps keeps it)",
     )
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
-    gae_lambda: Real = Field(0.95, ge=0, le=1, description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns")
+    gae_lambda: Real = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns",
+    )
     clip: Real = Field(0.2, gt=0, description="epsilon: clip range of the probability ratio")
-    value_clip: Real | None = Field(None, gt=0, description="clip range of the value around its old estimate; not set: the value loss is not clipped")
+    value_clip: Real | None = Field(
+        None,
+        gt=0,
+        description="clip range of the value around its old estimate; not set: the value loss is not clipped",
+    )
     entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy bonus in the loss")
     value_coefficient: Real = Field(0.5, ge=0, description="weight of the value loss")
     max_gradient_norm: Real = Field(0.5, gt=0, description="the gradient is clipped to this global norm")
-    normalize_advantages: bool = Field(True, description="to mean 0 and standard deviation 1, over all samples of an iteration")
+    normalize_advantages: bool = Field(
+        True, description="to mean 0 and standard deviation 1, over all samples of an iteration"
+    )
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
-    normalize_rewards: bool = Field(False, description="divide by the running standard deviation of the discounted return, and clip to +-10")
-    target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; none: never")
-    optimizer: Literal["adam", "muon"] = Field("adam", description="muon: Muon for the weights of hidden layers, Adam for all else, at one learning rate")
+    normalize_rewards: bool = Field(
+        False, description="divide by the running standard deviation of the discounted return, and clip to +-10"
+    )
+    target_kl: Real | None = Field(
+        None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; none: never"
+    )
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam", description="muon: Muon for the weights of hidden layers, Adam for all else, at one learning rate"
+    )
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
-        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU always computes in fp32",
+        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU "
+        "always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
@@ -74,20 +109,24 @@ class PPOConfig(Section):
     )
     kernel_config: str = Field(
         "",
-        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; "
+        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, "
+        "measured once and kept by the run; "
         '"first": not measured',
     )
     chunks: Count | None = Field(
         None,
         ge=1,
         le=1024,
-        description="C: parts of a minibatch whose gradients are summed one by one, then in a fixed tree: a power of two, a multiple of the shards of lanes. "
-        "The same C gives the same bits on any number of devices. By default chosen by the sizes of minibatch and network; on a GPU kept in kernel_config",
+        description="C: parts of a minibatch whose gradients are summed one by one, then in a fixed tree: a power of "
+        "two, a multiple of the shards of lanes. "
+        "The same C gives the same bits on any number of devices. By default chosen by the sizes of minibatch and "
+        "network; on a GPU kept in kernel_config",
     )
     microbatch: Count | None = Field(
         None,
         ge=1,
-        description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; the result is equal up to rounding. "
+        description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; "
+        "the result is equal up to rounding. "
         "Fused kernels and the manual backward pass ignore it",
     )
 
@@ -98,10 +137,16 @@ class PPOConfig(Section):
     @property
     def updates(self) -> int:
         """Minibatches, and so optimizer steps, of an iteration."""
-        return self.epochs * self.minibatches if self.replay_ratio is None else max(1, round(self.replay_ratio * self.minibatches))
+        return (
+            self.epochs * self.minibatches
+            if self.replay_ratio is None
+            else max(1, round(self.replay_ratio * self.minibatches))
+        )
 
     def shards(self, lanes: int, *, memory: bool = False) -> int:
-        """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a run."""
+        """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a
+        run.
+        """
         if memory:
             return minibatches.segments_layout(self.horizon, lanes, self.minibatches, self.bptt or self.horizon).shards
         return minibatches.layout(self.horizon, lanes, self.minibatches).shards
@@ -109,9 +154,17 @@ class PPOConfig(Section):
     def problems(self, lanes: int, *, memory: bool = False) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message); `memory`: of a policy that has one."""
         if self.horizon * lanes < 2:
-            return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+            return [
+                (
+                    "horizon",
+                    "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise "
+                    "algo.horizon or env.lanes)",
+                )
+            ]
         if memory and self.overlap:
-            return [("overlap", "a policy with a memory (net.memory) collects and learns in turns: leave algo.overlap out")]
+            return [
+                ("overlap", "a policy with a memory (net.memory) collects and learns in turns: leave algo.overlap out")
+            ]
         if memory:
             return minibatches.segment_problems(self.horizon, lanes, self.minibatches, self.bptt, self.chunks)
         return minibatches.problems(self.horizon, lanes, self.minibatches, self.chunks)

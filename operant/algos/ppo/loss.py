@@ -1,4 +1,5 @@
-"""What PPO learns from and its loss, in torch: the specification of both. Knows policies; knows no world, no optimizer and no order of samples.
+"""What PPO learns from and its loss, in torch: the specification of both. Knows policies; knows no world, no optimizer
+and no order of samples.
 
 Shape letters: T steps, N lanes, A actions, O observation, H action parameters, B samples of a minibatch.
 """
@@ -21,13 +22,19 @@ class Experience:
 
     def __init__(self, policy: Policy, collector: Collector) -> None:
         T, N, device = collector.steps, collector.world.count, policy.device
-        self.raw = torch.zeros(T, policy.distribution.action_rows, N, dtype=collector.rollout.action.dtype, device=device)  # (T, A, N), before squashing
+        # (T, A, N), before squashing
+        self.raw = torch.zeros(
+            T, policy.distribution.action_rows, N, dtype=collector.rollout.action.dtype, device=device
+        )
         # One buffer, so that a kernel that gathers samples reads all their numbers at one distance from each other.
         self.numbers = torch.zeros(4 * T * N + N, device=device)
         advantage, log_probability, returns, value = self.numbers.split([T * N, T * N, T * N, T * N + N])
-        self.advantage, self.log_probability, self.returns = (flat.view(T, N) for flat in (advantage, log_probability, returns))
+        self.advantage, self.log_probability, self.returns = (
+            flat.view(T, N) for flat in (advantage, log_probability, returns)
+        )
         self.value = value.view(T + 1, N)  # V of the observation before each step, and of the last one
-        self.final_value = torch.zeros(T, N, device=device)  # V of the true final observation, where an episode was truncated
+        # V of the true final observation, where an episode was truncated
+        self.final_value = torch.zeros(T, N, device=device)
         self.reward = torch.zeros(T, N, device=device)  # scaled
 
 
@@ -74,14 +81,18 @@ def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, L
     return loss_of_outputs(policy, parameters, value, batch, config)
 
 
-def loss_of_outputs(policy: Policy, parameters: Tensor, value: Tensor, batch: Batch, config: PPOConfig) -> tuple[Tensor, LossTerms]:
+def loss_of_outputs(
+    policy: Policy, parameters: Tensor, value: Tensor, batch: Batch, config: PPOConfig
+) -> tuple[Tensor, LossTerms]:
     """The same, from what the network makes of the minibatch: parameters of the distribution (H, B) and values (B)."""
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
     log_ratio = log_probability - batch.log_probability
     ratio = log_ratio.exp()
-    surrogate = torch.minimum(ratio * batch.advantage, ratio.clamp(1.0 - config.clip, 1.0 + config.clip) * batch.advantage)
+    surrogate = torch.minimum(
+        ratio * batch.advantage, ratio.clamp(1.0 - config.clip, 1.0 + config.clip) * batch.advantage
+    )
     policy_loss = -surrogate.mean()
 
     # L_VF = 1/2 E[(V - R)^2], optionally no better off for moving further than value_clip from the old value.

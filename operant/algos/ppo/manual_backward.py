@@ -1,7 +1,7 @@
 """PPO's gradient on a CPU by a manual forward and backward pass.
 
-The loss's derivatives are written out here, those of network and distributions in `operant.nn`. Equal to autograd of `ppo_loss` to rounding. Knows no rollout
-and no optimizer.
+The loss's derivatives are written out here, those of network and distributions in `operant.nn`. Equal to autograd of
+`ppo_loss` to rounding. Knows no rollout and no optimizer.
 
 Shape letters: O observation, H parameters of the distribution, n samples of a chunk, B of a minibatch.
 """
@@ -39,11 +39,14 @@ class _Chunk:
         """Add to the gradient, and to the sums of the samples' terms (TERMS)."""
         network = self._network
         network.forward(samples.observation)
-        if samples.legal is not None:  # whose logits are set by hand get no gradient: p - 1[taken] and p log p are exactly 0
+        # whose logits are set by hand get no gradient: p - 1[taken] and p log p are exactly 0
+        if samples.legal is not None:
             network.parameters.masked_fill_(torch.eq(samples.legal, 0, out=self._illegal), ILLEGAL)
         self._distribution.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
         surrogate_gradient = self._surrogate_gradient(samples)
-        self._distribution.backward(surrogate_gradient, float(self._config.entropy_coefficient), network.parameters_gradient, gradient.log_std)
+        self._distribution.backward(
+            surrogate_gradient, float(self._config.entropy_coefficient), network.parameters_gradient, gradient.log_std
+        )
         self._value_gradient(samples, network.value, network.value_gradient)
         network.backward(gradient)
         totals.add_(self._terms.sum(dim=1))
@@ -51,7 +54,8 @@ class _Chunk:
     def _surrogate_gradient(self, samples: Batch) -> Tensor:
         """B times the gradient of L_CLIP by log pi(a|s), (n).
 
-        L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the smaller, 0 elsewhere.
+        L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the
+        smaller, 0 elsewhere.
         """
         clip, unclipped, gradient = self._config.clip, self._unclipped, self._ratio_gradient
         # r = pi / pi_old, and the numbers that are reported: (r - 1) - log r, and whether |r - 1| > epsilon.
@@ -68,7 +72,9 @@ class _Chunk:
         return torch.eq(unclipped, self._surrogate, out=gradient).mul_(unclipped)
 
     def _value_gradient(self, samples: Batch, value: Tensor, gradient: Tensor) -> None:
-        """Write B c1 times the gradient of L_VF by V, (n): V - R; of the larger error where value_clip is set, half of each where they are equal."""
+        """Write B c1 times the gradient of L_VF by V, (n): V - R; of the larger error where value_clip is set, half of
+        each where they are equal.
+        """
         reach = self._config.value_clip
         # V - R, and its square.
         torch.sub(value, samples.returns, out=gradient)
@@ -89,12 +95,23 @@ class _Chunk:
 
 
 class Gradient(chunked.Gradient):
-    """The gradient of `ppo_loss` on minibatches of B samples, in C chunks of given sizes; C is a power of two. With an exchange see `chunked.Gradient`."""
+    """The gradient of `ppo_loss` on minibatches of B samples, in C chunks of given sizes; C is a power of two. With an
+    exchange see `chunked.Gradient`.
+    """
 
-    def __init__(self, policy: Policy, config: PPOConfig, sizes: Sequence[int], pool: chunked.ThreadPool, exchange: Exchange = SOLO) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: PPOConfig,
+        sizes: Sequence[int],
+        pool: chunked.ThreadPool,
+        exchange: Exchange = SOLO,
+    ) -> None:
         super().__init__(policy, lambda weights, n: _Chunk(policy, weights, config, n), TERMS, sizes, pool, exchange)
         self._factors = torch.tensor([-1.0, 0.5, 1.0, 1.0, 1.0]) / (sum(sizes) * exchange.ranks)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Write it into the policy's gradient vector; [policy loss, value loss, entropy, approximate KL, clip fraction], (5)."""
+        """Write it into the policy's gradient vector; [policy loss, value loss, entropy, approximate KL, clip
+        fraction], (5).
+        """
         return super().__call__(batch) * self._factors

@@ -1,11 +1,15 @@
-"""PPO for policies with a memory: acting with a state in every lane, and minibatches of whole segments, through which gradients go back in time.
+"""PPO for policies with a memory: acting with a state in every lane, and minibatches of whole segments, through which
+gradients go back in time.
 
-An episode that ends leaves nothing to the next: its lane's state is the initial one again before the next step, in acting as in learning. What a segment begins
-with was stored when it was collected. V of a truncated episode's true final observation is taken with the state before that.
+An episode that ends leaves nothing to the next: its lane's state is the initial one again before the next step, in
+acting as in learning. What a segment begins with was stored when it was collected. V of a truncated episode's true
+final observation is taken with the state before that.
 
-By torch, with the gradients of `operant.nn.cells`, on every device; or by fused kernels on a GPU. Knows no rollout's collection and no advantage.
+By torch, with the gradients of `operant.nn.cells`, on every device; or by fused kernels on a GPU. Knows no rollout's
+collection and no advantage.
 
-Shape letters: T steps, N lanes, L steps of a segment, K = T / L segments of a lane, S segments of a minibatch, R numbers of a lane's state.
+Shape letters: T steps, N lanes, L steps of a segment, K = T / L segments of a lane, S segments of a minibatch, R
+numbers of a lane's state.
 """
 
 from __future__ import annotations
@@ -46,11 +50,16 @@ class Segments(NamedTuple):
     def split(self, sizes: Sequence[int]) -> list[Segments]:
         """Its parts of so many segments each, as views."""
         states = zip(*(part.split(list(sizes), dim=1) for part in self.state), strict=True)
-        return [Segments(*parts) for parts in zip(self.steps.split(sizes), states, self.reset.split(list(sizes), dim=1), strict=True)]
+        return [
+            Segments(*parts)
+            for parts in zip(self.steps.split(sizes), states, self.reset.split(list(sizes), dim=1), strict=True)
+        ]
 
 
 def choose(parts: Parts) -> SequenceBackend:
-    """The backend of a recurrent policy: fused kernels where they can be and `algo.kernels` allows them. Raises ConfigError where it asks for them in vain."""
+    """The backend of a recurrent policy: fused kernels where they can be and `algo.kernels` allows them. Raises
+    ConfigError where it asks for them in vain.
+    """
     # That a user's network has a memory was not known when the configuration was read.
     problems = parts.config.problems(parts.collector.world.count * parts.exchange.ranks, memory=True)
     if problems:
@@ -73,8 +82,10 @@ class SequenceBackend(TorchBackend):
         self._length = cut.length
         # What every lane remembers now, at an episode's beginning, and at the beginning of each segment.
         self._state, self._first = self.policy.initial_state(N), self.policy.initial_state(N)  # (R, N) each
-        self._starts = tuple(torch.zeros(cut.steps, *part.shape, device=self.device) for part in self._first)  # (K, R, N) each
-        self._reset = torch.zeros(T, N, dtype=torch.uint8, device=self.device)  # 1 where an episode begins; at the rollout's first step `_starts` says it
+        # (K, R, N) each
+        self._starts = tuple(torch.zeros(cut.steps, *part.shape, device=self.device) for part in self._first)
+        # 1 where an episode begins; at the rollout's first step `_starts` says it
+        self._reset = torch.zeros(T, N, dtype=torch.uint8, device=self.device)
         self._none = torch.zeros(1, N, dtype=torch.uint8, device=self.device)
         # What lanes saw and remembered when they were last truncated, where several steps are judged at once.
         world, seen = parts.collector.world, parts.collector.rollout.final_observation
@@ -114,7 +125,9 @@ class SequenceBackend(TorchBackend):
         super().act(t)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), which every lane then remembers."""
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), which every lane
+        then remembers.
+        """
         parameters, value, after = self._look(observation, legal)
         for part, new in zip(self._state, after, strict=True):
             part.copy_(new)
@@ -123,7 +136,9 @@ class SequenceBackend(TorchBackend):
     def _look(
         self, observation: Tensor, legal: Tensor | None = None, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Action parameters (H, N), values (N) and the state after them, of observations (O, N), and the state before where that is not what lanes remember."""
+        """Action parameters (H, N), values (N) and the state after them, of observations (O, N), and the state before
+        where that is not what lanes remember.
+        """
         state = self._state if state is None else state
         if not self._cut:
             return self.policy.unroll(observation, state, self._none, legal)
@@ -131,16 +146,24 @@ class SequenceBackend(TorchBackend):
         shards = [slice(first, first + lanes) for first in range(0, observation.shape[1], lanes)]
         parts = [
             self.policy.unroll(
-                observation[:, shard].contiguous(), tuple(part[:, shard].contiguous() for part in state), self._none[:, shard],
+                observation[:, shard].contiguous(),
+                tuple(part[:, shard].contiguous() for part in state),
+                self._none[:, shard],
                 None if legal is None else legal[:, shard],
             )
             for shard in shards
-        ]  # fmt: skip
+        ]
         parameters, value, after = zip(*parts, strict=True)
-        return torch.cat(parameters, dim=1), torch.cat(value), tuple(torch.cat(state, dim=1) for state in zip(*after, strict=True))
+        return (
+            torch.cat(parameters, dim=1),
+            torch.cat(value),
+            tuple(torch.cat(state, dim=1) for state in zip(*after, strict=True)),
+        )
 
     def after(self, t: int) -> None:
-        """Where an episode has ended with step t: V of its true final observation, if it was truncated, and then the state of a new one."""
+        """Where an episode has ended with step t: V of its true final observation, if it was truncated, and then the
+        state of a new one.
+        """
         rollout, world = self.collector.rollout, self.collector.world
         if world.can_truncate:
             self._final_values(t, rollout.final_observation[t // world.final_window])
@@ -151,14 +174,24 @@ class SequenceBackend(TorchBackend):
             self._reset[t + 1].copy_(ended)
 
     def _final_values(self, t: int, seen: Tensor) -> None:
-        """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value` may be written, too."""
-        out, N, shards = self.experience.final_value[t], len(self.experience.final_value[t]), self.parts.minibatches.layout.shards
-        if self._cut_off:  # of as many steps as truncate a lane once at most, all together: a graph cannot choose, and a CPU likes few large products
+        """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value`
+        may be written, too.
+        """
+        out, N, shards = (
+            self.experience.final_value[t],
+            len(self.experience.final_value[t]),
+            self.parts.minibatches.layout.shards,
+        )
+        # of as many steps as truncate a lane once at most, all together: a graph cannot choose, and a CPU likes few
+        # large products
+        if self._cut_off:
             truncated = self.collector.rollout.truncated[t].bool()
             for kept, part in zip(self._cut_off, (seen, *self._state), strict=True):
                 torch.where(truncated, part, kept, out=kept)
             if (t + 1) % self._gap == 0 or t + 1 == self.collector.steps:
-                self.experience.final_value[t // self._gap * self._gap : t + 1] = self._look(self._cut_off[0], state=self._cut_off[1:])[1]
+                self.experience.final_value[t // self._gap * self._gap : t + 1] = self._look(
+                    self._cut_off[0], state=self._cut_off[1:]
+                )[1]
             return
         if self.device.type == "cuda":
             out.copy_(self._look(seen)[1])
@@ -195,7 +228,9 @@ class SequenceBackend(TorchBackend):
 
 
 class FusedSequences(SequenceBackend):
-    """The same by fused kernels (see `operant.kernels.recurrent`). There a state is forgotten when it is read, not when an episode ends."""
+    """The same by fused kernels (see `operant.kernels.recurrent`). There a state is forgotten when it is read, not when
+    an episode ends.
+    """
 
     name = "fused"
     normalizes_advantages = True
@@ -206,11 +241,19 @@ class FusedSequences(SequenceBackend):
         super().__init__(parts)
         config, finals = parts.config, parts.collector.world.can_truncate
         states = recurrent.States(self._state[0], self._starts[0], finals)
-        self.learner = recurrent.build(fused_task(parts), kernels=config.kernels, precision=config.precision, states=states)
-        self.bits_by_ranks = "the tiles of a memory's kernels depend on how many lanes a rank has" if self.learner is not None else self.bits_by_ranks
+        self.learner = recurrent.build(
+            fused_task(parts), kernels=config.kernels, precision=config.precision, states=states
+        )
+        self.bits_by_ranks = (
+            "the tiles of a memory's kernels depend on how many lanes a rank has"
+            if self.learner is not None
+            else self.bits_by_ranks
+        )
 
     def prepare(self) -> None:
-        """Take normalizer and weights as they are; forget everything, where a state is not carried from one iteration to the next."""
+        """Take normalizer and weights as they are; forget everything, where a state is not carried from one iteration
+        to the next.
+        """
         super().prepare()
         self.fused.prepare()
 

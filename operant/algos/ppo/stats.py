@@ -1,4 +1,6 @@
-"""The numbers of PPO's update, by name: what the torch path, the CPU's manual backward and the fused kernels all write. Knows no tensor's device."""
+"""The numbers of PPO's update, by name: what the torch path, the CPU's manual backward and the fused kernels all write.
+Knows no tensor's device.
+"""
 
 from __future__ import annotations
 

@@ -48,14 +48,18 @@ class PQN:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: PQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(
+        self, world: World, config: PQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False
+    ) -> None:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
         self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
         if net.kind == "mlp" and not net.layer_norm:
-            log.info("net.layer_norm is false: without layer normalization, and without a target network, Q values may diverge")
+            log.info(
+                "net.layer_norm is false: without layer normalization, and without a target network, Q values may diverge"
+            )
 
         # The rollout, what acting adds to it, and the order in which it is learned from.
         self.collector = Collector(world, T, self.policy.noise_rows, eager=eager)
@@ -66,16 +70,39 @@ class PQN:
         # Q(lambda) returns; float32, or the kernel would compute in float64.
         self._estimate, rollout, found = kernel(advantage_body, device), self.rollout, self.experience
         self._discount = Discount(float32(config.gamma), float32(config.gamma * config.q_lambda))  # type: ignore[arg-type]
-        self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
+        self._trace = bind(
+            Trace(
+                found.reward,
+                found.value,
+                found.final_value,
+                rollout.terminated,
+                rollout.truncated,
+                found.advantage,
+                found.returns,
+            )
+        )
 
         # The optimizer: one vector, and a learning rate that a captured graph can see change.
         learning_rate = scalar(config.learning_rate, device)
-        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, learning_rate, config.adam_epsilon)
-        anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
+        self.optimizer = Adam(
+            self.policy.flat.values.data, self.policy.flat.gradient, learning_rate, config.adam_epsilon
+        )
+        anneal_iterations = (
+            max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
+        )
         self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)
         self.metrics, self.stats = metrics.specs(), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(
-            config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, self._iteration, self.stats
+            config,
+            self.policy,
+            self.collector,
+            found,
+            self.minibatches,
+            self.optimizer,
+            learning_rate,
+            anneal_iterations,
+            self._iteration,
+            self.stats,
         )
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
@@ -85,16 +112,22 @@ class PQN:
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     @classmethod
-    def make_actor(cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> QPolicy:
+    def make_actor(
+        cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
+    ) -> QPolicy:
         """The policy alone, without what training needs."""
         normalize, epsilon = config.normalize_observations, config.epsilon_start
-        return QPolicy(spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon)
+        return QPolicy(
+            spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon
+        )
 
     @classmethod
     def estimate(cls, spec: Env, config: PQNConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first."""
         samples = config.horizon * lanes
-        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
+        flops, moved = on_policy_work(
+            cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs
+        )
         return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "epochs": 1}))
 
     def start(self) -> None:
@@ -107,7 +140,9 @@ class PQN:
     def _collect(self) -> None:
         """T steps of every lane by the Q values as they are, and the values that the returns need beyond them."""
         config = self.config
-        self.policy.epsilon.copy_(decayed(config.epsilon_start, config.epsilon_end, self._iteration[0] / self._epsilon_iterations))
+        self.policy.epsilon.copy_(
+            decayed(config.epsilon_start, config.epsilon_end, self._iteration[0] / self._epsilon_iterations)
+        )
         self.backend.prepare()
         self.collector.collect(self.backend.act, apart=self.backend.acts_on_some)
         self.backend.bootstrap()

@@ -1,7 +1,8 @@
-"""How PQN acts and learns: by torch and autograd, or by something faster that does the same. One of them is chosen when a run begins.
+"""How PQN acts and learns: by torch and autograd, or by something faster that does the same. One of them is chosen when
+a run begins.
 
-All work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the specification. Knows no rollout's collection and
-no returns.
+All work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the
+specification. Knows no rollout's collection and no returns.
 """
 
 from __future__ import annotations
@@ -62,14 +63,18 @@ class Backend(Protocol):
         """Epsilon-greedy actions of step t, and the largest Q values of its observations, of all lanes or some."""
 
     def bootstrap(self) -> None:
-        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""
+        """The largest Q value of the observation after the last step, and of the true final observation of every
+        truncated episode.
+        """
 
     def update(self) -> None:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
+    """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported
+    fused kernels.
+    """
     learner = _fused_learner(parts)
     if learner is not None:
         return FusedBackend(parts, learner)
@@ -80,10 +85,20 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
     """The fused kernels over the parts' buffers; None where torch's are to do the work."""
     config, policy, collector, experience = parts.config, parts.policy, parts.collector, parts.experience
     buffers = fused.Buffers(
-        collector.rollout, collector.noise, policy.epsilon, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration,
-        torch.zeros((), device=policy.device), parts.learning_rate, parts.stats,
-    )  # fmt: skip
-    coefficients = fused.Coefficients(config.max_gradient_norm, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations)
+        collector.rollout,
+        collector.noise,
+        policy.epsilon,
+        experience.numbers,
+        experience.final_value,
+        parts.minibatches.order,
+        parts.iteration,
+        torch.zeros((), device=policy.device),
+        parts.learning_rate,
+        parts.stats,
+    )
+    coefficients = fused.Coefficients(
+        config.max_gradient_norm, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations
+    )
     task = fused.task(policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout)
     return fused.build(task, kernels=config.kernels, precision=config.precision, config=config.kernel_config)
 
@@ -125,14 +140,24 @@ class TorchBackend:
         collector.rollout.action[t][here] = epsilon_greedy(values, collector.noise[t][here], self.policy.epsilon, legal)
 
     def bootstrap(self) -> None:
-        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode.
+        """The largest Q value of the observation after the last step, and of the true final observation of every
+        truncated episode.
 
         At a final observation no environment judges which actions are legal, so all count.
         """
-        collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
+        collector, final_value, shards = (
+            self.collector,
+            self.experience.final_value,
+            self.parts.minibatches.layout.shards,
+        )
         captured = self.device.type == "cuda" and collector.world.capturable
         self.experience.value[-1] = self.values(collector.rollout.observation[-1], collector.legal(-1)).amax(dim=0)
-        collector.final_values(lambda observation: self.policy.values(observation).amax(dim=0), final_value, shards=shards, captured=captured)
+        collector.final_values(
+            lambda observation: self.policy.values(observation).amax(dim=0),
+            final_value,
+            shards=shards,
+            captured=captured,
+        )
 
     # LEARN
 
@@ -158,9 +183,13 @@ class TorchBackend:
         *terms, norm = totals
         named = LossTerms(*terms)._asdict()
         stats = Stats(
-            **named, gradient_norm=norm, explained_variance=explained, epsilon=self.policy.epsilon, learning_rate=parts.learning_rate,
+            **named,
+            gradient_norm=norm,
+            explained_variance=explained,
+            epsilon=self.policy.epsilon,
+            learning_rate=parts.learning_rate,
             not_finite=not_finite.float(),
-        )  # fmt: skip
+        )
         parts.stats.copy_(torch.stack(stats))
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
@@ -191,14 +220,20 @@ class TorchBackend:
 
 
 class ManualBackend(TorchBackend):
-    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once, on threads that each compute alone."""
+    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once,
+    on threads that each compute alone.
+    """
 
     name = "manual_backward"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         pool = threads.ThreadPool(torch.get_num_threads())
-        log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
+        log.info(
+            "kernels: torch's, and a manual backward pass, on %d thread%s",
+            pool.threads,
+            "" if pool.threads == 1 else "s",
+        )
         layout = parts.minibatches.layout
         self._gradient = manual_backward.Gradient(parts.policy, layout.chunk_sizes(), pool)
         self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
@@ -245,7 +280,9 @@ class FusedBackend(TorchBackend):
         self.learner.act(t, lanes)
 
     def bootstrap(self) -> None:
-        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""
+        """The largest Q value of the observation after the last step, and of the true final observation of every
+        truncated episode.
+        """
         self.learner.bootstrap(self.collector.world.can_truncate)
 
     def update(self) -> None:

@@ -23,19 +23,32 @@ class PQNConfig(Section):
     minibatches: Count = Field(8, ge=1, description="minibatches per epoch, one optimizer step each")
     learning_rate: Real = Field(1e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
-    anneal_steps: Count | None = Field(None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it")
+    anneal_steps: Count | None = Field(
+        None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it"
+    )
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
-    q_lambda: Real = Field(0.65, ge=0, le=1, description="lambda of the Q(lambda) returns: 0: one-step targets; 1: whole returns")
+    q_lambda: Real = Field(
+        0.65, ge=0, le=1, description="lambda of the Q(lambda) returns: 0: one-step targets; 1: whole returns"
+    )
     epsilon_start: Real = Field(1.0, ge=0, le=1, description="probability of a random action at the start")
-    epsilon_end: Real = Field(0.05, ge=0, le=1, description="probability of a random action once epsilon_steps are done")
-    epsilon_steps: Count | None = Field(None, ge=1, description="environment steps over which epsilon goes from start to end; not set: a tenth of run.steps")
+    epsilon_end: Real = Field(
+        0.05, ge=0, le=1, description="probability of a random action once epsilon_steps are done"
+    )
+    epsilon_steps: Count | None = Field(
+        None,
+        ge=1,
+        description="environment steps over which epsilon goes from start to end; not set: a tenth of run.steps",
+    )
     max_gradient_norm: Real = Field(10.0, gt=0, description="the gradient is clipped to this global norm")
-    reward_scale: Real = Field(1.0, gt=0, description="rewards are multiplied by this where Q values are learned from them")
+    reward_scale: Real = Field(
+        1.0, gt=0, description="rewards are multiplied by this where Q values are learned from them"
+    )
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
-        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU always computes in fp32",
+        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU "
+        "always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
@@ -44,7 +57,8 @@ class PQNConfig(Section):
     )
     kernel_config: str = Field(
         "",
-        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; "
+        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, "
+        "measured once and kept by the run; "
         '"first": not measured',
     )
 
@@ -56,5 +70,11 @@ class PQNConfig(Section):
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
         if self.horizon * lanes < 2:
-            return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+            return [
+                (
+                    "horizon",
+                    "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise "
+                    "algo.horizon or env.lanes)",
+                )
+            ]
         return minibatches.problems(self.horizon, lanes, self.minibatches, None)

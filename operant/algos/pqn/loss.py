@@ -1,4 +1,5 @@
-"""What PQN learns from and its loss, in torch: the specification of both. Knows Q policies; knows no world, no optimizer and no order of samples.
+"""What PQN learns from and its loss, in torch: the specification of both. Knows Q policies; knows no world, no
+optimizer and no order of samples.
 
 Shape letters: T steps, N lanes, O observation, B samples of a minibatch.
 """
@@ -23,9 +24,11 @@ class Experience:
         # One buffer, so that a kernel that gathers samples reads all their numbers at one distance from each other.
         self.numbers = torch.zeros(3 * T * N + N, device=device)
         advantage, returns, value = self.numbers.split([T * N, T * N, T * N + N])
-        self.advantage, self.returns = advantage.view(T, N), returns.view(T, N)  # G - max Q, and G: the Q(lambda) return
+        # G - max Q, and G: the Q(lambda) return
+        self.advantage, self.returns = advantage.view(T, N), returns.view(T, N)
         self.value = value.view(T + 1, N)  # max Q of the observation before each step, and of the last one
-        self.final_value = torch.zeros(T, N, device=device)  # max Q of the true final observation, where an episode was truncated
+        # max Q of the true final observation, where an episode was truncated
+        self.final_value = torch.zeros(T, N, device=device)
         self.reward = torch.zeros(T, N, device=device)  # scaled
 
 
@@ -50,7 +53,9 @@ class LossTerms(NamedTuple):
 
 
 def q_loss(policy: QPolicy, batch: Batch) -> tuple[Tensor, LossTerms]:
-    """The loss of a minibatch, 1/2 E[(Q(s, a) - G)^2] (Gallici et al. 2024, "Simplifying deep temporal difference learning", algorithm 1), and its terms."""
+    """The loss of a minibatch, 1/2 E[(Q(s, a) - G)^2] (Gallici et al. 2024, "Simplifying deep temporal difference
+    learning", algorithm 1), and its terms.
+    """
     taken = policy.values(batch.observation).gather(0, batch.action.long())[0]  # (B)
     error = taken - batch.returns
     loss = 0.5 * error.square().mean()

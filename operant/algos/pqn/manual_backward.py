@@ -1,4 +1,5 @@
-"""PQN's gradient on a CPU by a manual forward and backward pass. Equal to autograd of `q_loss` to rounding. Knows no rollout and no optimizer.
+"""PQN's gradient on a CPU by a manual forward and backward pass. Equal to autograd of `q_loss` to rounding. Knows no
+rollout and no optimizer.
 
 Shape letters: A actions, n samples of a chunk, B of a minibatch.
 """
@@ -28,7 +29,8 @@ class _Chunk:
         network, action = self._network, samples.action.long()
         network.forward(samples.observation)
 
-        # d/dQ(s, a) of 1/2 (Q(s, a) - G)^2 is the error; other actions, and the value that a Q network does not use, have none.
+        # d/dQ(s, a) of 1/2 (Q(s, a) - G)^2 is the error; other actions, and the value that a Q network does not use,
+        # have none.
         taken = network.parameters.gather(0, action)
         error = taken - samples.returns
         network.parameters_gradient.zero_().scatter_(0, action, error)

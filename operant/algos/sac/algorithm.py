@@ -49,7 +49,15 @@ class SAC:
     """What a profile calls the time of which part."""
 
     def __init__(
-        self, world: World, config: SACConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+        self,
+        world: World,
+        config: SACConfig,
+        net: NetConfig,
+        *,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
     ) -> None:
         """`world` holds this rank's part of the lanes, where an exchange joins several."""
         device, A = world.device, world.spec.action_size
@@ -62,15 +70,28 @@ class SAC:
         # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now. A choice takes but one.
         discrete, rows = isinstance(self.actor, CategoricalActor), self.actor.noise_rows
         noise, stored = (0, None) if discrete else (2 * rows, torch.float32)
-        self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=rows, update_noise=noise, stored=stored, exchange=exchange)
+        self.cycle = Cycle(
+            world, own, seed=seed, steps=steps, acting_noise=rows, update_noise=noise, stored=stored, exchange=exchange
+        )
         self.rollout = self.cycle.rollout
-        self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
+        self._accrued = AccruedReturns(
+            self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma
+        )
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
 
         # The critics side by side, and the targets, which begin as they do.
         outputs, generator = critic_outputs(world.spec, config.outputs), torch.Generator().manual_seed(seed ^ 0x5AC)
         action = 0 if discrete else A
-        self.critic = network(world.spec, net.of_critics, action, outputs, generator, device, towers=config.critics, precision=config.precision)
+        self.critic = network(
+            world.spec,
+            net.of_critics,
+            action,
+            outputs,
+            generator,
+            device,
+            towers=config.critics,
+            precision=config.precision,
+        )
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
         self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
@@ -80,11 +101,18 @@ class SAC:
         # Optimizers: one vector each.
         rate, critic_rate = (scalar(value, device) for value in (config.learning_rate, config.critic_learning_rate))
         self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
-        self._critic_adam = Adam(self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon)
+        self._critic_adam = Adam(
+            self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon
+        )
         automatic = config.temperature == "auto"
-        self._temperature_adam = Adam(self._log_temperature, temperature_gradient, rate, config.adam_epsilon) if automatic else None
+        self._temperature_adam = (
+            Adam(self._log_temperature, temperature_gradient, rate, config.adam_epsilon) if automatic else None
+        )
 
-        self.metrics, self.stats = metrics.specs(0.0 if discrete else -4.0 * A), torch.zeros(len(metrics.specs(0.0)) + 1, device=device)
+        self.metrics, self.stats = (
+            metrics.specs(0.0 if discrete else -4.0 * A),
+            torch.zeros(len(metrics.specs(0.0)) + 1, device=device),
+        )
         expected = 0.5 * math.log(outputs) if discrete else -float(A)
         entropy = expected if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
@@ -100,10 +128,14 @@ class SAC:
         self.phases = (Phase("train", self.train),)
 
     @classmethod
-    def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor | CategoricalActor:
+    def make_actor(
+        cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0
+    ) -> SquashedActor | CategoricalActor:
         """The actor alone, without what training needs."""
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
-        return kind(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+        return kind(
+            spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision
+        )
 
     @classmethod
     def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
@@ -113,7 +145,9 @@ class SAC:
         actor = products(spec, net, 0, outputs if discrete else 2 * A)
         critics = products(spec, net.of_critics, 0 if discrete else A, outputs, towers=config.critics)
         # Of a batch: the next actions and their targets; critics forward and backward; where due the actor, through the critics, forward and backward.
-        flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics) / config.actor_delay))
+        flops = 2.0 * (
+            steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics) / config.actor_delay)
+        )
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
         return Estimate(steps, flops, moved, config.trial())
@@ -146,7 +180,13 @@ class SAC:
         groups = {f"adam/{name}": adam.tensors() for name, adam in adams.items() if adam is not None}
         groups |= {"world": self.world.state()}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-        own = {"critic": self.critic_flat.values.data, "target": self.target_flat.values.data, "log_temperature": self._log_temperature}
+        own = {
+            "critic": self.critic_flat.values.data,
+            "target": self.target_flat.values.data,
+            "log_temperature": self._log_temperature,
+        }
         if self._scale.active:
-            own |= {"accrued": self._accrued.carried} | {f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()}
+            own |= {"accrued": self._accrued.carried} | {
+                f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()
+            }
         return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")

@@ -70,7 +70,9 @@ class TorchBackend:
         """Store tick t in the replay."""
         self.cycle.replay.store(t)
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> tuple[Judged, Tensor]:
+    def critic_loss(
+        self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
+    ) -> tuple[Judged, Tensor]:
         """The critics' loss, and log pi of the actions at the next observations."""
         target, log_probability = loss.targets(self.parts, temperature, batch)
         return loss.critic_loss(self.parts, features, batch, target, weight), log_probability
@@ -123,7 +125,9 @@ class TorchBackend:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
         means = cycle.exchange.gather(self.totals[None]).mean(0) / updates
-        means[Terms._fields.index("actor_loss")] *= self.config.actor_delay  # which only the updates have that the actor learns in
+        means[Terms._fields.index("actor_loss")] *= (
+            self.config.actor_delay
+        )  # which only the updates have that the actor learns in
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
@@ -138,9 +142,13 @@ class DiscreteBackend(TorchBackend):
     def act(self, t: int) -> None:
         """Actions of tick t by the actor, or any legal ones while `warming` is 1."""
         cycle, collector = self.cycle, self.cycle.collector
-        cycle.rollout.action[t] = discrete.draw(self.parts, cycle.rollout.observation[t], collector.noise[t], collector.legal(t), cycle.warming)
+        cycle.rollout.action[t] = discrete.draw(
+            self.parts, cycle.rollout.observation[t], collector.noise[t], collector.legal(t), cycle.warming
+        )
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> tuple[Judged, Tensor]:
+    def critic_loss(
+        self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
+    ) -> tuple[Judged, Tensor]:
         """The critics' loss, and minus the entropies at the next observations."""
         target, negative_entropy = discrete.targets(self.parts, temperature, batch)
         return discrete.critic_loss(self.parts, features, batch, target, weight), negative_entropy

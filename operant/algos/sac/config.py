@@ -20,7 +20,8 @@ class SACConfig(DelayedActorConfig, ActorCriticConfig):
     initial_temperature: Real = Field(1.0, gt=0, description='where temperature = "auto" begins')
     target_entropy: Real | None = Field(
         None,
-        description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous action, (ln n) / 2 for n choices",
+        description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous "
+        "action, (ln n) / 2 for n choices",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:

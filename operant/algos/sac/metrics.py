@@ -7,7 +7,9 @@ from typing import Final
 from operant.algos.base import MetricSpec, Threshold, replay_metrics
 
 _NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
-_DIVERGES: Final = "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
+_DIVERGES: Final = (
+    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
+)
 
 
 def specs(least_entropy: float) -> tuple[MetricSpec, ...]:

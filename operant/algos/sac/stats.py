@@ -14,7 +14,9 @@ class Terms(NamedTuple):
     actor_loss: Tensor
     q_mean: Tensor  # of all critics, of what was sampled
     td_error: Tensor  # mean |Q - y|
-    entropy: Tensor  # mean -log pi, of actions drawn now; in updates without the actor of those at the next observations
+    entropy: (
+        Tensor  # mean -log pi, of actions drawn now; in updates without the actor of those at the next observations
+    )
     gradient_norm: Tensor  # of the critics, before clipping
 
 

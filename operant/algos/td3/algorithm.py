@@ -47,7 +47,15 @@ class TD3:
     """What a profile calls the time of which part."""
 
     def __init__(
-        self, world: World, config: TD3Config, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+        self,
+        world: World,
+        config: TD3Config,
+        net: NetConfig,
+        *,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
     ) -> None:
         """`world` holds this rank's part of the lanes, where an exchange joins several."""
         device, A, N = world.device, world.spec.action_size, world.count
@@ -61,21 +69,47 @@ class TD3:
         self.target_actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target_actor.features = self.actor.features
         generator = torch.Generator().manual_seed(seed ^ 0x7D3)
-        self.critic = network(world.spec, net.of_critics, A, config.outputs, generator, device, towers=config.critics, precision=config.precision)
+        self.critic = network(
+            world.spec,
+            net.of_critics,
+            A,
+            config.outputs,
+            generator,
+            device,
+            towers=config.critics,
+            precision=config.precision,
+        )
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
 
         # Acting takes 2 A uniform numbers a lane, an update as many a sample for target smoothing.
-        self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32, exchange=exchange)
+        self.cycle = Cycle(
+            world,
+            own,
+            seed=seed,
+            steps=steps,
+            acting_noise=2 * A,
+            update_noise=2 * A,
+            stored=torch.float32,
+            exchange=exchange,
+        )
         self.rollout = self.cycle.rollout
-        self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
+        self._accrued = AccruedReturns(
+            self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma
+        )
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
-        exploration = torch.linspace(config.exploration_noise, last, N * exchange.ranks, dtype=torch.float64).float().to(device)[exchange.rank * N :][:N]
+        exploration = (
+            torch.linspace(config.exploration_noise, last, N * exchange.ranks, dtype=torch.float64)
+            .float()
+            .to(device)[exchange.rank * N :][:N]
+        )
 
         rate, critic_rate = (scalar(value, device) for value in (config.learning_rate, config.critic_learning_rate))
         self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
-        self._critic_adam = Adam(self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon)
+        self._critic_adam = Adam(
+            self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon
+        )
         self.metrics = metrics.specs()
         self.stats = torch.zeros(len(self.metrics) + 1, device=device)
         self.backend = backends.choose(
@@ -91,16 +125,23 @@ class TD3:
         self.phases = (Phase("train", self.train),)
 
     @classmethod
-    def make_actor(cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor:
+    def make_actor(
+        cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
+    ) -> SquashedActor:
         """The actor alone, without what training needs."""
         normalize, std = config.normalize_observations, config.exploration_noise
-        return SquashedActor(spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, std=std)
+        return SquashedActor(
+            spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, std=std
+        )
 
     @classmethod
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of those that learn."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        actor, critics = products(spec, net, 0, A), products(spec, net.of_critics, A, config.outputs, towers=config.critics)
+        actor, critics = (
+            products(spec, net, 0, A),
+            products(spec, net.of_critics, A, config.outputs, towers=config.critics),
+        )
         # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and backward.
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
@@ -131,9 +172,19 @@ class TD3:
         named = policy_state(self.actor)
         if tier == "policy":
             return named
-        groups = {"adam/actor": self._actor_adam.tensors(), "adam/critic": self._critic_adam.tensors(), "world": self.world.state()}
+        groups = {
+            "adam/actor": self._actor_adam.tensors(),
+            "adam/critic": self._critic_adam.tensors(),
+            "world": self.world.state(),
+        }
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-        own = {"critic": self.critic_flat.values.data, "target": self.target_flat.values.data, "target_actor": self.target_actor.flat.values.data}
+        own = {
+            "critic": self.critic_flat.values.data,
+            "target": self.target_flat.values.data,
+            "target_actor": self.target_actor.flat.values.data,
+        }
         if self._scale.active:
-            own |= {"accrued": self._accrued.carried} | {f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()}
+            own |= {"accrued": self._accrued.carried} | {
+                f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()
+            }
         return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")

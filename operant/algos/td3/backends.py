@@ -46,7 +46,9 @@ def choose(parts: Parts) -> Backend:
     """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
     torch_backend = TorchBackend(parts)
     config = parts.config
-    kind = actor_critic.Deterministic(parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip)
+    kind = actor_critic.Deterministic(
+        parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip
+    )
     task = actor_critic.Task(
         config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
     )  # fmt: skip
@@ -118,7 +120,9 @@ class TorchBackend:
         norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm, self.cycle.exchange)
         parts.critic_adam.step(skip)
         with torch.no_grad():
-            terms = CriticTerms(found.loss, found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor, norm)
+            terms = CriticTerms(
+                found.loss, found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor, norm
+            )
             self._critic_totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     def _learn_actor(self, features: Tensor) -> None:
@@ -140,9 +144,13 @@ class TorchBackend:
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, config = self.parts, self.cycle, self.config
-        critics, actor = cycle.exchange.gather(self.totals[None]).mean(0).split([len(self._critic_totals), len(self._actor_totals)])
+        critics, actor = (
+            cycle.exchange.gather(self.totals[None]).mean(0).split([len(self._critic_totals), len(self._actor_totals)])
+        )
         means = torch.cat([critics / config.updates, actor / config.actor_updates])
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
-        parts.stats.copy_(torch.cat([means, fill, (config.updates * (1.0 - cycle.skip))[None], not_finite[None].float()]))
+        parts.stats.copy_(
+            torch.cat([means, fill, (config.updates * (1.0 - cycle.skip))[None], not_finite[None].float()])
+        )

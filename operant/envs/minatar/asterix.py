@@ -1,15 +1,19 @@
-"""MinAtar's Asterix: gather gold and keep away from enemies; both come in from the sides, one at most in each of eight rows.
+"""MinAtar's Asterix: gather gold and keep away from enemies; both come in from the sides, one at most in each of eight
+rows.
 
 The rules of a step
-- When the spawn timer is up, an enemy or gold (one in three) comes into a random row that is free, from either side; in none, if none is free.
+- When the spawn timer is up, an enemy or gold (one in three) comes into a random row that is free, from either side; in
+  none, if none is free.
 - The player moves a cell to the left, up, right or down, if told to; never into the top or bottom row.
-- Gold in the player's cell is gathered; an enemy there ends the game. When the move timer is up, all enemies and gold move a cell on (those beyond the
+- Gold in the player's cell is gathered; an enemy there ends the game. When the move timer is up, all enemies and gold
+  move a cell on (those beyond the
   side are gone), and that is looked at again.
 - Reward: +1 for gold. The player begins at row 5, column 5. A spawn comes every 10 steps, a move every 5.
 - With `ramping`, each 102 steps: spawns come a step sooner, to 1; every second time moves do, too.
 
-Channels: player, enemy, the cell behind an enemy or gold, gold. Random numbers of a spawn: it comes from the left if `uniform(key, 1)` is below 1/2, and is
-gold if `uniform(key, 2)` is below 1/3; of f free rows it takes the one numbered `integer(key, 3, f)` from above.
+Channels: player, enemy, the cell behind an enemy or gold, gold. Random numbers of a spawn: it comes from the left if
+`uniform(key, 1)` is below 1/2, and is gold if `uniform(key, 2)` is below 1/3; of f free rows it takes the one numbered
+`integer(key, 3, f)` from above.
 """
 
 from typing import NamedTuple
@@ -19,7 +23,8 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREY, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
-# The state: the player's place, steps until a spawn, a move and the ramp, steps between spawns and moves, how often it was ramped, and the last action.
+# The state: the player's place, steps until a spawn, a move and the ramp, steps between spawns and moves, how often it
+# was ramped, and the last action.
 X, Y, SPAWN, MOVE, RAMP, SPAWN_EVERY, MOVE_EVERY, RAMPED, LAST_ACTION, FIELDS = range(10)
 STAY, LEFT, UP, RIGHT, DOWN = range(5)  # actions
 ROWS = 8
@@ -39,7 +44,13 @@ class Params(NamedTuple):
 def reset(s, rows, workspace, p, key):
     for k in range(ROWS):
         rows[k] = EMPTY
-    s[X], s[Y], s[SPAWN], s[MOVE], s[RAMP] = float32(5.0), float32(5.0), float32(10.0), float32(5.0), float32(RAMP_EVERY)
+    s[X], s[Y], s[SPAWN], s[MOVE], s[RAMP] = (
+        float32(5.0),
+        float32(5.0),
+        float32(10.0),
+        float32(5.0),
+        float32(RAMP_EVERY),
+    )
     s[SPAWN_EVERY], s[MOVE_EVERY], s[RAMPED], s[LAST_ACTION] = float32(10.0), float32(5.0), float32(0.0), float32(STAY)
 
 
@@ -136,10 +147,21 @@ def masks(s, rows, row):
     there, column = what != EMPTY, what & COLUMN
     gold = what & GOLD != 0
     behind = column - 1 if what & RIGHTWARD != 0 else column + 1
-    return bit(whole(s[X]), row == whole(s[Y])), bit(column, there and not gold), bit(behind, there), bit(column, there and gold)
+    return (
+        bit(whole(s[X]), row == whole(s[Y])),
+        bit(column, there and not gold),
+        bit(behind, there),
+        bit(column, there and gold),
+    )
 
 
 ENV = game(
-    Params, FIELDS, IntState(ROWS, "int8"), reset=reset, step=step, masks=masks, colours=(BLUE, RED, GREY, YELLOW),
+    Params,
+    FIELDS,
+    IntState(ROWS, "int8"),
+    reset=reset,
+    step=step,
+    masks=masks,
+    colours=(BLUE, RED, GREY, YELLOW),
     actions=("stay", "left", "up", "right", "down"),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""What MinAtar's games share: sticky actions, and the observation and picture of a board whose rows are masks of ten bits. Knows no game's rules."""
+"""What MinAtar's games share: sticky actions, and the observation and picture of a board whose rows are masks of ten
+bits. Knows no game's rules.
+"""
 
 from typing import Any
 
@@ -30,10 +32,20 @@ def bit(column, there):
 
 
 def game(
-    params: Any, fields: int, state: IntState, *, reset: Any, step: Any, masks: Any, colours: tuple[tuple[float32, float32, float32], ...],
-    actions: tuple[str, ...], time_limit: int | None = 10_000,
-) -> Env:  # fmt: skip
-    """A game. `masks(s, cells, row)` is the row's mask of each channel; a row is a shard of the observation, and of two in a cell the later is seen."""
+    params: Any,
+    fields: int,
+    state: IntState,
+    *,
+    reset: Any,
+    step: Any,
+    masks: Any,
+    colours: tuple[tuple[float32, float32, float32], ...],
+    actions: tuple[str, ...],
+    time_limit: int | None = 10_000,
+) -> Env:
+    """A game. `masks(s, cells, row)` is the row's mask of each channel; a row is a shard of the observation, and of two
+    in a cell the later is seen.
+    """
     channels = len(colours)
 
     @device_call
@@ -42,7 +54,9 @@ def game(
         seen = masks(s, cells, row)
         for column in range(SIDE):
             for channel in range(channels):
-                obs[channels * (SIDE * row + column) + channel] = 255 if (seen[channel] >> int32(column)) & int32(1) != 0 else 0
+                obs[channels * (SIDE * row + column) + channel] = (
+                    255 if (seen[channel] >> int32(column)) & int32(1) != 0 else 0
+                )
 
     @device_call
     def pixel_shader(s, cells, p, x, y):
@@ -54,7 +68,18 @@ def game(
         return colour
 
     return Env(
-        params, fields, observation=Box(SIDE * SIDE * channels, low=0, high=255, dtype="uint8", shape=(SIDE, SIDE, channels)), action=Discrete(len(actions)),
-        time_limit=time_limit, reset=reset, step=step, observe=observe, pixel_shader=pixel_shader, ranges={"sticky": (0.0, 1.0)}, observation_shards=SIDE,
-        int_state=state, actions=actions, step_s=1 / 10,
-    )  # fmt: skip
+        params,
+        fields,
+        observation=Box(SIDE * SIDE * channels, low=0, high=255, dtype="uint8", shape=(SIDE, SIDE, channels)),
+        action=Discrete(len(actions)),
+        time_limit=time_limit,
+        reset=reset,
+        step=step,
+        observe=observe,
+        pixel_shader=pixel_shader,
+        ranges={"sticky": (0.0, 1.0)},
+        observation_shards=SIDE,
+        int_state=state,
+        actions=actions,
+        step_s=1 / 10,
+    )

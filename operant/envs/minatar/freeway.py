@@ -1,14 +1,18 @@
 """MinAtar's Freeway: a chicken crosses eight lanes of cars.
 
 The rules of a step
-- The chicken moves a row up or down, if told to and if it has not moved in the two steps before. From the top row it is put back to the bottom: the cars then
+- The chicken moves a row up or down, if told to and if it has not moved in the two steps before. From the top row it is
+  put back to the bottom: the cars then
   get new speeds and directions, and stay where they are.
-- Each car of speed v (1 to 5) waits for v steps and then moves a cell; beyond a side it comes in again at the other. A car on the chicken's cell, before its
+- Each car of speed v (1 to 5) waits for v steps and then moves a cell; beyond a side it comes in again at the other. A
+  car on the chicken's cell, before its
   move or after, puts the chicken back to the bottom.
-- Reward: +1 for the top row. It begins in the bottom row, unable to move for three steps, all cars in the left column. The game ends after 2,501 steps.
+- Reward: +1 for the top row. It begins in the bottom row, unable to move for three steps, all cars in the left column.
+  The game ends after 2,501 steps.
 
-Channels: chicken, car, and for each speed from 1 to 5 the cell behind a car of it. Random numbers, from draw `first`, which is 0 of a reset and 1 of a step:
-the car of the k-th lane from above has the speed 1 + `integer(key, first + k, 5)`, and goes right if `uniform(key, first + 8 + k)` is at least 0.5.
+Channels: chicken, car, and for each speed from 1 to 5 the cell behind a car of it. Random numbers, from draw `first`,
+which is 0 of a reset and 1 of a step: the car of the k-th lane from above has the speed 1 + `integer(key, first + k,
+5)`, and goes right if `uniform(key, first + 8 + k)` is at least 0.5.
 """
 
 from typing import NamedTuple
@@ -18,7 +22,8 @@ from numpy import float32, int32
 from operant.envs import GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
-ROW, WAIT, LEFT_STEPS, LAST_ACTION, FIELDS = range(5)  # of the state: the chicken's row and the steps until it may move, steps left, the last action
+# of the state: the chicken's row and the steps until it may move, steps left, the last action
+ROW, WAIT, LEFT_STEPS, LAST_ACTION, FIELDS = range(5)
 STAY, UP, DOWN = range(3)  # actions
 CARS, COLUMN = 8, 4  # cars, one in each of the rows 1 to 8, and the chicken's column
 REST = 3  # steps from a move of the chicken to the next
@@ -73,7 +78,12 @@ def step(s, cars, workspace, action, p, key, tally):
             row = LAST
         cars[X + k], cars[TIMER + k] = x, timer
 
-    s[ROW], s[WAIT], s[LEFT_STEPS], s[LAST_ACTION] = float32(row), float32(max(wait - 1, 0)), float32(left - 1), float32(taken)
+    s[ROW], s[WAIT], s[LEFT_STEPS], s[LAST_ACTION] = (
+        float32(row),
+        float32(max(wait - 1, 0)),
+        float32(left - 1),
+        float32(taken),
+    )
     return reward, left < 1
 
 
@@ -99,6 +109,13 @@ def masks(s, cars, row):
 _SLOW = (float32(0.25), float32(0.25), float32(0.25))
 
 ENV = game(
-    Params, FIELDS, IntState(3 * CARS, "int8"), reset=reset, step=step, masks=masks, colours=(YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW),
-    actions=("stay", "up", "down"), time_limit=None,  # it ends before that
-)  # fmt: skip
+    Params,
+    FIELDS,
+    IntState(3 * CARS, "int8"),
+    reset=reset,
+    step=step,
+    masks=masks,
+    colours=(YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW),
+    actions=("stay", "up", "down"),
+    time_limit=None,  # it ends before that
+)

@@ -1,29 +1,37 @@
 """MinAtar's Seaquest: a submarine shoots at fish and submarines, gathers divers, and has to come up for air.
 
 The rules of a step, in this order
-- When its timer is up, an enemy (one in three a submarine, else a fish) comes into one of the rows 1 to 8 from either side; not where another in that row goes
+- When its timer is up, an enemy (one in three a submarine, else a fish) comes into one of the rows 1 to 8 from either
+  side; not where another in that row goes
   the other way. Every 30 steps a diver comes likewise, in any row.
-- The player moves a cell to the left (and looks that way), up, right (likewise) or down, or shoots the way it looks, if told to; five steps lie between two
+- The player moves a cell to the left (and looks that way), up, right (likewise) or down, or shoots the way it looks, if
+  told to; five steps lie between two
   shots. Rows 0 to 8 are its own; row 0 is the surface.
 - Shots fly a cell. One that then meets an enemy is gone with it: +1.
-- A diver in the player's cell comes on board, unless six are there. Each diver moves a cell in every sixth step, and that is looked at again.
-- An enemy in the player's cell, before its move or after, or a shot of one, ends the game. Enemies move when their timers are up, and into a shot means
+- A diver in the player's cell comes on board, unless six are there. Each diver moves a cell in every sixth step, and
+  that is looked at again.
+- An enemy in the player's cell, before its move or after, or a shot of one, ends the game. Enemies move when their
+  timers are up, and into a shot means
   +1, too. A submarine shoots every 11 steps; such a shot flies a cell in the step that it is fired in already.
-- Below the surface a step takes one of 200 units of oxygen; with none left at the end of a step the game ends. Who comes to the surface without a diver ends
-  the game. Else the oxygen is filled up and a diver leaves; six leave together, for as many points as the bar of oxygen had cells, 0 to 10.
-- With `ramping`, each time at the surface: enemies come a step sooner (from every 20 steps to every step); every second time they move sooner, too, their
+- Below the surface a step takes one of 200 units of oxygen; with none left at the end of a step the game ends. Who
+  comes to the surface without a diver ends the game. Else the oxygen is filled up and a diver leaves; six leave
+  together, for as many points as the bar of oxygen had cells, 0 to 10.
+- With `ramping`, each time at the surface: enemies come a step sooner (from every 20 steps to every step); every second
+  time they move sooner, too, their
   timer from 5 to 2.
 - The player begins in row 0, column 5, looking left.
 
-As in the package, the divers on board are one fewer than none after six have left: the next one that comes on board makes it none. Such a count below none lets
-the player come to the surface, where it falls by one more.
+As in the package, the divers on board are one fewer than none after six have left: the next one that comes on board
+makes it none. Such a count below none lets the player come to the surface, where it falls by one more.
 
-Channels: the player's front, its back, its shots, the cell behind an enemy or diver, the enemies' shots, fish, submarines, the oxygen as a bar below, divers on
-board beside it, divers. Random numbers: an enemy comes from the left if `uniform(key, 1)` is below 1/2, is a submarine if `uniform(key, 2)` is below 1/3, and
-takes row 1 + `integer(key, 3, 8)`; a diver likewise by `uniform(key, 4)` and 1 + `integer(key, 5, 8)`.
+Channels: the player's front, its back, its shots, the cell behind an enemy or diver, the enemies' shots, fish,
+submarines, the oxygen as a bar below, divers on board beside it, divers. Random numbers: an enemy comes from the left
+if `uniform(key, 1)` is below 1/2, is a submarine if `uniform(key, 2)` is below 1/3, and takes row 1 + `integer(key, 3,
+8)`; a diver likewise by `uniform(key, 4)` and 1 + `integer(key, 5, 8)`.
 
-What is kept. Four lists, oldest first, each item a number: its column and row, whether it goes right, its timers, whether it is a submarine. They have room
-for more than the rules can bring about: enemies that come in every step leave after 30, and a submarine has one shot in the water.
+What is kept. Four lists, oldest first, each item a number: its column and row, whether it goes right, its timers,
+whether it is a submarine. They have room for more than the rules can bring about: enemies that come in every step leave
+after 30, and a submarine has one shot in the water.
 """
 
 from typing import NamedTuple
@@ -33,13 +41,29 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, whole
 
-# The state: the player's place and whether it looks right; oxygen, divers on board, whether it is at the surface since the last step; steps until it may shoot,
-# until an enemy comes, until a diver does; steps between enemies and between their moves, how often it was ramped; the last action; and the lists' lengths.
-(X, Y, LOOKS_RIGHT, OXYGEN, ON_BOARD, SURFACED, COOLING, NEXT_ENEMY, NEXT_DIVER, ENEMY_EVERY, MOVE_EVERY, RAMPED, LAST_ACTION) = range(13)
+# The state: the player's place and whether it looks right; oxygen, divers on board, whether it is at the surface since
+# the last step; steps until it may shoot, until an enemy comes, until a diver does; steps between enemies and between
+# their moves, how often it was ramped; the last action; and the lists' lengths.
+(
+    X,
+    Y,
+    LOOKS_RIGHT,
+    OXYGEN,
+    ON_BOARD,
+    SURFACED,
+    COOLING,
+    NEXT_ENEMY,
+    NEXT_DIVER,
+    ENEMY_EVERY,
+    MOVE_EVERY,
+    RAMPED,
+    LAST_ACTION,
+) = range(13)
 ENEMY_COUNT, THEIR_COUNT, SHOT_COUNT, DIVER_COUNT, FIELDS = range(13, 18)
 STAY, LEFT, UP, RIGHT, DOWN, FIRE = range(6)  # actions
 
-ENEMIES, THEIRS, SHOTS, DIVERS, ITEMS = 0, 32, 64, 68, 72  # where the lists begin: enemies, their shots, the player's, divers; and how many items in all
+# where the lists begin: enemies, their shots, the player's, divers; and how many items in all
+ENEMIES, THEIRS, SHOTS, DIVERS, ITEMS = 0, 32, 64, 68, 72
 PLACE, RIGHTWARD, SUBMARINE = 255, 256, 512  # of an item: column + 16 row, and two flags
 TIMER, SHOT_TIMER = 1 << 10, 1 << 14  # units of the timers, below 16 each
 
@@ -59,7 +83,11 @@ def reset(s, items, workspace, p, key):
     for field in range(FIELDS):
         s[field] = float32(0.0)
     s[X], s[OXYGEN], s[SURFACED], s[NEXT_DIVER] = float32(5.0), float32(AIR), float32(1.0), float32(DIVER_EVERY)
-    s[NEXT_ENEMY], s[ENEMY_EVERY], s[MOVE_EVERY] = float32(FIRST_ENEMY_EVERY), float32(FIRST_ENEMY_EVERY), float32(FIRST_MOVE_EVERY)
+    s[NEXT_ENEMY], s[ENEMY_EVERY], s[MOVE_EVERY] = (
+        float32(FIRST_ENEMY_EVERY),
+        float32(FIRST_ENEMY_EVERY),
+        float32(FIRST_MOVE_EVERY),
+    )
     for k in range(ITEMS):
         items[k] = 0
 
@@ -191,7 +219,11 @@ def move_enemies(s, items, player, kind):
                 if not gone:
                     enemy += whole(s[MOVE_EVERY]) * TIMER
                     over = over or enemy & PLACE == player
-                    shot = find(items, SHOTS, whole(s[SHOT_COUNT]), enemy & PLACE, 0) if enemy & PLACE != player else int32(-1)
+                    shot = (
+                        find(items, SHOTS, whole(s[SHOT_COUNT]), enemy & PLACE, 0)
+                        if enemy & PLACE != player
+                        else int32(-1)
+                    )
                     if shot >= 0:
                         remove(s, items, SHOT_COUNT, SHOTS, shot)
                         hits += float32(1.0)
@@ -264,7 +296,14 @@ def step(s, items, workspace, action, p, key, tally):
         new_enemy(s, items, key)
         s[NEXT_ENEMY] = s[ENEMY_EVERY]
     if s[NEXT_DIVER] == float32(0.0):
-        append(s, items, DIVER_COUNT, DIVERS, ITEMS, entrance(1 + integer(key, 5, 8), uniform(key, 4) < float32(0.5)) + DIVER_TIMER * TIMER)
+        append(
+            s,
+            items,
+            DIVER_COUNT,
+            DIVERS,
+            ITEMS,
+            entrance(1 + integer(key, 5, 8), uniform(key, 4) < float32(0.5)) + DIVER_TIMER * TIMER,
+        )
         s[NEXT_DIVER] = float32(DIVER_EVERY)
     act(s, items, taken)
 
@@ -284,7 +323,9 @@ def step(s, items, workspace, action, p, key, tally):
 
 @device_call
 def row_of(items, first, count, row, behind, flag, value):
-    """The cells of a row with the items of a list, or the cells behind them; of those whose flag is `value` only (flag 0: all)."""
+    """The cells of a row with the items of a list, or the cells behind them; of those whose flag is `value` only (flag
+    0: all).
+    """
     mask = int32(0)
     for k in range(count):
         item = whole(items[first + k])
@@ -319,6 +360,12 @@ def masks(s, items, row):
 _DARK = (float32(0.25), float32(0.25), float32(0.25))
 
 ENV = game(
-    Params, FIELDS, IntState(ITEMS, "int32"), reset=reset, step=step, masks=masks, colours=(YELLOW, ORANGE, YELLOW, _DARK, RED, RED, RED, BLUE, GREEN, GREY),
+    Params,
+    FIELDS,
+    IntState(ITEMS, "int32"),
+    reset=reset,
+    step=step,
+    masks=masks,
+    colours=(YELLOW, ORANGE, YELLOW, _DARK, RED, RED, RED, BLUE, GREEN, GREY),
     actions=("stay", "left", "up", "right", "down", "fire"),
-)  # fmt: skip
+)

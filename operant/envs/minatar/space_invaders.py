@@ -1,16 +1,20 @@
 """MinAtar's Space Invaders: a cannon below shoots at a cluster of aliens above, which come down and shoot back.
 
 The rules of a step
-- The cannon moves a cell to the left or right, or shoots, if told to; five steps lie between two shots. Shots fly up, those of the aliens down, a cell a step.
+- The cannon moves a cell to the left or right, or shoots, if told to; five steps lie between two shots. Shots fly up,
+  those of the aliens down, a cell a step.
   A shot of the aliens in the cannon's cell ends the game, and so does an alien.
-- When the aliens' move timer is up, they move a cell to the side; where one of them stands at that side they turn and come a row down instead, which ends the
+- When the aliens' move timer is up, they move a cell to the side; where one of them stands at that side they turn and
+  come a row down instead, which ends the
   game if one stands in the bottom row. The next move is as many steps ahead as there are aliens, 12 at most.
 - Every 10 steps the lowest alien of the column nearest to the cannon shoots (of two as near the left one).
-- A shot and an alien in a cell are both gone. Reward: +1 for an alien. When the last one is gone, a new cluster stands in rows 0 to 3, columns 2 to 7; with
+- A shot and an alien in a cell are both gone. Reward: +1 for an alien. When the last one is gone, a new cluster stands
+  in rows 0 to 3, columns 2 to 7; with
   `ramping` the most steps between two moves are then one fewer, to 6.
 - The cannon begins in column 5, and the aliens moving left.
 
-Channels: cannon, alien, alien that moves left, alien that moves right, shot of the cannon, shot of an alien. Random numbers: none but the sticky action's.
+Channels: cannon, alien, alien that moves left, alien that moves right, shot of the cannon, shot of an alien. Random
+numbers: none but the sticky action's.
 """
 
 from typing import NamedTuple
@@ -20,10 +24,12 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREEN, RED, YELLOW, IntState, device_call
 from operant.envs.minatar.board import FULL, LAST, SIDE, bit, game, sticky_action, whole
 
-# The state: the cannon's column and steps until it may shoot; which way the aliens go, steps until their move and their shot, and the most steps between moves.
+# The state: the cannon's column and steps until it may shoot; which way the aliens go, steps until their move and their
+# shot, and the most steps between moves.
 X, COOLING, WAY, MOVE, SHOT, MOVE_EVERY, LAST_ACTION, FIELDS = range(8)
 STAY, LEFT, RIGHT, FIRE = range(4)  # actions
-ALIENS, UP, DOWN = 0, SIDE, 2 * SIDE  # where the masks of the ten rows begin: of aliens, of shots that fly up, of shots that fly down
+# where the masks of the ten rows begin: of aliens, of shots that fly up, of shots that fly down
+ALIENS, UP, DOWN = 0, SIDE, 2 * SIDE
 CLUSTER_ROWS, CLUSTER = 4, 0b0011111100
 COOL_DOWN, SHOT_EVERY, FIRST_MOVE_EVERY, LAST_MOVE_EVERY = 5, 10, 12, 6
 
@@ -39,7 +45,13 @@ class Params(NamedTuple):
 def reset(s, rows, workspace, p, key):
     for row in range(3 * SIDE):
         rows[row] = CLUSTER if row < CLUSTER_ROWS else 0
-    s[X], s[COOLING], s[WAY], s[SHOT], s[LAST_ACTION] = float32(5.0), float32(0.0), float32(-1.0), float32(SHOT_EVERY), float32(STAY)
+    s[X], s[COOLING], s[WAY], s[SHOT], s[LAST_ACTION] = (
+        float32(5.0),
+        float32(0.0),
+        float32(-1.0),
+        float32(SHOT_EVERY),
+        float32(STAY),
+    )
     s[MOVE], s[MOVE_EVERY] = float32(FIRST_MOVE_EVERY), float32(FIRST_MOVE_EVERY)
 
 
@@ -158,10 +170,23 @@ def masks(s, rows, row):
     """What a row holds: cannon, alien, alien that moves left, alien that moves right, the cannon's shot, an alien's."""
     aliens, none, leftward = whole(rows[ALIENS + row]), int32(0), s[WAY] < float32(0.0)
     cannon = bit(whole(s[X]), row == LAST)
-    return cannon, aliens, aliens if leftward else none, none if leftward else aliens, whole(rows[UP + row]), whole(rows[DOWN + row])
+    return (
+        cannon,
+        aliens,
+        aliens if leftward else none,
+        none if leftward else aliens,
+        whole(rows[UP + row]),
+        whole(rows[DOWN + row]),
+    )
 
 
 ENV = game(
-    Params, FIELDS, IntState(3 * SIDE, "int16"), reset=reset, step=step, masks=masks, colours=(BLUE, GREEN, GREEN, GREEN, YELLOW, RED),
+    Params,
+    FIELDS,
+    IntState(3 * SIDE, "int16"),
+    reset=reset,
+    step=step,
+    masks=masks,
+    colours=(BLUE, GREEN, GREEN, GREEN, YELLOW, RED),
     actions=("stay", "left", "right", "fire"),
-)  # fmt: skip
+)

@@ -1,41 +1,58 @@
-"""Pacman: eat every dot of the maze, and let no ghost catch you, unless a power pill has frightened it. The arcade's maze: 240 dots and 4 power pills.
+"""Pacman: eat every dot of the maze, and let no ghost catch you, unless a power pill has frightened it. The arcade's
+maze: 240 dots and 4 power pills.
 
-Rules and constants: PufferLib's Pacman (`ocean/pacman/pacman.h`, `config/pacman.ini`; github.com/PufferAI/PufferLib), written anew from reading it. Its
-movement is in whole cells, too. The maze and the ghosts' ways are those of the arcade game (Namco 1980), with the house filled in: the ghosts begin before it.
+Rules and constants: PufferLib's Pacman (`ocean/pacman/pacman.h`, `config/pacman.ini`; github.com/PufferAI/PufferLib),
+written anew from reading it. Its movement is in whole cells, too. The maze and the ghosts' ways are those of the arcade
+game (Namco 1980), with the house filled in: the ghosts begin before it.
 
 The rules of a step, in this order
-- The clock ticks. The ghosts' mode follows it: they scatter for 70 steps, chase for 140, scatter again and so on; after the sixth change they scatter for good.
+- The clock ticks. The ghosts' mode follows it: they scatter for 70 steps, chase for 140, scatter again and so on; after
+  the sixth change they scatter for good.
   When it changes, they turn back.
-- Each ghost has a cell that it makes for, by where all stood before the step. Scattering, a corner of its own. Chasing, Blinky Pacman's cell; Pinky the fourth
-  cell ahead of him; Inky the cell that lies as far beyond the second one ahead of him as Blinky lies before it; Clyde Pacman's cell while he is more than
-  eight cells away from it (as the crow flies), else his corner.
-- The action turns Pacman up, right, down or left (0 to 3), unless a wall is there. He moves a cell the way that he then heads, unless a wall is there, and
-  eats the dot or power pill in his cell. A pill frightens the ghosts, for its step and 35 more, and turns them back; not those that are only eyes.
-- Each ghost waits for a number of steps after the start, then moves a cell in every step, a frightened one only in every second (in the step of the pill, not
-  in the next, and so on). One that has just been told so turns back. Any other never does: of the other ways it takes a random one if it is frightened, else
-  that whose cell is nearest to the cell it makes for, as the crow flies; of equally near ones the first of up, left, down, right. With a wall ahead it stays.
-- After its move, a ghost on Pacman's cell or on one beside it catches him, or is eaten if it is frightened. Of an eaten one the eyes run home, to the cell it
+- Each ghost has a cell that it makes for, by where all stood before the step. Scattering, a corner of its own. Chasing,
+  Blinky Pacman's cell; Pinky the fourth cell ahead of him; Inky the cell that lies as far beyond the second one ahead
+  of him as Blinky lies before it; Clyde Pacman's cell while he is more than eight cells away from it (as the crow
+  flies), else his corner.
+- The action turns Pacman up, right, down or left (0 to 3), unless a wall is there. He moves a cell the way that he then
+  heads, unless a wall is there, and eats the dot or power pill in his cell. A pill frightens the ghosts, for its step
+  and 35 more, and turns them back; not those that are only eyes.
+- Each ghost waits for a number of steps after the start, then moves a cell in every step, a frightened one only in
+  every second (in the step of the pill, not in the next, and so on). One that has just been told so turns back. Any
+  other never does: of the other ways it takes a random one if it is frightened, else that whose cell is nearest to the
+  cell it makes for, as the crow flies; of equally near ones the first of up, left, down, right. With a wall ahead it
+  stays.
+- After its move, a ghost on Pacman's cell or on one beside it catches him, or is eaten if it is frightened. Of an eaten
+  one the eyes run home, to the cell it
   began in, and are a ghost as before when they are there.
-- The side exits of the maze lead to each other. The game ends when he is caught, or when the last dot or pill is eaten; after 10,000 steps it is truncated.
-- Reward: +1 for a dot, a pill or a ghost. He begins on a random cell with a dot (which he has not eaten), heading right, or in the middle below the house.
+- The side exits of the maze lead to each other. The game ends when he is caught, or when the last dot or pill is eaten;
+  after 10,000 steps it is truncated.
+- Reward: +1 for a dot, a pill or a ghost. He begins on a random cell with a dot (which he has not eaten), heading
+  right, or in the middle below the house.
 
 Where this differs, and why:
-- A frightened ghost's rests are counted from the last pill; PufferLib counts each ghost's, through a second pill, so that it may miss being turned back.
-- Ghosts are no longer frightened after the last step in which one may be eaten; there they look so until the next step begins, in which they catch.
-- On both sides of the tunnel's seam one is beside the other. A waiting ghost does not turn. Of equally near ways PufferLib prefers down, up, right, left.
-What looks like an oversight is kept: to scatter, not to chase, for good (`mode_changes = 5` is the arcade's way); a dot at the start has to be come back to.
+- A frightened ghost's rests are counted from the last pill; PufferLib counts each ghost's, through a second pill, so
+  that it may miss being turned back.
+- Ghosts are no longer frightened after the last step in which one may be eaten; there they look so until the next step
+  begins, in which they catch.
+- On both sides of the tunnel's seam one is beside the other. A waiting ghost does not turn. Of equally near ways
+  PufferLib prefers down, up, right, left. What looks like an oversight is kept: to scatter, not to chase, for good
+  (`mode_changes = 5` is the arcade's way); a dot at the start has to be come back to.
 
-The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; whether he heads up, right, down, left; whether these ways are open; 255 x the
-share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky and Clyde 9 each: column, row; whether it heads up, right, down, left; whether
-it hunts, is frightened, is eyes. Of the pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
-in PufferLib, whose floats hold the same). Columns and rows are categorical features, and a network reads them one-hot: in a maze, what is right
-in one column says nothing of the next (as numbers two recipes brought 178 and 189 pickups, one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
+The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; whether he heads up, right, down, left;
+whether these ways are open; 255 x the share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky
+and Clyde 9 each: column, row; whether it heads up, right, down, left; whether it hunts, is frightened, is eyes. Of the
+pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
+in PufferLib, whose floats hold the same). Columns and rows are categorical features, and a network reads them one-hot:
+in a maze, what is right in one column says nothing of the next (as numbers two recipes brought 178 and 189 pickups,
+one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
 
-Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits of Blinky, Pinky, Inky and Clyde are
-draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in
-the order up, left, down, right; not drawn where there is one way only.
+Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits
+of Blinky, Pinky, Inky and Clyde are draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened
+ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in the order up, left, down, right; not
+drawn where there is one way only.
 
-A lane is 16 words of 32 bits: the pickups as 244 bits, a word for each actor, the clock, the frightened steps left, the pickups left.
+A lane is 16 words of 32 bits: the pickups as 244 bits, a word for each actor, the clock, the frightened steps left, the
+pickups left.
 """
 
 from typing import NamedTuple
@@ -84,6 +101,7 @@ PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # where the pickups begin
 SEEN = PICKUPS_SEEN + PICKUPS
 POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # where columns stand, each before its row
 
+
 class Params(NamedTuple):
     """Rewards, clocks and starts."""
 
@@ -115,7 +133,9 @@ def _way(ways, place, frightened, column, row, ghost, key):
     """Which of the open ways (bits) a ghost takes that must not turn back: to (column, row), or a random one."""
     skip = int32(0)
     if frightened:
-        count = (ways & int32(1)) + ((ways >> int32(1)) & int32(1)) + ((ways >> int32(2)) & int32(1)) + (ways >> int32(3))
+        count = (
+            (ways & int32(1)) + ((ways >> int32(1)) & int32(1)) + ((ways >> int32(2)) & int32(1)) + (ways >> int32(3))
+        )
         skip = int32(integer(key, ghost, count)) if count > 1 else int32(0)
     best, nearest = int32(0), int32(2**30)
     for k in range(4):
@@ -135,7 +155,9 @@ def _way(ways, place, frightened, column, row, ghost, key):
 
 @device_call
 def _move_ghost(word, ghost, home, column, row, pacman, clock, turns_back, rests, key):
-    """A ghost's word after its move: it makes for (column, row), or home if it is eyes. And whether it was eaten, and whether it caught Pacman, 0 or 1 each."""
+    """A ghost's word after its move: it makes for (column, row), or home if it is eyes. And whether it was eaten, and
+    whether it caught Pacman, 0 or 1 each.
+    """
     place, heading, mood, wait = place_of(word), heading_of(word), mood_of(word), word >> int32(16)
     if clock > wait and not (rests and mood == FRIGHTENED):
         ways = entry_of(place) & int32(15)
@@ -180,7 +202,16 @@ def _targets(pacman, blinky, clyde, chasing):
     clyde_across, clyde_below = column - (clyde & int32(31)), row - (place_of(clyde) >> int32(5))
     far = clyde_across * clyde_across + clyde_below * clyde_below > CLYDE_RADIUS * CLYDE_RADIUS
     clyde_column, clyde_row = (column, row) if far else (int32(CORNERS[3][0]), int32(CORNERS[3][1]))
-    return column, row, column + PINKY_LEAD * across, row + PINKY_LEAD * below, inky_column, inky_row, clyde_column, clyde_row
+    return (
+        column,
+        row,
+        column + PINKY_LEAD * across,
+        row + PINKY_LEAD * below,
+        inky_column,
+        inky_row,
+        clyde_column,
+        clyde_row,
+    )
 
 
 @device_call
@@ -188,7 +219,9 @@ def reset(s, cells, workspace, p, key):
     """All pickups in their places, everyone at his start."""
     for w in range(WORDS):
         cells[w] = int32(-1 if w < WORDS - 1 else (1 << (PICKUPS - 32 * (WORDS - 1))) - 1)
-    cells[PACMAN] = (int32(DOT_PLACES[int32(integer(key, 0, DOTS))]) if p.random_start else int32(START)) | int32(RIGHT << 10)
+    cells[PACMAN] = (int32(DOT_PLACES[int32(integer(key, 0, DOTS))]) if p.random_start else int32(START)) | int32(
+        RIGHT << 10
+    )
     for ghost in range(4):
         cells[GHOSTS + ghost] = int32(HOMES[ghost]) | int32(integer(key, 1 + ghost, p.wait_steps)) << int32(16)
     cells[CLOCK], cells[FRIGHT], cells[REMAINING] = 0, 0, PICKUPS
@@ -222,15 +255,28 @@ def step(s, cells, workspace, action, p, key, tally):
         blinky, pinky = _with_mood(blinky, HUNTING, FRIGHTENED), _with_mood(pinky, HUNTING, FRIGHTENED)
         inky, clyde = _with_mood(inky, HUNTING, FRIGHTENED), _with_mood(clyde, HUNTING, FRIGHTENED)
     rests = (p.frightened_steps - fright) & 1 == 1
-    blinky, eaten0, caught0 = _move_ghost(blinky, BLINKY, int32(HOMES[0]), int32(x0), int32(y0), place, clock, turns_back, rests, key)
-    pinky, eaten1, caught1 = _move_ghost(pinky, PINKY, int32(HOMES[1]), int32(x1), int32(y1), place, clock, turns_back, rests, key)
-    inky, eaten2, caught2 = _move_ghost(inky, INKY, int32(HOMES[2]), int32(x2), int32(y2), place, clock, turns_back, rests, key)
-    clyde, eaten3, caught3 = _move_ghost(clyde, CLYDE, int32(HOMES[3]), int32(x3), int32(y3), place, clock, turns_back, rests, key)
+    blinky, eaten0, caught0 = _move_ghost(
+        blinky, BLINKY, int32(HOMES[0]), int32(x0), int32(y0), place, clock, turns_back, rests, key
+    )
+    pinky, eaten1, caught1 = _move_ghost(
+        pinky, PINKY, int32(HOMES[1]), int32(x1), int32(y1), place, clock, turns_back, rests, key
+    )
+    inky, eaten2, caught2 = _move_ghost(
+        inky, INKY, int32(HOMES[2]), int32(x2), int32(y2), place, clock, turns_back, rests, key
+    )
+    clyde, eaten3, caught3 = _move_ghost(
+        clyde, CLYDE, int32(HOMES[3]), int32(x3), int32(y3), place, clock, turns_back, rests, key
+    )
     if fright == 0:
         blinky, pinky = _with_mood(blinky, FRIGHTENED, HUNTING), _with_mood(pinky, FRIGHTENED, HUNTING)
         inky, clyde = _with_mood(inky, FRIGHTENED, HUNTING), _with_mood(clyde, FRIGHTENED, HUNTING)
 
-    cells[PACMAN], cells[CLOCK], cells[FRIGHT], cells[REMAINING] = place | heading << int32(10), clock, fright, remaining
+    cells[PACMAN], cells[CLOCK], cells[FRIGHT], cells[REMAINING] = (
+        place | heading << int32(10),
+        clock,
+        fright,
+        remaining,
+    )
     cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3] = blinky, pinky, inky, clyde
     pickups, ghosts = float32(1 if eats else 0), float32(eaten0 + eaten1 + eaten2 + eaten3)
     cleared, caught = remaining == 0, caught0 + caught1 + caught2 + caught3 > 0
@@ -281,7 +327,8 @@ def _observe_bits(obs, at, word, count):
 @device_call
 def observe(s, cells, obs, p, shard):
     """A shard is that of one of a lane's words: 32 pickups, or fewer, Pacman, or a ghost."""
-    word, fright = cells[shard], cells[FRIGHT]  # read before anything is written: a compiler cannot know that cells and obs lie apart
+    # read before anything is written: a compiler cannot know that cells and obs lie apart
+    word, fright = cells[shard], cells[FRIGHT]
     if shard < WORDS - 1:
         _observe_bits(obs, PICKUPS_SEEN + 32 * shard, word, 32)
     elif shard == WORDS - 1:
@@ -293,7 +340,9 @@ def observe(s, cells, obs, p, shard):
 
 
 def _categories() -> tuple[int, ...]:
-    """How many categories each byte of an observation has: as many as there are columns, or rows; 0 for a numeric one."""
+    """How many categories each byte of an observation has: as many as there are columns, or rows; 0 for a
+    numeric one.
+    """
     categories = [0] * SEEN
     for at in POSITIONS_SEEN:
         categories[at : at + 2] = WIDTH, HEIGHT
@@ -303,7 +352,9 @@ def _categories() -> tuple[int, ...]:
 ENV = Env(
     Params,
     0,
-    observation=Box(SEEN, low=0, high=tuple(k - 1 if k else 255 for k in _categories()), dtype="uint8", categories=_categories()),
+    observation=Box(
+        SEEN, low=0, high=tuple(k - 1 if k else 255 for k in _categories()), dtype="uint8", categories=_categories()
+    ),
     action=Discrete(4),
     time_limit=10_000,
     reset=reset,

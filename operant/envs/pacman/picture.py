@@ -1,4 +1,6 @@
-"""Pacman's picture: the colour of a point of the maze, its pickups and who runs in it. Knows the maze's words; knows no rule of the game."""
+"""Pacman's picture: the colour of a point of the maze, its pickups and who runs in it. Knows the maze's words; knows no
+rule of the game.
+"""
 
 from numpy import float32, int32
 
@@ -20,8 +22,16 @@ from operant.envs.pacman.maze import (
     place_of,
 )
 
-WALL, PINK, WHITE = (float32(0.16), float32(0.21), float32(0.5)), (float32(0.96), float32(0.62), float32(0.78)), (float32(0.95), float32(0.95), float32(0.95))
-SCARED, SCARLET, DOT = (float32(0.2), float32(0.25), float32(0.95)), (float32(0.9), float32(0.15), float32(0.1)), (float32(0.85), float32(0.75), float32(0.6))
+WALL, PINK, WHITE = (
+    (float32(0.16), float32(0.21), float32(0.5)),
+    (float32(0.96), float32(0.62), float32(0.78)),
+    (float32(0.95), float32(0.95), float32(0.95)),
+)
+SCARED, SCARLET, DOT = (
+    (float32(0.2), float32(0.25), float32(0.95)),
+    (float32(0.9), float32(0.15), float32(0.1)),
+    (float32(0.85), float32(0.75), float32(0.6)),
+)
 COLOURS = (SCARLET, PINK, BLUE, ORANGE)  # of the ghosts
 RADIUS = float32(0.8)  # cells, of who runs
 
@@ -40,7 +50,11 @@ def _shade_maze(cells, column, row):
     gap = float32(0.24)
     if _is_wall(column, row):
         open_near = not (_is_wall(column - gap, row - gap) and _is_wall(column + gap, row - gap))
-        return GROUND if open_near or not (_is_wall(column - gap, row + gap) and _is_wall(column + gap, row + gap)) else WALL
+        return (
+            GROUND
+            if open_near or not (_is_wall(column - gap, row + gap) and _is_wall(column + gap, row + gap))
+            else WALL
+        )
     entry = entry_of(int32(row) * int32(STRIDE) + int32(column))
     pickup = (entry >> int32(4) & int32(255)) - int32(1)
     if pickup < 0 or (cells[pickup >> int32(5)] >> (pickup & int32(31))) & int32(1) == 0:
@@ -56,12 +70,21 @@ def _shade_maze(cells, column, row):
 def _shade_ghost(word, column, row, colour):
     """Whether a point of the maze, in cells, shows a ghost, and its colour there."""
     heading, mood = heading_of(word), mood_of(word)
-    across, below = column - float32(word & int32(31)) - float32(0.5), row - float32(place_of(word) >> int32(5)) - float32(0.5)
+    across, below = (
+        column - float32(word & int32(31)) - float32(0.5),
+        row - float32(place_of(word) >> int32(5)) - float32(0.5),
+    )
     if abs(across) > RADIUS or abs(below) > RADIUS:
         return False, GROUND
     # Its eyes look where it heads.
     right, down = float32(0.1) * float32(across_of(heading)), float32(0.1) * float32(below_of(heading)) - float32(0.12)
-    if in_disc(abs(across - float32(1.8) * right), below, float32(0.28), down + float32(0.08) * float32(below_of(heading)), float32(0.11)):
+    if in_disc(
+        abs(across - float32(1.8) * right),
+        below,
+        float32(0.28),
+        down + float32(0.08) * float32(below_of(heading)),
+        float32(0.11),
+    ):
         return True, SCARED if mood == EYES else GROUND
     if in_disc(abs(across - right), below, float32(0.28), down, float32(0.23)):
         return True, WHITE
@@ -82,7 +105,10 @@ def pixel_shader(s, cells, p, x, y):
         if seen:
             return colour
     pacman = cells[PACMAN]
-    across, below = column - float32(pacman & int32(31)) - float32(0.5), row - float32(place_of(pacman) >> int32(5)) - float32(0.5)
+    across, below = (
+        column - float32(pacman & int32(31)) - float32(0.5),
+        row - float32(place_of(pacman) >> int32(5)) - float32(0.5),
+    )
     if in_disc(across, below, float32(0.0), float32(0.0), RADIUS):
         heading = heading_of(pacman)
         right, down = float32(across_of(heading)), float32(below_of(heading))

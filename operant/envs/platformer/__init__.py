@@ -1,13 +1,17 @@
-"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a new level.
+"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a
+new level.
 
-The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman 2019, whose two small squares in a corner
-that show the velocity are here, too). Lengths in tiles, x to the right, y upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
+The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman
+2019, whose two small squares in a corner that show the velocity are here, too). Lengths in tiles, x to the right, y
+upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
 
 The rules of a frame
 - Action: to the left, not at all, to the right (0 to 2), and the same with the button for jumping held (3 to 5).
-- Its speed along nears what it wants by the acceleration. On the ground the button sends it up; else it falls faster and faster, slowly as long as it rises
-  and the button is held: so jumps are high or low (3.66 to 1.78 tiles). A button that stays held jumps again: nothing is kept of it.
-- It moves along, and stops at what is solid; then up or down, likewise. On a plank it lands where its feet were not below the plank's top before; else a
+- Its speed along nears what it wants by the acceleration. On the ground the button sends it up; else it falls faster
+  and faster, slowly as long as it rises and the button is held: so jumps are high or low (3.66 to 1.78 tiles). A button
+  that stays held jumps again: nothing is kept of it.
+- It moves along, and stops at what is solid; then up or down, likewise. On a plank it lands where its feet were not
+  below the plank's top before; else a
   plank lets it through.
 - It takes the coins in the tiles that it is in.
 - It dies with its feet in spikes (half a tile high), or a tile deep in a pit. It has won half way into the flag's tile.
@@ -15,29 +19,33 @@ When the clock runs out after some step it dies, too: so an episode always termi
 
 Reward: `progress` for each tile that it comes further than ever before, `coin`, `goal`, and `death` of any kind.
 
-Levels. Five tiles of flat ground, one to four high, then one obstacle after another while there is room, and at the end flat ground with the flag. Along the
-level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
+Levels. Five tiles of flat ground, one to four high, then one obstacle after another while there is room, and at the end
+flat ground with the flag. Along the level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
 
-    step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1 higher to 1 lower
-    spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to 2 wide
-    planks    2 to 3 amid a pit, 2 to 3 from its sides, 0 to 2 higher    climb    a wall of 3 (h = 0) or 4 tiles, and a plank two up before it
-    tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
+    step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1
+    higher to 1 lower spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to
+    2 wide planks    2 to 3 amid a pit, 2 to 3 from its sides, 0 to 2 higher    climb    a wall of 3 (h = 0) or 4 tiles,
+    and a plank two up before it tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
 
-After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's numbers: kind, size, extent and the ground
-after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
+After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's
+numbers: kind, size, extent and the ground after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two
+bits of word 0 are not both 0. The tests solve levels by a search.
 
-The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven ahead, four below its feet to four above:
-1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from there. For each column whether it holds a coin, and how high. Then the place in
-the tile, velocity (1: the highest), whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture is 12.8
+The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven
+ahead, four below its feet to four above: 1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from
+there. For each column whether it holds a coin, and how high. Then the place in the tile, velocity (1: the highest),
+whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture is 12.8
 tiles wide and shows all that matters but how far the flag is while it is further, and what was reached before.
 
-What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
-stand on the ground, and the row of a coin that is left (see `column_word`). So a level is 128 bytes, a frame reads a few of its columns, a picture one for each
-pixel. Drawing the columns anew from the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
-obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could not be played.
+What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a
+plank, or a solid block), whether spikes stand on the ground, and the row of a coin that is left (see `column_word`). So
+a level is 128 bytes, a frame reads a few of its columns, a picture one for each pixel. Drawing the columns anew from
+the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
+obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could
+not be played.
 
-All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion does not depend on how a device rounds, and
-tests compare it exactly.
+All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion does not depend on
+how a device rounds, and tests compare it exactly.
 """
 
 from typing import NamedTuple
@@ -76,15 +84,19 @@ from operant.envs.platformer.tiles import (
 WON, COINS, PROGRESS, SPIKED, FELL, TOO_LATE = range(6)  # tallies; progress is the share of the way to the flag
 LEFT, STAY, RIGHT, JUMP = range(4)  # actions; JUMP + one of the others is both
 
-# The observation: columns behind and ahead of the player's, rows below and above that of its feet; then two numbers a column of coins, then the rest.
+# The observation: columns behind and ahead of the player's, rows below and above that of its feet; then two numbers a
+# column of coins, then the rest.
 BEHIND, AHEAD, BELOW, ABOVE = 2, 7, 4, 4
 SEEN_COLUMNS, SEEN_ROWS = BEHIND + 1 + AHEAD, BELOW + 1 + ABOVE
 SEEN_COINS = SEEN_COLUMNS * SEEN_ROWS
 SEEN_REST = SEEN_COINS + 2 * SEEN_COLUMNS
 SEEN = SEEN_REST + 9
 
+
 class Params(NamedTuple):
-    """Rewards and motion. Speeds stay below half a tile a frame, a jump and a fall below one, or things are passed through: see the ranges."""
+    """Rewards and motion. Speeds stay below half a tile a frame, a jump and a fall below one, or things are passed
+    through: see the ranges.
+    """
 
     progress: float = 0.1  # for each tile
     coin: float = 0.2
@@ -151,7 +163,15 @@ def _is_spiked(word, y):
 
 @device_call
 def step(s, cells, workspace, action, p, key, tally):
-    x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS] > float32(0.0), s[BEST], s[CLOCK] + float32(1.0)
+    x, y, vx, vy, stands, best, clock = (
+        s[X],
+        s[Y],
+        s[VX],
+        s[VY],
+        s[STANDS] > float32(0.0),
+        s[BEST],
+        s[CLOCK] + float32(1.0),
+    )
     jumps = action >= JUMP
     way = p.speed * float32(int32((action - JUMP if jumps else action) - STAY))
     flag = float32(int32(cells.shape[0] - FLAG)) + float32(0.5)
@@ -185,7 +205,9 @@ def step(s, cells, workspace, action, p, key, tally):
     tally[TOO_LATE] += float32(1.0) if too_late else float32(0.0)
     s[X], s[Y], s[VX], s[VY] = x, y, vx, vy
     s[STANDS], s[BEST], s[CLOCK] = float32(1.0) if stands else float32(0.0), max(x, best), clock
-    reward = p.progress * further + p.coin * coins + (p.goal if won else float32(0.0)) + (p.death if dies else float32(0.0))
+    reward = (
+        p.progress * further + p.coin * coins + (p.goal if won else float32(0.0)) + (p.death if dies else float32(0.0))
+    )
     return reward, won or dies
 
 
@@ -193,7 +215,15 @@ def step(s, cells, workspace, action, p, key, tally):
 def _seen(word, row):
     """What is in a tile: 1 solid, 0.5 a plank, -1 what kills, else 0."""
     deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
-    return float32(1.0) if is_solid(word, row) else float32(-1.0) if deadly else float32(0.5) if is_plank(word, row) else float32(0.0)
+    return (
+        float32(1.0)
+        if is_solid(word, row)
+        else float32(-1.0)
+        if deadly
+        else float32(0.5)
+        if is_plank(word, row)
+        else float32(0.0)
+    )
 
 
 @device
@@ -237,9 +267,11 @@ def observe(s, cells, obs, p, shard):
 
 
 def platformer(rows: int = 12, columns: int = 64) -> Env:
-    """The game in a world of any height from 10 to 15 tiles, and of any length from 24 to 1,024. Raises ValueError for others.
+    """The game in a world of any height from 10 to 15 tiles, and of any length from 24 to 1,024. Raises ValueError for
+    others.
 
-    A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to grow alike.
+    A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to
+    grow alike.
     """
     if not (isinstance(rows, int) and isinstance(columns, int) and 10 <= rows <= 15 and 24 <= columns <= 1024):
         raise ValueError(f"a world is 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")

@@ -1,4 +1,6 @@
-"""The platformer's levels: obstacles drawn one after another, as `operant.envs.platformer` tells. Knows columns of tiles; knows no motion."""
+"""The platformer's levels: obstacles drawn one after another, as `operant.envs.platformer` tells. Knows columns of
+tiles; knows no motion.
+"""
 
 from numpy import int32, uint64
 
@@ -26,7 +28,9 @@ def _fill(cells, column, count, word):
 
 @device_call
 def _obstacle(cells, column, ground, highest, hardness, kind, words):
-    """Write an obstacle of a hardness 0 to 2 from a column on, its lowest ground `ground`; returns the column and the ground after it."""
+    """Write an obstacle of a hardness 0 to 2 from a column on, its lowest ground `ground`; returns the column and the
+    ground after it.
+    """
     size, extent = words[1], words[2]
     coin = int32(1) if (words[0] & 3) != 0 else int32(0)
     if kind == 0:  # a step up, or down

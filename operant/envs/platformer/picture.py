@@ -1,4 +1,6 @@
-"""The platformer's picture: the colour of a point of the world and of the bar above it. Knows the tiles; knows no rule of the game."""
+"""The platformer's picture: the colour of a point of the world and of the bar above it. Knows the tiles; knows no rule
+of the game.
+"""
 
 from typing import Any
 
@@ -34,7 +36,9 @@ WHITE = (float32(0.95), float32(0.95), float32(0.95))
 
 @device
 def _bar_colour(s, p, across, down, side):
-    """Above the world: two squares as bright as it flies fast to the right and up, grey at rest, and the time that is left."""
+    """Above the world: two squares as bright as it flies fast to the right and up, grey at rest, and the time that is
+    left.
+    """
     if across < float32(1.8):
         speed = s[VX] / p.speed if across < float32(0.8) else s[VY] / p.jump
         light = float32(0.5) + float32(0.5) * unit(speed)
@@ -55,7 +59,11 @@ def _tile_colour(word, row, across, above):
             inner = in_box(across, above, float32(0.5), float32(0.5), float32(0.35), float32(0.35))
             return GREY if inner else EARTH
         return ORANGE if above > float32(0.6) else SKY
-    if has_spikes(word) and row == ground and above < SPIKES * (float32(1.2) - abs(float32(2.0) * across - float32(1.0))):
+    if (
+        has_spikes(word)
+        and row == ground
+        and above < SPIKES * (float32(1.2) - abs(float32(2.0) * across - float32(1.0)))
+    ):
         return RED
     if row == coin_of(word) and row > 0 and in_disc(across, above, float32(0.5), float32(0.5), float32(0.32)):
         return YELLOW

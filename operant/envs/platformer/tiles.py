@@ -1,10 +1,13 @@
-"""The platformer's tiles: the rows of the state, the player's size, and the word that holds a column of a level. Knows no rule of the game."""
+"""The platformer's tiles: the rows of the state, the player's size, and the word that holds a column of a level. Knows
+no rule of the game.
+"""
 
 from numpy import float32, int32
 
 from operant.envs import device
 
-# Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so far, steps taken.
+# Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so
+# far, steps taken.
 X, Y, VX, VY, STANDS, BEST, CLOCK, FIELDS = range(8)
 HALF, HEIGHT = float32(0.375), float32(0.875)  # tiles, of the player: half its width, and its height
 START_X = 2.5

@@ -1,8 +1,10 @@
-"""An actor-critic's acting and learning as a few Triton kernels, in place of torch's many: SAC's and TD3's. Knows no algorithm's cycle of ticks and updates.
+"""An actor-critic's acting and learning as a few Triton kernels, in place of torch's many: SAC's and TD3's. Knows no
+algorithm's cycle of ticks and updates.
 
-An algorithm's torch path is the specification that this is checked against: the same transitions, the same noise, no sum of floats whose order could change.
-`shape` says what kernels are generated from; `learner` launches; `acting`, `gradients` and `steps` are the kernels, over the functions of `networks`. What
-imports Triton is imported only where it is used, so that a run without it does not wait for it.
+An algorithm's torch path is the specification that this is checked against: the same transitions, the same noise, no
+sum of floats whose order could change. `shape` says what kernels are generated from; `learner` launches; `acting`,
+`gradients` and `steps` are the kernels, over the functions of `networks`. What imports Triton is imported only where it
+is used, so that a run without it does not wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ log = logging.getLogger("operant.kernels.actor_critic")
 
 
 def build(task: Task) -> Learner | None:
-    """The fused kernels of a task, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks for what cannot be."""
+    """The fused kernels of a task, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks
+    for what cannot be.
+    """
     kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
@@ -44,7 +48,9 @@ def build(task: Task) -> Learner | None:
         from operant.kernels.actor_critic.wide_atoms import AtomsLearner
 
         kind = AtomsLearner if task.config.critic == "c51" else WideLearner
-        learner = kind(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
+        learner = (
+            kind(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
+        )
         if not on_gpu or (reason := learner.unsupported_reason(learner.shape.precision)) is None:
             log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
             return learner

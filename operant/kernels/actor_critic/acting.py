@@ -1,6 +1,8 @@
-"""The Triton kernel of acting: one tick of all lanes and, beside it, the batch of the update that follows. Knows no loss.
+"""The Triton kernel of acting: one tick of all lanes and, beside it, the batch of the update that follows. Knows no
+loss.
 
-A lane's action depends on that lane alone. A batch asks of the tick that is acted on for no more than what is seen: so both are made at once.
+A lane's action depends on that lane alone. A batch asks of the tick that is acted on for no more than what is seen: so
+both are made at once.
 """
 
 from __future__ import annotations
@@ -74,10 +76,22 @@ def _act(tile, acting, actor, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["t", "numbers"])
 def act(
-    acting, actor, t, lanes, tiles, stored, batch, numbers,
-    SPEC: tl.constexpr, DRAW: tl.constexpr, ROWS: tl.constexpr, BATCH_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Actions of tick t, in as many programs as there are tiles of lanes; those beyond them make the batch of the update that is due after the tick."""
+    acting,
+    actor,
+    t,
+    lanes,
+    tiles,
+    stored,
+    batch,
+    numbers,
+    SPEC: tl.constexpr,
+    DRAW: tl.constexpr,
+    ROWS: tl.constexpr,
+    BATCH_ROWS: tl.constexpr,
+):
+    """Actions of tick t, in as many programs as there are tiles of lanes; those beyond them make the batch of the
+    update that is due after the tick.
+    """
     program = tl.program_id(0)
     if program < tiles:
         _act(program, acting, actor, t, lanes, SPEC, ROWS)

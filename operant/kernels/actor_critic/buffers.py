@@ -1,7 +1,8 @@
-"""The groups of buffers that the kernels of actors and critics take: named tuples of tensors here, of pointers inside a kernel. Know no Triton.
+"""The groups of buffers that the kernels of actors and critics take: named tuples of tensors here, of pointers inside a
+kernel. Know no Triton.
 
-A batch is `operant.kernels.replay.Sampled`. Shape letters: B its samples, C columns that first layers read (observation, action, zeros), G towers, H units of a
-layer.
+A batch is `operant.kernels.replay.Sampled`. Shape letters: B its samples, C columns that first layers read
+(observation, action, zeros), G towers, H units of a layer.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Passes(NamedTuple):
 
     sums: Any  # before the activation, without the bias; with layer normalization made to mean 0 and variance 1
     hidden: Any
-    moments: Any  # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
+    # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
+    moments: Any
     gradient: Any  # in the sums
     end: Any  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
 

@@ -1,8 +1,8 @@
 """The Triton kernels that run actors and critics over a batch: `evaluate`, `judge` and `improve`. They step nothing.
 
-`evaluate` has a program a tile of samples and a part: each target's value of the next observation, each critic's value and its gradients, and the actor's
-action. A critic has one output, so the gradients of its layers are those of its value, times the error of each sample, which may come later: programs of all
-parts run side by side.
+`evaluate` has a program a tile of samples and a part: each target's value of the next observation, each critic's value
+and its gradients, and the actor's action. A critic has one output, so the gradients of its layers are those of its
+value, times the error of each sample, which may come later: programs of all parts run side by side.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _store_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET
 
 @triton.jit
 def _next_action(batch, actor, work, critic_update, x, row, SPEC: tl.constexpr):
-    """An action at the next observation, drawn by the actor; or the target actor's, with clipped noise (Fujimoto, van Hoof & Meger 2018). Zero elsewhere."""
+    """An action at the next observation, drawn by the actor; or the target actor's, with clipped noise (Fujimoto, van
+    Hoof & Meger 2018). Zero elsewhere.
+    """
     ACTOR: tl.constexpr = SPEC.actor
     noise = normal(batch.noise, row, 0, SPEC.batch, is_action(SPEC), SPEC)
     trunk = load_trunk(actor.single, actor.packed, SPEC, ACTOR)
@@ -121,10 +123,27 @@ def _action(batch, actor, work, actor_layers, row, SPEC: tl.constexpr):
 
 @triton.jit(do_not_specialize=["numbers"])
 def evaluate(
-    batch, actor, next_actor, critic, target, work, actor_layers, critic_layers, critic_update, actor_update, temperature, stored, numbers,
-    SPEC: tl.constexpr, DRAW: tl.constexpr, DUE: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part. With STORE a last part stores a tick beside that.
+    batch,
+    actor,
+    next_actor,
+    critic,
+    target,
+    work,
+    actor_layers,
+    critic_layers,
+    critic_update,
+    actor_update,
+    temperature,
+    stored,
+    numbers,
+    SPEC: tl.constexpr,
+    DRAW: tl.constexpr,
+    DUE: tl.constexpr,
+    STORE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part. With STORE a
+    last part stores a tick beside that.
 
     `next_actor`: who acts at the next observations. DUE: the actor learns, too.
     """
@@ -150,7 +169,9 @@ def evaluate(
 
 @triton.jit
 def judge(batch, critic, work, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """Each critic's value of the actor's action, and its gradient in that; program 0 is a tile of samples, 1 the critic."""
+    """Each critic's value of the actor's action, and its gradient in that; program 0 is a tile of samples, 1 the
+    critic.
+    """
     CRITIC: tl.constexpr = SPEC.critic
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tower = tl.program_id(1)
@@ -159,7 +180,9 @@ def judge(batch, critic, work, SPEC: tl.constexpr, ROWS: tl.constexpr):
     trunk = load_trunk(single, packed, SPEC, CRITIC)
     head = load_value_head(single, CRITIC)
     L: tl.constexpr = CRITIC.layers[0]
-    first = tl.load(single + L.packed + tl.arange(0, L.rows_pad)[:, None] * L.columns_pad + tl.arange(0, L.columns_pad)[None, :])
+    first = tl.load(
+        single + L.packed + tl.arange(0, L.rows_pad)[:, None] * L.columns_pad + tl.arange(0, L.columns_pad)[None, :]
+    )
     hidden = run_trunk(x, trunk, SPEC, CRITIC)
     tl.store(work.policy_value + tower * SPEC.batch + row, value_of(hidden[-1], head))
     gradients = value_gradients(hidden, trunk, head, SPEC, CRITIC)
@@ -192,18 +215,29 @@ def improve(actor, work, actor_layers, temperature, SPEC: tl.constexpr, ROWS: tl
     NET: tl.constexpr = SPEC.actor
     H: tl.constexpr = NET.layers[-1]
     place = actor_layers.gradient + H.gradient + row[:, None] * H.rows_pad + tl.arange(0, SPEC.columns)[None, :]
-    head = actor.packed + H.packed + tl.arange(0, SPEC.columns)[:, None] * H.columns_pad + tl.arange(0, H.columns_pad)[None, :]
+    head = (
+        actor.packed
+        + H.packed
+        + tl.arange(0, SPEC.columns)[:, None] * H.columns_pad
+        + tl.arange(0, H.columns_pad)[None, :]
+    )
     if SPEC.stochastic:
         # d log pi / du = 2 a, and of log std -1.
         alpha = tl.exp(tl.load(temperature.log))
         slope = _load_tile(work.slope, row, SPEC)
-        d_mean = tl.where(mask, (alpha * 2.0 * action - _least_slope(work, row, SPEC) * (1.0 - action * action)) / SPEC.batch, 0.0)
-        d_raw = operand(tl.where(mask, (d_mean * _load_tile(work.spread, row, SPEC) - alpha / SPEC.batch) * slope, 0.0), SPEC)
+        d_mean = tl.where(
+            mask, (alpha * 2.0 * action - _least_slope(work, row, SPEC) * (1.0 - action * action)) / SPEC.batch, 0.0
+        )
+        d_raw = operand(
+            tl.where(mask, (d_mean * _load_tile(work.spread, row, SPEC) - alpha / SPEC.batch) * slope, 0.0), SPEC
+        )
         d_mean = operand(d_mean, SPEC)
         tl.store(place + SPEC.columns, d_raw)
         g = product(d_mean, tl.load(head), SPEC) + product(d_raw, tl.load(head + SPEC.columns * H.columns_pad), SPEC)
     else:
-        d_mean = operand(tl.where(mask, -_load_tile(work.value_slope, row, SPEC) * (1.0 - action * action) / SPEC.batch, 0.0), SPEC)
+        d_mean = operand(
+            tl.where(mask, -_load_tile(work.value_slope, row, SPEC) * (1.0 - action * action) / SPEC.batch, 0.0), SPEC
+        )
         g = product(d_mean, tl.load(head), SPEC)
     tl.store(place, d_mean)
 
@@ -214,4 +248,6 @@ def improve(actor, work, actor_layers, temperature, SPEC: tl.constexpr, ROWS: tl
         g = operand(g * activation_gradient(saved, SPEC), SPEC)
         tl.store(actor_layers.gradient + NET.layers[k].gradient + unit, g)
         if k > 0:
-            g = times_transposed_at(g, actor.packed + NET.layers[k].packed, NET.layers[k].rows_pad, NET.layers[k].columns_pad, SPEC)
+            g = times_transposed_at(
+                g, actor.packed + NET.layers[k].packed, NET.layers[k].rows_pad, NET.layers[k].columns_pad, SPEC
+            )

@@ -41,22 +41,33 @@ class Learner(Rehearsed):
         self._actor = flat_of(task.actor_adam.tensors(), task.actor.flat.values.data)
         self._critic = flat_of(task.critic_adam.tensors(), task.critic.values.data)
         self._target = self._critic._replace(parameters=task.target.values.data)
-        self._actor_pack, self._critic_pack, self._target_pack = (self._pack(net) for net in (shape.actor, shape.critic, shape.critic))
+        self._actor_pack, self._critic_pack, self._target_pack = (
+            self._pack(net) for net in (shape.actor, shape.critic, shape.critic)
+        )
         # Who acts at the next observations: the actor, or where it takes its means a target of it.
-        self._next_actor = self._actor if deterministic is None else self._actor._replace(parameters=deterministic.target.values.data)
+        self._next_actor = (
+            self._actor if deterministic is None else self._actor._replace(parameters=deterministic.target.values.data)
+        )
         self._next_pack = self._actor_pack if deterministic is None else self._pack(shape.actor)
         self._actor_layers, self._critic_layers = self._layers(shape.actor), self._layers(shape.critic)
         # A critic's output is its value, so the gradient in it is one.
         head = shape.critic.layers[-1]
         self._critic_layers.gradient[head.gradient :].view(G, B, head.rows_pad)[:, :, 0] = 1.0
-        self._work = Work(*(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))))
+        self._work = Work(
+            *(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,)))
+        )
 
         # What the steps ask for.
         config, skip, unused = task.config, task.cycle.skip, self._zeros(1)
         entropy = 0.0 if stochastic is None else stochastic.target_entropy
-        numbers = (entropy, 0.0, 0.0) if deterministic is None else (entropy, deterministic.noise, deterministic.noise_clip)
+        numbers = (
+            (entropy, 0.0, 0.0) if deterministic is None else (entropy, deterministic.noise, deterministic.noise_clip)
+        )
         scalars = torch.tensor([config.adam_epsilon, config.tau, *numbers], device=self._device)
-        self._updates = tuple(Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (task.actor_adam, task.critic_adam))
+        self._updates = tuple(
+            Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars)
+            for adam in (task.actor_adam, task.critic_adam)
+        )
         own = dict.fromkeys(("step", "exp_avg", "exp_avg_sq"), unused)
         if stochastic is not None and stochastic.adam is not None:
             own = stochastic.adam.tensors()
@@ -77,7 +88,9 @@ class Learner(Rehearsed):
     def _sampled(self, seen: Tensor, following: Tensor) -> Sampled:
         """Buffers of a batch, around those of its observations (B, columns)."""
         B = self.shape.batch
-        return Sampled(seen, following, self._zeros(B), self._zeros(B), self._zeros(len(self.cycle.replay.batch.noise), B))
+        return Sampled(
+            seen, following, self._zeros(B), self._zeros(B), self._zeros(len(self.cycle.replay.batch.noise), B)
+        )
 
     def _acts(self, exploration: Tensor) -> Acting:
         """What acting reads and writes."""
@@ -111,12 +124,17 @@ class Learner(Rehearsed):
 
     def _layers(self, net: Net) -> Layers:
         kind, rows = torch.bfloat16 if self.shape.precision == "bf16" else torch.float32, net.towers * self.shape.batch
-        hidden, gradient = sum(layer.columns_pad for layer in net.layers[1:]), sum(layer.rows_pad for layer in net.layers)
+        hidden, gradient = (
+            sum(layer.columns_pad for layer in net.layers[1:]),
+            sum(layer.rows_pad for layer in net.layers),
+        )
         return Layers(self._zeros(rows * hidden, dtype=kind), self._zeros(rows * gradient, dtype=kind))
 
     def fits(self) -> bool:
         """Whether a GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
-        updates = [partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)]  # without the actor and with it
+        updates = [
+            partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)
+        ]  # without the actor and with it
         return self._has_room(self._device, self.prepare, lambda: self.act(0), lambda: self.store(0), *updates)
 
     # ACT
@@ -126,11 +144,24 @@ class Learner(Rehearsed):
         shape, normalizer = self.shape, self.task.actor.features.normalizer
         if normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
-        packs = [(self._actor, self._actor_pack, shape.actor), (self._critic, self._critic_pack, shape.critic), (self._target, self._target_pack, shape.critic)]
+        packs = [
+            (self._actor, self._actor_pack, shape.actor),
+            (self._critic, self._critic_pack, shape.critic),
+            (self._target, self._target_pack, shape.critic),
+        ]
         if not shape.stochastic:
             packs.append((self._next_actor, self._next_pack, shape.actor))
         for flat, pack, net in packs:
-            self.launch(pack_network, (net.programs, net.towers), flat, pack, SPEC=shape, NET=net, POLICY=net is shape.actor, num_warps=STEP_WARPS)
+            self.launch(
+                pack_network,
+                (net.programs, net.towers),
+                flat,
+                pack,
+                SPEC=shape,
+                NET=net,
+                POLICY=net is shape.actor,
+                num_warps=STEP_WARPS,
+            )
 
     def act(self, t: int) -> None:
         """Actions of tick t, and beside them the batch of the first update that is due after it."""
@@ -155,7 +186,15 @@ class Learner(Rehearsed):
     def _store(self, t: int) -> None:
         """Store tick t at once."""
         programs = -(-self._lanes // TILE)
-        self.launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+        self.launch(
+            store,
+            (programs,),
+            self._stored,
+            self._numbers(t + 1, 0),
+            DRAW=self._draw,
+            ROWS=TILE,
+            num_warps=SAMPLE_WARPS,
+        )
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
@@ -170,16 +209,43 @@ class Learner(Rehearsed):
             self.improve()
             self.step_actor()
         if not (due and stochastic):
-            self.launch(account, (1,), self._batch, self._work, self._temperature, self._updates[0], SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
+            self.launch(
+                account,
+                (1,),
+                self._batch,
+                self._work,
+                self._temperature,
+                self._updates[0],
+                SPEC=self.shape,
+                DUE=due,
+                num_warps=STEP_WARPS,
+            )
 
     def sample(self, ticks: int, number: int) -> None:
         """The batch of update `number` of the iteration."""
         numbers = self._numbers(ticks, number)
-        self.launch(sample, (self.shape.batch // TILE,), self._stored, self._batch, numbers, DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+        self.launch(
+            sample,
+            (self.shape.batch // TILE,),
+            self._stored,
+            self._batch,
+            numbers,
+            DRAW=self._draw,
+            ROWS=TILE,
+            num_warps=SAMPLE_WARPS,
+        )
 
     def _numbers(self, ticks: int, number: int) -> Numbers:
         replay = self.cycle.replay
-        return Numbers(ticks, number, self._lanes, replay.ticks_stored, len(replay.ring.final), replay.ring.window, float(replay.gamma))
+        return Numbers(
+            ticks,
+            number,
+            self._lanes,
+            replay.ticks_stored,
+            len(replay.ring.final),
+            replay.ring.window,
+            float(replay.gamma),
+        )
 
     def evaluate(self, *, due: bool = True) -> None:
         """All that the update needs of the networks as they are; counts steps, and stores the tick that was put off. `due`: the actor learns, too."""
@@ -204,7 +270,9 @@ class Learner(Rehearsed):
     def judge(self) -> None:
         """What the critics say of the actor's actions; only the first of them, where the actor takes its means."""
         grid = (self.shape.batch // TILE, self.shape.critic.towers if self.shape.stochastic else 1)
-        self.launch(judge, grid, self._batch, self._critic_pack, self._work, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
+        self.launch(
+            judge, grid, self._batch, self._critic_pack, self._work, SPEC=self.shape, ROWS=TILE, num_warps=WARPS
+        )
 
     def improve(self) -> None:
         """The gradients of the actor's layers."""

@@ -1,7 +1,8 @@
-"""Triton functions of actors and critics: forward, the gradient of a value in its inputs, the squashed Gaussian. They read packed weights and know no batch.
+"""Triton functions of actors and critics: forward, the gradient of a value in its inputs, the squashed Gaussian. They
+read packed weights and know no batch.
 
-Tiles are sample-major, (rows, features). Critics read observation and action side by side, so an actor's outputs stand in the action's columns of that tile:
-nothing has to be moved from one column to another.
+Tiles are sample-major, (rows, features). Critics read observation and action side by side, so an actor's outputs stand
+in the action's columns of that tile: nothing has to be moved from one column to another.
 """
 
 from __future__ import annotations
@@ -72,13 +73,17 @@ def times_transposed_at(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SP
 
 @triton.jit
 def _part(x, weight, OUT: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, SPEC: tl.constexpr):
-    """The product of x (rows, n) with (n, OUT) numbers: neighbours down lie STEP apart, and neighbours across ACROSS."""
+    """The product of x (rows, n) with (n, OUT) numbers: neighbours down lie STEP apart, and neighbours across
+    ACROSS.
+    """
     IN: tl.constexpr = x.shape[1]
     return product(x, tl.load(weight + tl.arange(0, IN)[:, None] * STEP + tl.arange(0, OUT)[None, :] * ACROSS), SPEC)
 
 
 @triton.jit
-def _in_parts(x, weight, OUT: tl.constexpr, IN: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, SPEC: tl.constexpr):
+def _in_parts(
+    x, weight, OUT: tl.constexpr, IN: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, SPEC: tl.constexpr
+):
     """The same of (IN, OUT) numbers, as many at a time as a program has room for."""
     if SPEC.deep >= IN:
         return _part(x, weight, OUT, STEP, ACROSS, SPEC)
@@ -86,19 +91,27 @@ def _in_parts(x, weight, OUT: tl.constexpr, IN: tl.constexpr, STEP: tl.constexpr
         HALF: tl.constexpr = IN // 2
         low, high = _halves(x)
         if SPEC.deep >= HALF:
-            return _part(low, weight, OUT, STEP, ACROSS, SPEC) + _part(high, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC)
+            return _part(low, weight, OUT, STEP, ACROSS, SPEC) + _part(
+                high, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC
+            )
         else:
             QUARTER: tl.constexpr = IN // 4
             first, second = _halves(low)
             third, fourth = _halves(high)
-            below = _part(first, weight, OUT, STEP, ACROSS, SPEC) + _part(second, weight + QUARTER * STEP, OUT, STEP, ACROSS, SPEC)
-            above = _part(third, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC) + _part(fourth, weight + (HALF + QUARTER) * STEP, OUT, STEP, ACROSS, SPEC)
+            below = _part(first, weight, OUT, STEP, ACROSS, SPEC) + _part(
+                second, weight + QUARTER * STEP, OUT, STEP, ACROSS, SPEC
+            )
+            above = _part(third, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC) + _part(
+                fourth, weight + (HALF + QUARTER) * STEP, OUT, STEP, ACROSS, SPEC
+            )
             return below + above
 
 
 @triton.jit
 def first_product(x, w, SPEC: tl.constexpr):
-    """What the first layer does: raw observations may be large numbers that differ little, so it never has fewer bits than tf32."""
+    """What the first layer does: raw observations may be large numbers that differ little, so it never has fewer bits
+    than tf32.
+    """
     return tl.dot(x, w, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
@@ -115,11 +128,15 @@ def as_read(x, SPEC: tl.constexpr):
 def load_trunk(single, packed, SPEC: tl.constexpr, NET: tl.constexpr):
     """The hidden layers of a tower: the first weight, the later ones (or addresses), and all biases."""
     L: tl.constexpr = NET.layers[0]
-    first = tl.load(single + L.packed + tl.arange(0, L.rows_pad)[None, :] * L.columns_pad + tl.arange(0, L.columns_pad)[:, None])
+    first = tl.load(
+        single + L.packed + tl.arange(0, L.rows_pad)[None, :] * L.columns_pad + tl.arange(0, L.columns_pad)[:, None]
+    )
     biases = (tl.load(single + L.packed_bias + tl.arange(0, L.rows_pad)),)
     weights = ()
     for k in tl.static_range(1, len(NET.layers) - 1):
-        weights = weights + (load_weight(packed + NET.layers[k].packed, NET.layers[k].rows_pad, NET.layers[k].columns_pad, SPEC.early),)
+        weights = weights + (
+            load_weight(packed + NET.layers[k].packed, NET.layers[k].rows_pad, NET.layers[k].columns_pad, SPEC.early),
+        )
         biases = biases + (tl.load(single + NET.layers[k].packed_bias + tl.arange(0, NET.layers[k].rows_pad)),)
     return first, weights, biases
 
@@ -131,7 +148,10 @@ def run_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
     h = activate(first_product(as_read(x, SPEC), first, SPEC) + biases[0][None, :], SPEC)
     hidden = (h,)
     for k in tl.static_range(len(NET.layers) - 2):
-        z = times(operand(h, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC) + biases[k + 1][None, :]
+        z = (
+            times(operand(h, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC)
+            + biases[k + 1][None, :]
+        )
         h = activate(z, SPEC)
         hidden = hidden + (h,)
     return hidden
@@ -159,7 +179,9 @@ def value_gradients(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
     g = weight[None, :] * activation_gradient(hidden[len(NET.layers) - 2], SPEC)
     found = (g,)
     for k in tl.static_range(len(NET.layers) - 3, -1, -1):
-        g = times_transposed(operand(g, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC)
+        g = times_transposed(
+            operand(g, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC
+        )
         g = g * activation_gradient(hidden[k], SPEC)
         found = (g,) + found
     return found
@@ -170,7 +192,9 @@ def value_gradients(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def load_policy_head(single, packed, SPEC: tl.constexpr, NET: tl.constexpr):
-    """An actor's last weights, of means and of raw deviations, (H, columns) each, and their biases: in the columns of the action."""
+    """An actor's last weights, of means and of raw deviations, (H, columns) each, and their biases: in the columns of
+    the action.
+    """
     L: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, L.columns_pad)
     place = packed + L.packed + column[None, :] * L.columns_pad + unit[:, None]
@@ -191,7 +215,9 @@ def load_mean_head(single, packed, SPEC: tl.constexpr, NET: tl.constexpr):
     """The last weight of an actor that has means alone, (H, columns), and its bias."""
     L: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, L.columns_pad)
-    return tl.load(packed + L.packed + column[None, :] * L.columns_pad + unit[:, None]), tl.load(single + L.packed_bias + column)
+    return tl.load(packed + L.packed + column[None, :] * L.columns_pad + unit[:, None]), tl.load(
+        single + L.packed_bias + column
+    )
 
 
 @triton.jit
@@ -216,7 +242,9 @@ def is_action(SPEC: tl.constexpr):
 
 @triton.jit
 def normal(noise, row, begin, stride, mask, SPEC: tl.constexpr):
-    """Standard normal numbers (rows, columns) in the action's columns, by Box & Muller 1958, from rows of uniform ones (2 A, stride) from `begin` on."""
+    """Standard normal numbers (rows, columns) in the action's columns, by Box & Muller 1958, from rows of uniform ones
+    (2 A, stride) from `begin` on.
+    """
     column = tl.arange(0, SPEC.columns) - SPEC.observation
     place = noise + (begin + column)[None, :] * stride + row[:, None]
     radius = tl.load(place, mask=mask, other=0.0)
@@ -226,7 +254,9 @@ def normal(noise, row, begin, stride, mask, SPEC: tl.constexpr):
 
 @triton.jit
 def squashed(mean, raw, noise, SPEC: tl.constexpr):
-    """A sample: action, its log-probability (rows), deviation times noise, and d log deviation / d raw. Zero outside the action's columns."""
+    """A sample: action, its log-probability (rows), deviation times noise, and d log deviation / d raw. Zero outside
+    the action's columns.
+    """
     mask = is_action(SPEC)
     # log std = min + (max - min) (tanh raw + 1) / 2
     bounded = tanh(raw, False)
@@ -236,4 +266,9 @@ def squashed(mean, raw, noise, SPEC: tl.constexpr):
     # log N(u) - log (1 - tanh^2 u), the latter as 2 (log 2 - u - softplus(-2 u))
     density = -0.5 * noise * noise - log_std - 0.5 * LOG_2_PI - 2.0 * (LOG_2 - u - softplus(-2.0 * u))
     slope = 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1.0 - bounded * bounded)
-    return tl.where(mask, tanh(u, False), 0.0), tl.sum(tl.where(mask, density, 0.0), axis=1), spread, tl.where(mask, slope, 0.0)
+    return (
+        tl.where(mask, tanh(u, False), 0.0),
+        tl.sum(tl.where(mask, density, 0.0), axis=1),
+        spread,
+        tl.where(mask, slope, 0.0),
+    )

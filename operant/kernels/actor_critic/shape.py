@@ -38,7 +38,9 @@ class Layer:
     columns_pad: int
     weight: int  # where it begins in the flat vector; another tower's rows x columns later
     bias: int
-    packed: int  # where its packed copy begins: of the first and a critic's last layer in `single`, of others in `packed`
+    packed: (
+        int  # where its packed copy begins: of the first and a critic's last layer in `single`, of others in `packed`
+    )
     packed_bias: int  # in `single`
     first: bool
     last: bool
@@ -118,13 +120,17 @@ def describe_net(
     return Net(towers, tuple(layers), single, packed, program)
 
 
-def _net(flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, head: int, head_pad: int, packed_head: bool) -> Net:
+def _net(
+    flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, head: int, head_pad: int, packed_head: bool
+) -> Net:
     """The network of some towers whose parameters are a flat vector."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
     layers = range(len(hidden) + 1)
     weights, biases = (tuple(begin[f"{name}.{k}"] for k in layers) for name in ("weights", "biases"))
     towers, inputs, columns = sizes
-    return describe_net(towers, inputs, columns, hidden, batch, weights, biases, head, head_pad, packed_head=packed_head)
+    return describe_net(
+        towers, inputs, columns, hidden, batch, weights, biases, head, head_pad, packed_head=packed_head
+    )
 
 
 def describe(task: Task, precision: str) -> Shape:
@@ -135,7 +141,17 @@ def describe(task: Task, precision: str) -> Shape:
     judging = net.of_critics.hidden
     stochastic, columns = isinstance(task.kind, Stochastic), max(LEAST_COLUMNS, padded(observation + action))
     heads = 2 if stochastic else 1
-    policy = _net(actor.flat, 1, observation, columns, hidden=net.hidden, batch=batch, head=heads * action, head_pad=heads * columns, packed_head=True)
+    policy = _net(
+        actor.flat,
+        1,
+        observation,
+        columns,
+        hidden=net.hidden,
+        batch=batch,
+        head=heads * action,
+        head_pad=heads * columns,
+        packed_head=True,
+    )
     critic = _net(
         task.critic, config.critics, observation + action, columns, hidden=judging, batch=batch, head=1, head_pad=16, packed_head=False
     )  # fmt: skip
@@ -160,8 +176,10 @@ def unsupported_reason(task: Task) -> str | None:
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
-        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
-        f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation not in ("relu", "tanh"),
+        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling
+        != "uniform",
+        f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation
+        not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": max(len(net.hidden), len(judging)) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(*net.hidden, *judging) > MAX_WIDTH,
         f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,

@@ -1,6 +1,8 @@
-"""The Triton kernels that step actors and critics: each program one block of one weight, from the samples to Adam, the target and the packed copies.
+"""The Triton kernels that step actors and critics: each program one block of one weight, from the samples to Adam, the
+target and the packed copies.
 
-Sums over the batch go in one order, inside one program, so that the same batch always makes the same bits. Knows no network's forward pass.
+Sums over the batch go in one order, inside one program, so that the same batch always makes the same bits. Knows no
+network's forward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ SATURATED = tl.constexpr(0.98)
 
 @triton.jit
 def errors(batch, work, row, tower, alpha, SPEC: tl.constexpr):
-    """Q - y of each sample, (rows); y = r + discount (min of the targets' values - alpha log pi, the latter of a stochastic actor)."""
+    """Q - y of each sample, (rows); y = r + discount (min of the targets' values - alpha log pi, the latter of a
+    stochastic actor).
+    """
     value = tl.load(work.next_value + row)
     for k in tl.static_range(SPEC.critic.towers - 1):
         value = tl.minimum(value, tl.load(work.next_value + (k + 1) * SPEC.batch + row))
@@ -57,7 +61,9 @@ def _load_old(place, mask, flat, target, TARGET: tl.constexpr):
 
 @triton.jit
 def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr):
-    """The row of the flat vector's weight that a packed row is, and whether there is one: a policy's head has means and deviations in the action's columns."""
+    """The row of the flat vector's weight that a packed row is, and whether there is one: a policy's head has means and
+    deviations in the action's columns.
+    """
     LAYER: tl.constexpr = NET.layers[AT]
     if POLICY and LAYER.last:
         within = row % SPEC.columns - SPEC.observation
@@ -68,9 +74,23 @@ def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY
 
 @triton.jit
 def _step_block(
-    program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr,
-    POLICY: tl.constexpr, TARGET: tl.constexpr,
-):  # fmt: skip
+    program,
+    tower,
+    batch,
+    work,
+    own,
+    flat,
+    target,
+    pack,
+    target_pack,
+    temperature,
+    scalars,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    POLICY: tl.constexpr,
+    TARGET: tl.constexpr,
+):
     """One block of one weight: its gradient, and its step."""
     LAYER: tl.constexpr = NET.layers[AT]
     ACROSS: tl.constexpr = LAYER.columns_pad // LAYER.block_columns
@@ -99,7 +119,9 @@ def _step_block(
         else:
             h = tl.load(own.hidden + LAYER.source + at[:, None] * LAYER.columns_pad + column[None, :])
         if not POLICY:
-            g = operand(g.to(tl.float32) * (errors(batch, work, sample, tower, alpha, SPEC) * (2.0 / SPEC.batch))[:, None], SPEC)
+            g = operand(
+                g.to(tl.float32) * (errors(batch, work, sample, tower, alpha, SPEC) * (2.0 / SPEC.batch))[:, None], SPEC
+            )
         total = add_product(tl.trans(g), h, total, SPEC)
         bias += tl.sum(g.to(tl.float32), axis=0)
     total = compensated(total, 2, SPEC)
@@ -109,7 +131,9 @@ def _step_block(
     packed = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]
     _store_packed(pack, tower, packed, mask, x, LAYER.packed_bias + row, bias_mask, b, SPEC, NET, AT, POLICY)
     if TARGET:
-        _store_packed(target_pack, tower, packed, mask, t, LAYER.packed_bias + row, bias_mask, tb, SPEC, NET, AT, POLICY)
+        _store_packed(
+            target_pack, tower, packed, mask, t, LAYER.packed_bias + row, bias_mask, tb, SPEC, NET, AT, POLICY
+        )
     if not POLICY:
         squares = tl.sum(tl.sum(total * total, axis=1) + tl.where(bias_mask, bias * bias, 0.0), axis=0)
         tl.store(temperature.squares + tower * NET.programs + LAYER.program + program, squares)
@@ -117,8 +141,19 @@ def _step_block(
 
 @triton.jit
 def _store_packed(
-    pack, tower, place, mask, x, bias_place, bias_mask, bias, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr
-):  # fmt: skip
+    pack,
+    tower,
+    place,
+    mask,
+    x,
+    bias_place,
+    bias_mask,
+    bias,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    POLICY: tl.constexpr,
+):
     """A block as products take it: a first weight in float32, a critic's head as it is."""
     LAYER: tl.constexpr = NET.layers[AT]
     single = pack.single + tower * NET.single
@@ -133,24 +168,54 @@ def _store_packed(
 
 @triton.jit
 def step(
-    batch, work, own, flat, target, pack, target_pack, temperature, update,
-    SPEC: tl.constexpr, NET: tl.constexpr, POLICY: tl.constexpr, TARGET: tl.constexpr,
-):  # fmt: skip
-    """The gradient of one network's loss in all its parameters and Adam's step down it: program 0 is a block of a weight, 1 the tower.
+    batch,
+    work,
+    own,
+    flat,
+    target,
+    pack,
+    target_pack,
+    temperature,
+    update,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    POLICY: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    """The gradient of one network's loss in all its parameters and Adam's step down it: program 0 is a block of a
+    weight, 1 the tower.
 
     With TARGET the network's target follows. A stochastic actor's launch has one program more, for the temperature.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     scalars = (
-        tl.load(update.skip), tl.load(update.learning_rate), tl.load(update.corrections), tl.load(update.corrections + 1),
-        tl.load(update.scalars), tl.load(update.scalars + 1),
-    )  # fmt: skip
+        tl.load(update.skip),
+        tl.load(update.learning_rate),
+        tl.load(update.corrections),
+        tl.load(update.corrections + 1),
+        tl.load(update.scalars),
+        tl.load(update.scalars + 1),
+    )
     for k in tl.static_range(len(NET.layers)):
         if (program >= NET.layers[k].program) & (program < NET.layers[k].program + NET.layers[k].programs):
             _step_block(
-                program - NET.layers[k].program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC, NET, k,
-                POLICY, TARGET,
-            )  # fmt: skip
+                program - NET.layers[k].program,
+                tower,
+                batch,
+                work,
+                own,
+                flat,
+                target,
+                pack,
+                target_pack,
+                temperature,
+                scalars,
+                SPEC,
+                NET,
+                k,
+                POLICY,
+                TARGET,
+            )
     FINISH: tl.constexpr = SPEC.stochastic and POLICY
     if FINISH and program == NET.programs:
         _finish(batch, work, temperature, update, SPEC, True)
@@ -181,14 +246,20 @@ def _critic_terms(batch, work, temperature, alpha, SPEC: tl.constexpr):
             absolute += tl.abs(error)
             value += tl.load(work.value + tower * SPEC.batch + row)
     place = tl.arange(0, SQUARES)
-    norm = tl.sqrt(tl.sum(tl.load(temperature.squares + place, mask=place < SPEC.critic.towers * SPEC.critic.programs, other=0.0), axis=0))
+    norm = tl.sqrt(
+        tl.sum(
+            tl.load(temperature.squares + place, mask=place < SPEC.critic.towers * SPEC.critic.programs, other=0.0),
+            axis=0,
+        )
+    )
     both = SPEC.critic.towers * SPEC.batch
     return tl.sum(squared, axis=0) / SPEC.batch, tl.sum(value, axis=0) / both, tl.sum(absolute, axis=0) / both, norm
 
 
 @triton.jit
 def _finish(batch, work, temperature, update, SPEC: tl.constexpr, DUE: tl.constexpr):
-    """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha (mean log pi + target entropy).
+    """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha
+    (mean log pi + target entropy).
 
     DUE: the actor learned, too; else log pi is that of the actions at the next observations.
     """
@@ -229,7 +300,9 @@ def _finish(batch, work, temperature, update, SPEC: tl.constexpr, DUE: tl.conste
 
 @triton.jit
 def account(batch, work, temperature, update, SPEC: tl.constexpr, DUE: tl.constexpr):
-    """What remains of an update whose last launch steps no temperature: what it says of itself; one program. DUE: the actor learned, too."""
+    """What remains of an update whose last launch steps no temperature: what it says of itself; one program. DUE: the
+    actor learned, too.
+    """
     if SPEC.stochastic:
         _finish(batch, work, temperature, update, SPEC, DUE)
     else:
@@ -276,20 +349,30 @@ def count_step(update):
 
 @triton.jit
 def _one_minus_exp(x):
-    """1 - e^x for x <= 0; near 0 by its series, since float32 would take the difference of two numbers that are nearly the same, and float64 is slow."""
-    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0))))))
+    """1 - e^x for x <= 0; near 0 by its series, since float32 would take the difference of two numbers that are nearly
+    the same, and float64 is slow.
+    """
+    series = -x * (
+        1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0)))))
+    )
     return tl.where(x > -0.5, series, 1.0 - tl.exp(x))
 
 
 @triton.jit
-def _pack_block(program, tower, flat, pack, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr):
+def _pack_block(
+    program, tower, flat, pack, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr
+):
     LAYER: tl.constexpr = NET.layers[AT]
     ACROSS: tl.constexpr = LAYER.columns_pad // LAYER.block_columns
     row = program // ACROSS * LAYER.block_rows + tl.arange(0, LAYER.block_rows)
     column = program % ACROSS * LAYER.block_columns + tl.arange(0, LAYER.block_columns)
     own_row, real = _row_of(row, SPEC, NET, AT, POLICY)
     mask = real[:, None] & (column < LAYER.columns)[None, :]
-    x = tl.load(flat.parameters + LAYER.weight + (tower * LAYER.rows + own_row)[:, None] * LAYER.columns + column[None, :], mask=mask, other=0.0)
+    x = tl.load(
+        flat.parameters + LAYER.weight + (tower * LAYER.rows + own_row)[:, None] * LAYER.columns + column[None, :],
+        mask=mask,
+        other=0.0,
+    )
     bias_mask = real & (program % ACROSS == 0)
     bias = tl.load(flat.parameters + LAYER.bias + tower * LAYER.rows + own_row, mask=bias_mask, other=0.0)
     place = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]

@@ -1,4 +1,6 @@
-"""What is to run fused: an actor, its critics and their optimizers, over an algorithm's buffers. Knows no Triton and no algorithm."""
+"""What is to run fused: an actor, its critics and their optimizers, over an algorithm's buffers. Knows no Triton and no
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Deterministic(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The parts of an algorithm. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam; `cycle` is an `operant.data.Cycle`."""
+    """The parts of an algorithm. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam;
+    `cycle` is an `operant.data.Cycle`.
+    """
 
     config: Any
     cycle: Any

@@ -1,7 +1,8 @@
-"""SAC's kernels for wide networks whose critics put out distributions of returns on a support (C51): their last layers with softmax, projection and loss.
+"""SAC's kernels for wide networks whose critics put out distributions of returns on a support (C51): their last layers
+with softmax, projection and loss.
 
-A critic's head has as many outputs as the support has atoms, rounded up to a power of two. Its products are the library's; in bf16 its weight is forward the
-sum of two operands, so that it has 16 bits. All else is `wide`'s.
+A critic's head has as many outputs as the support has atoms, rounded up to a power of two. Its products are the
+library's; in bf16 its weight is forward the sum of two operands, so that it has 16 bits. All else is `wide`'s.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ FEW, SEVERAL = tl.constexpr(2 / 3), tl.constexpr(0.5)
 
 @triton.jit
 def _outputs(products, row, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Probabilities and their logarithms, (rows, atoms), of products with both parts of a head; of atoms beyond the support 0 and next to minus infinity."""
+    """Probabilities and their logarithms, (rows, atoms), of products with both parts of a head; of atoms beyond the
+    support 0 and next to minus infinity.
+    """
     atom = tl.arange(0, SPEC.atoms)
     real = atom < NET.outputs
     place = products + (tower * SPEC.batch + row)[:, None] * (2 * SPEC.atoms) + atom[None, :]
-    z = tl.load(place) + tl.load(place + SPEC.atoms) + tl.load(flat + NET.head_bias + tower * NET.outputs + atom, mask=real, other=0.0)[None, :]
+    z = (
+        tl.load(place)
+        + tl.load(place + SPEC.atoms)
+        + tl.load(flat + NET.head_bias + tower * NET.outputs + atom, mask=real, other=0.0)[None, :]
+    )
     z = tl.where(real[None, :], z, -1e30)
     z -= tl.max(z, axis=1)[:, None]
     e = tl.exp(z)
@@ -49,7 +56,9 @@ def _support(support, NET: tl.constexpr, SPEC: tl.constexpr):
 
 @triton.jit
 def _shares(rows, begin, discount, NEAR: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """What each atom gets, of the NEAR that come near it and of those beyond an end; `rows`: where each row's probabilities begin."""
+    """What each atom gets, of the NEAR that come near it and of those beyond an end; `rows`: where each row's
+    probabilities begin.
+    """
     OUTPUTS: tl.constexpr = NET.outputs
     LAST: tl.constexpr = OUTPUTS - 1.0
     atom, slope = tl.arange(0, SPEC.atoms)[None, :], tl.where(discount > 0.0, discount, 1.0)[:, None]
@@ -72,11 +81,15 @@ def _shares(rows, begin, discount, NEAR: tl.constexpr, SPEC: tl.constexpr, NET: 
 
 
 @triton.jit
-def project(products, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """The critics' targets (B, atoms): r + discount (Z' - alpha log pi) on the support, Z' of the critic whose mean is the least; a tile of rows a program.
+def project(
+    products, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, ROWS: tl.constexpr
+):
+    """The critics' targets (B, atoms): r + discount (Z' - alpha log pi) on the support, Z' of the critic whose mean is
+    the least; a tile of rows a program.
 
-    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where discounts are 0 or SEVERAL at least.
-    `products` (towers, B, 2 atoms) of the target critics; `least` (B, atoms) holds what a row's other threads ask for.
+    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where
+    discounts are 0 or SEVERAL at least. `products` (towers, B, 2 atoms) of the target critics; `least` (B, atoms) holds
+    what a row's other threads ask for.
     """
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
@@ -96,11 +109,17 @@ def project(products, flat, batch, work, temperature, support, factor, least, ta
     tl.debug_barrier()
 
     discount = tl.load(batch.discount + row)
-    reward = tl.load(batch.reward + row) * tl.load(factor) - discount * tl.exp(tl.load(temperature.log)) * tl.load(work.next_log_p + row)
+    reward = tl.load(batch.reward + row) * tl.load(factor) - discount * tl.exp(tl.load(temperature.log)) * tl.load(
+        work.next_log_p + row
+    )
     low, high = tl.load(support), tl.load(support + OUTPUTS - 1)
     step = (high - low) / (OUTPUTS - 1)
     begin = (reward + discount * low - low) / step  # where atom 0 goes, in atoms; atom i by i discounts more
-    rows, found, smallest = least + row * SPEC.atoms, tl.zeros((ROWS, ATOMS), tl.float32), tl.min(tl.where(discount > 0.0, discount, 1.0), axis=0)
+    rows, found, smallest = (
+        least + row * SPEC.atoms,
+        tl.zeros((ROWS, ATOMS), tl.float32),
+        tl.min(tl.where(discount > 0.0, discount, 1.0), axis=0),
+    )
     if smallest >= FEW:
         found += _shares(rows, begin, discount, 3, SPEC, NET)
     elif smallest >= SEVERAL:
@@ -114,9 +133,11 @@ def project(products, flat, batch, work, temperature, support, factor, least, ta
 
 @triton.jit
 def criticise(products, flat, target, support, factor, slopes, by_bias, terms, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """The gradient in the critics' outputs, `slopes` (towers, B, atoms), of the sum over critics of the mean cross-entropy.
+    """The gradient in the critics' outputs, `slopes` (towers, B, atoms), of the sum over critics of the mean
+    cross-entropy.
 
-    `terms` (programs, towers, 3): the sums of cross-entropies, |Q - y| and Q, the latter two in units of reward; `by_bias` (programs, towers, atoms) of slopes.
+    `terms` (programs, towers, 3): the sums of cross-entropies, |Q - y| and Q, the latter two in units of reward;
+    `by_bias` (programs, towers, atoms) of slopes.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
@@ -124,7 +145,11 @@ def criticise(products, flat, target, support, factor, slopes, by_bias, terms, S
     atom = tl.arange(0, ATOMS)
     values, unit = _support(support, NET, SPEC), 1.0 / tl.load(factor)
     total_d = tl.zeros((ROWS, ATOMS), tl.float32)
-    entropy, absolute, total = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    entropy, absolute, total = (
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         place = row[:, None] * SPEC.atoms + atom[None, :]
@@ -146,7 +171,9 @@ def criticise(products, flat, target, support, factor, slopes, by_bias, terms, S
 
 @triton.jit
 def judge(products, flat, support, slopes, work, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """Critics' values of the actor's actions, and the gradient of -min Q / B in their outputs: zero but for the critic whose value is the least."""
+    """Critics' values of the actor's actions, and the gradient of -min Q / B in their outputs: zero but for the critic
+    whose value is the least.
+    """
     row, atom = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.atoms)
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
@@ -178,13 +205,25 @@ class AtomsLearner(WideLearner):
     def __init__(self, shape: Wide, task: Task) -> None:
         super().__init__(shape, task)
         assert isinstance(task.kind, Stochastic)
-        self._scale, net, B, atoms, width = task.kind, shape.critic, shape.batch, shape.atoms, shape.critic.layers[-1].width
+        self._scale, net, B, atoms, width = (
+            task.kind,
+            shape.critic,
+            shape.batch,
+            shape.atoms,
+            shape.critic.layers[-1].width,
+        )
         self._least, self._target = self._zeros(B, atoms), self._zeros(B, atoms)
-        # Heads as two operands with rows to spare, which products take well, what is multiplied with them, and their gradient, likewise.
+        # Heads as two operands with rows to spare, which products take well, what is multiplied with them, and their
+        # gradient, likewise.
         self._slopes = torch.zeros(net.towers, B, atoms, dtype=self._kind, device=self._device)
-        self._heads = tuple(torch.zeros(net.towers, 2 * atoms, width, dtype=self._kind, device=self._device) for _ in range(2))
+        self._heads = tuple(
+            torch.zeros(net.towers, 2 * atoms, width, dtype=self._kind, device=self._device) for _ in range(2)
+        )
         self._products, self._target_products = (self._zeros(net.towers, B, 2 * atoms) for _ in range(2))
-        self._by_head, self._by_bias = self._zeros(net.towers, atoms, width), self._zeros(net.programs, net.towers, atoms)
+        self._by_head, self._by_bias = (
+            self._zeros(net.towers, atoms, width),
+            self._zeros(net.programs, net.towers, atoms),
+        )
 
     def prepare(self) -> None:
         """Take parameters and normalizer as they are, for an iteration."""
@@ -202,20 +241,49 @@ class AtomsLearner(WideLearner):
 
     def _criticise(self) -> None:
         net, K, passes, critic = self.shape.critic, self.shape.critic.outputs, self._critic_passes, self._critics
-        flat, scale, width = critic.flat.parameters, (self._scale.support, self._scale.reward_factor), net.layers[-1].width
+        flat, scale, width = (
+            critic.flat.parameters,
+            (self._scale.support, self._scale.reward_factor),
+            net.layers[-1].width,
+        )
         with self._aside():
             self._multiply(passes, self._heads[0], self._products)
         self._multiply(self._target_passes, self._heads[1], self._target_products)
-        own = self._target_products, self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
+        own = (
+            self._target_products,
+            self._followed,
+            self._batch,
+            self._work,
+            self._temperature,
+            *scale,
+            self._least,
+            self._target,
+        )
         self._tiled(project, PROJECT, self.shape.batch, 1, *own)
         self._join()
-        self._tiled(criticise, CRITICISE, net.programs, net.towers, self._products, flat, self._target, *scale, self._slopes, self._by_bias, critic.terms)
+        self._tiled(
+            criticise,
+            CRITICISE,
+            net.programs,
+            net.towers,
+            self._products,
+            flat,
+            self._target,
+            *scale,
+            self._slopes,
+            self._by_bias,
+            critic.terms,
+        )
         if self._asked is None:
             with self._aside():
                 self._product(self._slopes.transpose(1, 2), passes.hidden[-1], self._by_head)
                 of_head = critic.gradient[net.head_weight :][: net.towers * K * width].view(net.towers, K, width)
                 of_head.copy_(self._by_head[:, :K])
-                torch.sum(self._by_bias[..., :K], 0, out=critic.gradient[net.head_bias :][: net.towers * K].view(net.towers, K))
+                torch.sum(
+                    self._by_bias[..., :K],
+                    0,
+                    out=critic.gradient[net.head_bias :][: net.towers * K].view(net.towers, K),
+                )
         self._through_head(train=True)
 
     def _judge(self) -> None:
@@ -228,7 +296,15 @@ class AtomsLearner(WideLearner):
         """A kernel over rows of critics' outputs, in so many programs at most; `second` is the grid's other size."""
         B, (most, warps) = self.shape.batch, tile
         rows = next(size for size in (most, ROWS) if B % size == 0)
-        self.launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, ROWS=rows, num_warps=warps, num_stages=1)
+        self.launch(
+            kernel,
+            (min(programs, B // rows), second),
+            *arguments,
+            SPEC=self.shape,
+            ROWS=rows,
+            num_warps=warps,
+            num_stages=1,
+        )
 
     def _through_head(self, *, train: bool) -> None:
         """From the gradient in outputs to that in what the last hidden layers sum up."""

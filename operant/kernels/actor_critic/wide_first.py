@@ -1,4 +1,5 @@
-"""Triton kernels of the first layer of wide networks, forward and back. It reads few columns, so what it sums up is made again rather than kept.
+"""Triton kernels of the first layer of wide networks, forward and back. It reads few columns, so what it sums up is
+made again rather than kept.
 
 Its way back without layer normalization is here too: there it needs no whole rows. See `wide_parts`.
 """
@@ -39,7 +40,9 @@ def _first_part(seen, first, flat, tower, unit, SPEC: tl.constexpr, NET: tl.cons
 
 @triton.jit
 def _counted(mean, squares, s, share):
-    """Each place's mean and its sum of squares off it, with one more number `s`; `share`: one by how many numbers there are then."""
+    """Each place's mean and its sum of squares off it, with one more number `s`; `share`: one by how many numbers there
+    are then.
+    """
     off = s - mean
     new = mean + off * share
     return new, squares + off * (s - new)
@@ -47,7 +50,9 @@ def _counted(mean, squares, s, share):
 
 @triton.jit
 def _moments(mean, squares, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """Mean and 1 / std of rows, (rows), of what `_counted` has found of every CHUNKth unit, (rows, CHUNK): nothing large is taken off something large."""
+    """Mean and 1 / std of rows, (rows), of what `_counted` has found of every CHUNKth unit, (rows, CHUNK): nothing
+    large is taken off something large.
+    """
     count = WIDTH // CHUNK + tl.where(tl.arange(0, CHUNK) < WIDTH % CHUNK, 1.0, 0.0)[None, :]
     whole = tl.sum(mean * count, axis=1) / WIDTH
     off = mean - whole[:, None]
@@ -56,12 +61,25 @@ def _moments(mean, squares, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def first_layer(
-    x, first, z, hidden, saved, flat, rows,
-    SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, KEEP_SUMS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP its rows' moments, with KEEP_SUMS as `hidden_layer`'s KEEP.
+    x,
+    first,
+    z,
+    hidden,
+    saved,
+    flat,
+    rows,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    KEEP: tl.constexpr,
+    KEEP_SUMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP its rows' moments, with
+    KEEP_SUMS as `hidden_layer`'s KEEP.
 
-    Its product is short, so it is made twice, CHUNK units at a time: for the moments, which need all units, and for what becomes of them.
+    Its product is short, so it is made twice, CHUNK units at a time: for the moments, which need all units, and for
+    what becomes of them.
     """
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     WIDTH: tl.constexpr = NET.layers[0].width
@@ -85,7 +103,9 @@ def first_layer(
         if SPEC.layer_norm:
             kept = (s - mean[:, None]) * inv_std[:, None]
             vector = flat + tower * WIDTH
-            s = kept * _first_vector(vector + NET.layers[0].gain, unit, NET, CHUNK) + _first_vector(vector + NET.layers[0].shift, unit, NET, CHUNK)
+            s = kept * _first_vector(vector + NET.layers[0].gain, unit, NET, CHUNK) + _first_vector(
+                vector + NET.layers[0].shift, unit, NET, CHUNK
+            )
         out, mask = place[:, None] * WIDTH + unit[None, :], (unit < WIDTH)[None, :] & (row >= 0)[:, None]
         if WIDTH % CHUNK == 0:
             mask = None
@@ -96,13 +116,28 @@ def first_layer(
 
 @triton.jit(do_not_specialize=["rows"])
 def first_layers(
-    x, first, weight, z, below, hidden, saved, flat, rows,
-    SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The first two hidden layers of what the first one reads, a tile of whole rows a program. All but `x`, `saved` and `flat` are descriptors.
+    x,
+    first,
+    weight,
+    z,
+    below,
+    hidden,
+    saved,
+    flat,
+    rows,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    KEEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The first two hidden layers of what the first one reads, a tile of whole rows a program. All but `x`, `saved` and
+    `flat` are descriptors.
 
-    The first layer's activations are the second one's operand without leaving the program; with KEEP, without layer normalization alone, they go into `below`,
-    and what the second layer sums up into `z`. The second one's activations go into `hidden`.
+    The first layer's activations are the second one's operand without leaving the program; with KEEP, without layer
+    normalization alone, they go into `below`, and what the second layer sums up into `z`. The second one's activations
+    go into `hidden`.
     """
     PARTS: tl.constexpr = NET.layers[1].parts
     WIDTH: tl.constexpr = NET.layers[0].width
@@ -115,16 +150,25 @@ def first_layers(
     if SPEC.layer_norm:
         means, squares = zeros(ROWS, DEEP), zeros(ROWS, DEEP)
         for k in tl.range(0, WIDTH, DEEP, num_stages=STAGES):
-            s = wide.dot(seen, first.load([tower * WIDTH + k, 0]).T, SPEC) + tl.load(vector + NET.layers[0].bias + k + tl.arange(0, DEEP))[None, :]
+            s = (
+                wide.dot(seen, first.load([tower * WIDTH + k, 0]).T, SPEC)
+                + tl.load(vector + NET.layers[0].bias + k + tl.arange(0, DEEP))[None, :]
+            )
             means, squares = _counted(means, squares, s, DEEP * 1.0 / (k + DEEP))
         mean, inv_std = _moments(means, squares, WIDTH, DEEP)
     sums = wide.no_sums(ROWS, NET, 1)
     for k in tl.range(0, WIDTH, DEEP, num_stages=STAGES):
         unit = k + tl.arange(0, DEEP)
-        s = wide.dot(seen, first.load([tower * WIDTH + k, 0]).T, SPEC) + tl.load(vector + NET.layers[0].bias + unit)[None, :]
+        s = (
+            wide.dot(seen, first.load([tower * WIDTH + k, 0]).T, SPEC)
+            + tl.load(vector + NET.layers[0].bias + unit)[None, :]
+        )
         if SPEC.layer_norm:
             x_hat = (s - mean[:, None]) * inv_std[:, None]
-            s = x_hat * tl.load(vector + NET.layers[0].gain + unit)[None, :] + tl.load(vector + NET.layers[0].shift + unit)[None, :]
+            s = (
+                x_hat * tl.load(vector + NET.layers[0].gain + unit)[None, :]
+                + tl.load(vector + NET.layers[0].shift + unit)[None, :]
+            )
         h = operand(activate(s, SPEC), SPEC)
         if KEEP:
             below.store([begin, k], h)
@@ -142,19 +186,35 @@ def _first_sums(x, first, flat, tower, row, unit, SPEC: tl.constexpr, NET: tl.co
     column = tl.arange(0, SPEC.columns)
     seen = tl.load(x + row[:, None] * SPEC.columns + column[None, :])
     weight = tl.load(first + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None])
-    return wide.dot(seen, weight, SPEC) + tl.load(flat + NET.layers[0].bias + tower * NET.layers[0].width + unit)[None, :]
+    return (
+        wide.dot(seen, weight, SPEC) + tl.load(flat + NET.layers[0].bias + tower * NET.layers[0].width + unit)[None, :]
+    )
 
 
 @triton.jit
 def first_slopes(
-    read, weight, x, first, flat, out, shares,
-    SPEC: tl.constexpr, NET: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr,
+    read,
+    weight,
+    x,
+    first,
+    flat,
+    out,
+    shares,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    TRAIN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEEP: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
-    """From the gradient in what the second layer sums up, `read` (towers x B, width), to that in what the first one does, `out`.
+):
+    """From the gradient in what the second layer sums up, `read` (towers x B, width), to that in what the first one
+    does, `out`.
 
-    `read`, `weight` and `out` are descriptors; a tile of rows and PARTS times COLUMNS units a program. Without TRAIN, instead of `out`, into `shares`
-    (towers, B, tiles of units, actions) what tiles contribute to the gradient in actions.
+    `read`, `weight` and `out` are descriptors; a tile of rows and PARTS times COLUMNS units a program. Without TRAIN,
+    instead of `out`, into `shares` (towers, B, tiles of units, actions) what tiles contribute to the gradient in
+    actions.
     """
     WIDTH: tl.constexpr = NET.layers[1].width
     INPUTS: tl.constexpr = NET.layers[0].width
@@ -169,7 +229,9 @@ def first_slopes(
         left, summed = read.load([start, k]), ()
         for p in tl.static_range(PARTS):
             right = weight.load([tower * WIDTH + k, begin_unit + p * COLUMNS])
-            summed = summed + (tl.dot(left, right, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),)
+            summed = summed + (
+                tl.dot(left, right, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),
+            )
         sums = summed
     by_action = ()
     for _k in tl.static_range(ACTIONS):
@@ -186,7 +248,9 @@ def first_slopes(
         else:
             added = ()
             for k in tl.static_range(ACTIONS):
-                w = tl.load(first + (tower * INPUTS + unit) * SPEC.columns + SPEC.observation + k).to(tl.float32)[None, :]
+                w = tl.load(first + (tower * INPUTS + unit) * SPEC.columns + SPEC.observation + k).to(tl.float32)[
+                    None, :
+                ]
                 added = added + (by_action[k] + tl.sum(g * w, axis=1),)
             by_action = added
     if not TRAIN:
@@ -209,9 +273,18 @@ def action_slopes(shares, slope, SPEC: tl.constexpr, TILES: tl.constexpr, ROWS: 
 
 @triton.jit
 def first_gradient(
-    gradient, x, by_first, SPEC: tl.constexpr, NET: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr
-):  # fmt: skip
-    """Products of the gradient in what first layers sum up, a descriptor, and what they read, and a one where WIDE allows: (towers, parts, width, WIDE).
+    gradient,
+    x,
+    by_first,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Products of the gradient in what first layers sum up, a descriptor, and what they read, and a one where WIDE
+    allows: (towers, parts, width, WIDE).
 
     Program 0 takes COLUMNS units, 1 a part of the batch, 2 is the tower.
     """
@@ -220,7 +293,9 @@ def first_gradient(
     total, column = zeros(COLUMNS, WIDE), tl.arange(0, WIDE)[None, :]
     for start in tl.range(part * SHARE, (part + 1) * SHARE, ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        seen = tl.load(x + row[:, None] * SPEC.columns + column, mask=(column < SPEC.columns) & (row >= 0)[:, None], other=0.0).to(tl.float32)
+        seen = tl.load(
+            x + row[:, None] * SPEC.columns + column, mask=(column < SPEC.columns) & (row >= 0)[:, None], other=0.0
+        ).to(tl.float32)
         seen = operand(tl.where(column == SPEC.columns, 1.0, seen), SPEC)
         left = gradient.load([tower * SPEC.batch + start, number * COLUMNS])
         total = tl.dot(left.T, seen, total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
@@ -239,6 +314,9 @@ def first_reduce(by_first, gradient, SPEC: tl.constexpr, NET: tl.constexpr, WIDE
         total += tl.load(by_first + ((tower * PARTS + part) * WIDTH + unit)[:, None] * WIDE + column[None, :])
     vector = tower * WIDTH + unit
     if SPEC.columns < WIDE:
-        tl.store(gradient + NET.layers[0].bias + vector, tl.sum(tl.where((column == SPEC.columns)[None, :], total, 0.0), axis=1))
+        tl.store(
+            gradient + NET.layers[0].bias + vector,
+            tl.sum(tl.where((column == SPEC.columns)[None, :], total, 0.0), axis=1),
+        )
     place = gradient + NET.layers[0].weight + vector[:, None] * NET.layers[0].inputs + column[None, :]
     tl.store(place, total, mask=(column < NET.layers[0].inputs)[None, :] & (unit >= 0)[:, None])

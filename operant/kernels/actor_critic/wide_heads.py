@@ -1,4 +1,6 @@
-"""Triton kernels at the ends of wide networks: the squashed Gaussian and values, their gradients, and acting. See `wide_parts`."""
+"""Triton kernels at the ends of wide networks: the squashed Gaussian and values, their gradients, and acting. See
+`wide_parts`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,18 @@ def _policy_head(flat, begin, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.c
     unit, inside = wide.units(p, NET, AT)
     which = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
     mask = inside[:, None] & (which >= 0) & (which < SPEC.action)
-    return tl.load(flat + NET.head_weight + (begin + which) * NET.layers[AT].width + unit[:, None], mask=mask, other=0.0)
+    return tl.load(
+        flat + NET.head_weight + (begin + which) * NET.layers[AT].width + unit[:, None], mask=mask, other=0.0
+    )
 
 
 @triton.jit
-def _policy(hidden, row, flat, READY: tl.constexpr, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """Means and raw deviations of rows of the last hidden layer, (rows, columns). READY: `hidden` holds them already."""
+def _policy(
+    hidden, row, flat, READY: tl.constexpr, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr
+):
+    """Means and raw deviations of rows of the last hidden layer, (rows, columns). READY: `hidden` holds them
+    already.
+    """
     if READY:
         place = hidden + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
         mask = is_action(SPEC) & (row >= 0)[:, None]
@@ -48,16 +56,22 @@ def _policy_of(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexp
 
 
 @triton.jit
-def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, READY: tl.constexpr, ROWS: tl.constexpr):
-    """Actions at the next observations (program 1 is 0) and at the batch's own (1), which critics read; and what the actor's gradient asks for.
+def draw(
+    hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, READY: tl.constexpr, ROWS: tl.constexpr
+):
+    """Actions at the next observations (program 1 is 0) and at the batch's own (1), which critics read; and what the
+    actor's gradient asks for.
 
-    `hidden` (2 B, width): of both. `rows` (3, B, columns): next observations and actions, the batch's own, and observations with the actor's actions.
+    `hidden` (2 B, width): of both. `rows` (3, B, columns): next observations and actions, the batch's own, and
+    observations with the actor's actions.
     """
     row, which = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     NET: tl.constexpr = SPEC.actor
     place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
     mean, raw = _policy(hidden, which * SPEC.batch + row, flat, READY, ROWS, SPEC, NET, AT)
-    action, log_p, spread, slope = squashed(mean, raw, normal(noise, row, which * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC), SPEC)
+    action, log_p, spread, slope = squashed(
+        mean, raw, normal(noise, row, which * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC), SPEC
+    )
     if which == 0:
         tl.store(rows + place, action, mask=is_action(SPEC) & (row >= 0)[:, None])
         tl.store(work.next_log_p + row, log_p)
@@ -71,8 +85,21 @@ def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, 
 
 
 @triton.jit
-def improve(z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """From the critics' slopes to the gradients of the actor's head and of what its last hidden layer sums up. The loss: the mean of alpha log pi - min Q.
+def improve(
+    z,
+    saved,
+    gradient,
+    flat,
+    work,
+    temperature,
+    partial,
+    terms,
+    SPEC: tl.constexpr,
+    AT: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """From the critics' slopes to the gradients of the actor's head and of what its last hidden layer sums up. The
+    loss: the mean of alpha log pi - min Q.
 
     `z` (B, width) of the batch's own observations. `terms` (programs, 2): the sums of log pi and of min Q.
     """
@@ -96,7 +123,11 @@ def improve(z, saved, gradient, flat, work, temperature, partial, terms, SPEC: t
             d_action += tl.load(work.value_slope + (k + 1) * SPEC.batch * COLUMNS + place)
         action = tl.load(work.action + place)
         d_mean = tl.where(is_action(SPEC), alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action), 0.0)
-        d_raw = tl.where(is_action(SPEC), (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place), 0.0)
+        d_raw = tl.where(
+            is_action(SPEC),
+            (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place),
+            0.0,
+        )
         kept = wide.load_activated(z, saved, row, layer, SPEC, NET, AT)
         g = ()
         mean_sums = ()
@@ -132,8 +163,19 @@ def improve(z, saved, gradient, flat, work, temperature, partial, terms, SPEC: t
 
 @triton.jit
 def improve_few(
-    z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+    z,
+    saved,
+    gradient,
+    flat,
+    work,
+    temperature,
+    partial,
+    terms,
+    SPEC: tl.constexpr,
+    AT: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """As `improve`, for few numbers of an action: without products of matrices."""
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
@@ -192,7 +234,9 @@ def read_lanes(acting, rows, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """What is seen before tick t as first layers read it, (lanes, columns)."""
     lane, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.columns)
     mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
-    observed = tl.load(acting.observation + (t * SPEC.observation + column)[None, :] * lanes + lane[:, None], mask=mask, other=0)
+    observed = tl.load(
+        acting.observation + (t * SPEC.observation + column)[None, :] * lanes + lane[:, None], mask=mask, other=0
+    )
     x = features(observed, column, acting.normalizer, SPEC.observation, SPEC.normalized)
     tl.store(rows + lane[:, None] * SPEC.columns + column[None, :], tl.where(mask, x, 0.0))
 
@@ -240,17 +284,35 @@ def _times(rows, vector, NET: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def criticise(
-    batch, z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics of the mean of (Q - y)^2.
+    batch,
+    z,
+    saved,
+    gradient,
+    flat,
+    work,
+    temperature,
+    partial,
+    terms,
+    SPEC: tl.constexpr,
+    AT: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics
+    of the mean of (Q - y)^2.
 
-    `terms` (programs, towers, 3): the sums of (Q - y)^2, |Q - y| and Q. y = r + discount (min of the targets' values - alpha log pi).
+    `terms` (programs, towers, 3): the sums of (Q - y)^2, |Q - y| and Q. y = r + discount (min of the targets' values -
+    alpha log pi).
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
     bias = wide.no_sums(ROWS, NET, AT)
     gain, shift, by_weight = bias, bias, bias
-    by_bias, squared, absolute = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    by_bias, squared, absolute = (
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
     total = by_bias
     alpha, head_bias = tl.exp(tl.load(temperature.log)), tl.load(flat + NET.head_bias + tower)
     weight, layer = wide.load_vector(flat, NET.head_weight, tower, NET, AT), wide.load_layer(flat, tower, SPEC, NET, AT)
@@ -274,7 +336,10 @@ def criticise(
         total += q
     wide.store_layer(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
     wide.store_sum(partial, program, tower, 3, by_weight, NET, AT)
-    tl.store(partial + ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + 4) * NET.pad, tl.sum(by_bias, axis=0))
+    tl.store(
+        partial + ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + 4) * NET.pad,
+        tl.sum(by_bias, axis=0),
+    )
     place = terms + (program * NET.towers + tower) * 3
     tl.store(place, tl.sum(squared, axis=0))
     tl.store(place + 1, tl.sum(absolute, axis=0))
@@ -283,7 +348,9 @@ def criticise(
 
 @triton.jit
 def judge(z, saved, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
+    """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of
+    the actor's action is the least.
+    """
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
     layer = wide.load_layer(flat, tower, SPEC, NET, AT)

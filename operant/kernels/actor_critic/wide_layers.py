@@ -1,4 +1,5 @@
-"""Triton kernels of the layers of wide networks. Products of whole batches are the library's, but for short ones and those that carry what lies around them.
+"""Triton kernels of the layers of wide networks. Products of whole batches are the library's, but for short ones and
+those that carry what lies around them.
 
 Each kernel passes once over what it reads and writes; rows are samples, as `wide_parts` has them.
 """
@@ -16,8 +17,11 @@ STAGES = tl.constexpr(3)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_layer(z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """A hidden layer's activations `hidden` (towers, rows, width), and its rows' moments, of what its product has summed up, `z`.
+def forward_layer(
+    z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr
+):
+    """A hidden layer's activations `hidden` (towers, rows, width), and its rows' moments, of what its product has
+    summed up, `z`.
 
     With layer normalization `z` then has mean 0 and variance 1. Program 0 takes every so many tiles, 1 is the tower.
     """
@@ -36,13 +40,29 @@ def forward_layer(z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.cons
 
 @triton.jit(do_not_specialize=["rows"])
 def hidden_layer(
-    read, weight, z, hidden, saved, flat, end, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, END: tl.constexpr,
-    ROWS: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """A hidden layer's product and what becomes of it, a tile of whole rows a program: `read`, `weight`, `z` and `hidden` are descriptors of matrices.
+    read,
+    weight,
+    z,
+    hidden,
+    saved,
+    flat,
+    end,
+    rows,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    KEEP: tl.constexpr,
+    END: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A hidden layer's product and what becomes of it, a tile of whole rows a program: `read`, `weight`, `z` and
+    `hidden` are descriptors of matrices.
 
-    KEEP: its rows' moments, and into `z` what it sums up, with layer normalization as it makes it: mean 0 and variance 1.
-    END "hidden": its activations into `hidden`; "value": a critic's values into `end` (towers, rows); "policy": an actor's outputs (rows, outputs); or "".
+    KEEP: its rows' moments, and into `z` what it sums up, with layer normalization as it makes it: mean 0 and variance
+    1. END "hidden": its activations into `hidden`; "value": a critic's values into `end` (towers, rows); "policy": an
+    actor's outputs (rows, outputs); or "".
     """
     PARTS: tl.constexpr = NET.layers[AT].parts
     WIDTH: tl.constexpr = NET.layers[AT].width
@@ -56,16 +76,32 @@ def hidden_layer(
             w = weight.load([tower * WIDTH + NET.layers[AT].starts[p], k])
             summed = summed + (tl.dot(h, w.T, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),)
         sums = summed
-    wide.store_hidden(sums, z, hidden, saved, flat, end, first, tower, first + tl.arange(0, ROWS), SPEC, NET, AT, KEEP, END)
+    wide.store_hidden(
+        sums, z, hidden, saved, flat, end, first, tower, first + tl.arange(0, ROWS), SPEC, NET, AT, KEEP, END
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "begin"])
 def backward_layer(
-    gradient, z, saved, hidden, flat, partial, rows, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its vectors' gradients, too.
+    gradient,
+    z,
+    saved,
+    hidden,
+    flat,
+    partial,
+    rows,
+    begin,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    TRAIN: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its
+    vectors' gradients, too.
 
-    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower.
+    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the
+    tower.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     layer = wide.load_layer(flat, tower, SPEC, NET, AT)
@@ -91,19 +127,37 @@ def backward_layer(
 
 @triton.jit
 def input_gradient(
-    gradient, weight, out, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr
-):  # fmt: skip
-    """From the gradient in what a layer sums up (towers, B, width) to that in what it reads, `out` (towers, B, inputs): a tile a program."""
+    gradient,
+    weight,
+    out,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """From the gradient in what a layer sums up (towers, B, width) to that in what it reads, `out` (towers, B, inputs):
+    a tile a program.
+    """
     WIDTH: tl.constexpr = NET.layers[AT].width
     INPUTS: tl.constexpr = NET.layers[AT].inputs
     tower, tile = tl.program_id(1), tl.program_id(0)
     place = tower * SPEC.batch + tile // (INPUTS // COLUMNS) * ROWS + tl.arange(0, ROWS)
     column = tile % (INPUTS // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     unit = tl.arange(0, DEEP)
-    left, right = gradient + place[:, None] * WIDTH + unit[None, :], weight + (tower * WIDTH + unit)[:, None] * INPUTS + column[None, :]
+    left, right = (
+        gradient + place[:, None] * WIDTH + unit[None, :],
+        weight + (tower * WIDTH + unit)[:, None] * INPUTS + column[None, :],
+    )
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in tl.range(0, WIDTH, DEEP, num_stages=4):
-        total = tl.dot(tl.load(left + k), tl.load(right + k * INPUTS), total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+        total = tl.dot(
+            tl.load(left + k),
+            tl.load(right + k * INPUTS),
+            total,
+            input_precision="ieee" if SPEC.precision == "ieee" else "tf32",
+        )
     tl.store(out + place[:, None] * INPUTS + column[None, :], operand(total, SPEC))
 
 
@@ -114,12 +168,23 @@ def value(hidden, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.c
     NET: tl.constexpr = SPEC.critic
     weight = wide.load_vector(flat, NET.head_weight, tower, NET, AT)
     h = wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT)
-    tl.store(values + tower * SPEC.batch + row, wide.row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
+    tl.store(
+        values + tower * SPEC.batch + row, wide.row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower)
+    )
 
 
 @triton.jit
-def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
-    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers.
+def reduce(
+    partial,
+    gradient,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    FIRST: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its
+    numbers.
 
     The first layer's have FIRST rows, and with none are found elsewhere.
     """
@@ -129,7 +194,11 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
     size = 0
     for k in tl.static_range(len(NET.layers)):
         number = vector - NET.layers[k].partial
-        used = ((number >= 0) & (number < NET.layers[k].vectors)) if SPEC.layer_norm else ((number == 0) | ((number > 2) & (number < NET.layers[k].vectors)))
+        used = (
+            ((number >= 0) & (number < NET.layers[k].vectors))
+            if SPEC.layer_norm
+            else ((number == 0) | ((number > 2) & (number < NET.layers[k].vectors)))
+        )
         size = tl.where(used, max(NET.layers[k].width, NET.outputs), size)
     rows = tl.where(vector < NET.layers[1].partial, FIRST, NET.programs)
     inside = (unit < size) & (rows > 0)
@@ -137,7 +206,9 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
     for start in range(0, rows, CHUNK):
         row = start + tl.arange(0, CHUNK)
         place = (row * NET.towers + tower) * NET.vectors + vector
-        total += tl.load(partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (row < rows)[:, None], other=0.0)
+        total += tl.load(
+            partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (row < rows)[:, None], other=0.0
+        )
     g = tl.sum(total, axis=0)
     for k in tl.static_range(len(NET.layers)):
         number = vector - NET.layers[k].partial
@@ -153,6 +224,10 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
         if k == len(NET.layers) - 1:
             output = number - 3
             if (output >= 0) & (output < NET.outputs):
-                tl.store(gradient + NET.head_weight + (tower * NET.outputs + output) * NET.layers[k].width + unit, g, mask=here)
+                tl.store(
+                    gradient + NET.head_weight + (tower * NET.outputs + output) * NET.layers[k].width + unit,
+                    g,
+                    mask=here,
+                )
             if output == NET.outputs:
                 tl.store(gradient + NET.head_bias + tower * NET.outputs + unit, g, mask=unit < NET.outputs)

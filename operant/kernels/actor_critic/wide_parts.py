@@ -1,7 +1,9 @@
-"""Triton functions of rows of a wide layer: loaded and stored in parts, activated, on the way back, and summed up. Know no network's order of work.
+"""Triton functions of rows of a wide layer: loaded and stored in parts, activated, on the way back, and summed up. Know
+no network's order of work.
 
-Rows are samples, (rows, units), a tower's behind another's; a row is held as a tuple of parts, (rows, part) each, whose widths are powers of two. Sums over the
-batch have a fixed order: each program adds up its tiles into a row of `partial` (programs, towers, vectors, pad), and `wide_layers.reduce` the rows.
+Rows are samples, (rows, units), a tower's behind another's; a row is held as a tuple of parts, (rows, part) each, whose
+widths are powers of two. Sums over the batch have a fixed order: each program adds up its tiles into a row of `partial`
+(programs, towers, vectors, pad), and `wide_layers.reduce` the rows.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def load_layer(flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.conste
     """A layer's bias, and its gain and shift, which without layer normalization stand for nothing."""
     bias = load_vector(flat, NET.layers[AT].bias, tower, NET, AT)
     if SPEC.layer_norm:
-        return bias, load_vector(flat, NET.layers[AT].gain, tower, NET, AT), load_vector(flat, NET.layers[AT].shift, tower, NET, AT)
+        return (
+            bias,
+            load_vector(flat, NET.layers[AT].gain, tower, NET, AT),
+            load_vector(flat, NET.layers[AT].shift, tower, NET, AT),
+        )
     else:
         return bias, bias, bias
 
@@ -131,12 +137,18 @@ def moments(s, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def _centred(s, mean, p, NET: tl.constexpr, AT: tl.constexpr):
-    return s - mean[:, None] if NET.layers[AT].width % 16 == 0 else tl.where(units(p, NET, AT)[1][None, :], s - mean[:, None], 0.0)
+    return (
+        s - mean[:, None]
+        if NET.layers[AT].width % 16 == 0
+        else tl.where(units(p, NET, AT)[1][None, :], s - mean[:, None], 0.0)
+    )
 
 
 @triton.jit
 def activated_part(s, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """From a part of a layer's sums and their rows' moments: its activations; what those are a function of; and that with mean 0 and variance 1."""
+    """From a part of a layer's sums and their rows' moments: its activations; what those are a function of; and that
+    with mean 0 and variance 1.
+    """
     if SPEC.layer_norm:
         x_hat = _centred(s, mean, p, NET, AT) * inv_std[:, None]
         y = x_hat * gain + shift
@@ -179,7 +191,9 @@ def store_moments(saved, row, mean, inv_std, SPEC: tl.constexpr):
 
 @triton.jit
 def gradient_of_sums(g, kept, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """From the gradient in a layer's activations, and what `activated` returns: those in what it sums up, and in what its activation is a function of."""
+    """From the gradient in a layer's activations, and what `activated` returns: those in what it sums up, and in what
+    its activation is a function of.
+    """
     PARTS: tl.constexpr = NET.layers[AT].parts
     h, y, x_hat, inv_std = kept
     g_y = ()
@@ -241,7 +255,9 @@ def store_sum(partial, program, tower, number, sums, NET: tl.constexpr, AT: tl.c
     """Over rows what was summed up, as a vector of a program's row of sums."""
     place = ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + number) * NET.pad
     for p in tl.static_range(len(NET.layers[AT].parts)):
-        tl.store(partial + place + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), tl.sum(sums[p], axis=0))
+        tl.store(
+            partial + place + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), tl.sum(sums[p], axis=0)
+        )
 
 
 @triton.jit
@@ -255,9 +271,24 @@ def store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, 
 
 @triton.jit
 def store_hidden(
-    sums, z, hidden, saved, flat, end, begin, tower, place, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, END: tl.constexpr
-):  # fmt: skip
-    """What becomes of what a hidden layer's product has summed up, for rows `place` from `begin` on; see `wide_layers.hidden_layer`."""
+    sums,
+    z,
+    hidden,
+    saved,
+    flat,
+    end,
+    begin,
+    tower,
+    place,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    AT: tl.constexpr,
+    KEEP: tl.constexpr,
+    END: tl.constexpr,
+):
+    """What becomes of what a hidden layer's product has summed up, for rows `place` from `begin` on; see
+    `wide_layers.hidden_layer`.
+    """
     PARTS: tl.constexpr = NET.layers[AT].parts
     WIDTH: tl.constexpr = NET.layers[AT].width
     # A layer's vectors take a lot of registers, so each part is loaded where it is used.

@@ -44,7 +44,11 @@ class WidePasses(Learner):
 
         `product`: it has one; else a thread has `each` numbers of a part.
         """
-        rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, max(1, each * 32 * warps // max(net.layers[at].parts))), warps)
+        rows, warps = (
+            (ROWS, max(4, warps))
+            if product
+            else (min(ROWS, max(1, each * 32 * warps // max(net.layers[at].parts))), warps)
+        )
         grid = (min(programs or samples, samples // rows), second)
         self.launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
@@ -62,11 +66,29 @@ class WidePasses(Learner):
                 CHUNK=wide_shape.FIRST_CHUNK, ROWS=size, num_warps=4,
             )  # fmt: skip
         for k in range(2 if both else 1, top + 1):
-            tile, z, h, m = layer_tile(self.shape, net, k, rows, self._room), passes.sums[k], passes.hidden[k], passes.moments[k]
+            tile, z, h, m = (
+                layer_tile(self.shape, net, k, rows, self._room),
+                passes.sums[k],
+                passes.hidden[k],
+                passes.moments[k],
+            )
             if tile is None:
                 if self._asked is None:
                     torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=z)
-                self._rowwise(wide_layers.forward_layer, net, k, rows, net.towers, z, h, m, flat, rows, programs=wide_shape.PROGRAMS // net.towers, NET=net)
+                self._rowwise(
+                    wide_layers.forward_layer,
+                    net,
+                    k,
+                    rows,
+                    net.towers,
+                    z,
+                    h,
+                    m,
+                    flat,
+                    rows,
+                    programs=wide_shape.PROGRAMS // net.towers,
+                    NET=net,
+                )
                 continue
             end = "hidden", flat
             if k == top and net is self.shape.actor:
@@ -83,11 +105,17 @@ class WidePasses(Learner):
         if values is not None and tile is None:
             self._rowwise(wide_layers.value, net, top, rows, net.towers, passes.hidden[top], flat, values)
 
-    def _first_layers(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool) -> bool:
+    def _first_layers(
+        self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool
+    ) -> bool:
         """The first two hidden layers in one launch, where the second is none of the last and fits; whether they were."""
         rows = passes.hidden[0].shape[1]
         tile = layer_tile(self.shape, net, 1, rows, self._room)
-        if tile is None or len(net.layers) < 3 or (keep and self.shape.needs_sums and first_tile(self.shape, net) is None):
+        if (
+            tile is None
+            or len(net.layers) < 3
+            or (keep and self.shape.needs_sums and first_tile(self.shape, net) is None)
+        ):
             return False
         (size, deep), part = tile, net.layers[1].parts[0]
         self.launch(
@@ -104,7 +132,11 @@ class WidePasses(Learner):
         for k in range(len(net.layers) - 1, 0, -1):
             if train and not idle:
                 with self._aside():
-                    self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
+                    self._product(
+                        passes.gradient[k].transpose(1, 2),
+                        passes.hidden[k - 1][:, begin : begin + B],
+                        trained.by_weights[k],
+                    )
             if k == 1 and tiled:
                 self._first_backward(trained, x, passes, tiled, train=train)
                 break
@@ -115,8 +147,21 @@ class WidePasses(Learner):
         if train:
             with self._aside():
                 grid = (net.vectors, net.towers, -(-net.pad // wide_shape.SUM_UNITS))
-                sizes = {"FIRST": 0 if tiled else net.programs, "CHUNK": min(wide_shape.SUM_ROWS, net.programs), "WIDE": wide_shape.SUM_UNITS}
-                self.launch(wide_layers.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, **sizes, num_warps=4)
+                sizes = {
+                    "FIRST": 0 if tiled else net.programs,
+                    "CHUNK": min(wide_shape.SUM_ROWS, net.programs),
+                    "WIDE": wide_shape.SUM_UNITS,
+                }
+                self.launch(
+                    wide_layers.reduce,
+                    grid,
+                    trained.partial,
+                    trained.gradient,
+                    SPEC=self.shape,
+                    NET=net,
+                    **sizes,
+                    num_warps=4,
+                )
             self._first_gradient(trained, x, passes)
             self._join()
 
@@ -129,11 +174,15 @@ class WidePasses(Learner):
             programs=net.programs if train else wide_shape.PROGRAMS // net.towers, NET=net, TRAIN=train,
         )  # fmt: skip
 
-    def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool) -> None:
+    def _first_backward(
+        self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool
+    ) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
         net, B, (size, columns, deep) = trained.net, self.shape.batch, tile
         tiles, parts = wide_shape.slope_tiles(net, columns)
-        read, weight, out = described((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
+        read, weight, out = described(
+            (passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns)
+        )
         self.launch(
             wide_first.first_slopes, (tiles, B // size, net.towers), read, weight, x, trained.weights[0], trained.flat.parameters, out, self._shares,
             SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, PARTS=parts, DEEP=deep, STAGES=STAGES, num_warps=8,
@@ -152,7 +201,15 @@ class WidePasses(Learner):
                 wide_first.first_gradient, (net.layers[0].width // columns, self.shape.parts, net.towers),
                 *described((passes.gradient[0], size, columns)), x, by_first, **units, ROWS=size, COLUMNS=columns, STAGES=STAGES, num_warps=4,
             )  # fmt: skip
-            self.launch(wide_first.first_reduce, (net.layers[0].width // 16, net.towers), by_first, trained.gradient, **units, UNITS=16, num_warps=4)
+            self.launch(
+                wide_first.first_reduce,
+                (net.layers[0].width // 16, net.towers),
+                by_first,
+                trained.gradient,
+                **units,
+                UNITS=16,
+                num_warps=4,
+            )
         elif self._asked is None:
             for tower in range(net.towers):
                 g = passes.gradient[0][tower].unflatten(0, (self.shape.parts, -1))
@@ -179,7 +236,11 @@ class WidePasses(Learner):
     def _input_gradient(self, trained: Trained, passes: Passes, k: int) -> None:
         """The gradient in what layer k reads, before an activation."""
         layer, (rows, columns, deep) = trained.net.layers[k], PRODUCT
-        if OWN and self.shape.precision == "bf16" and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0:
+        if (
+            OWN
+            and self.shape.precision == "bf16"
+            and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0
+        ):
             self.launch(
                 wide_layers.input_gradient, (self.shape.batch // rows * (layer.inputs // columns), trained.net.towers),
                 passes.gradient[k], trained.weights[k], passes.gradient[k - 1],
@@ -196,9 +257,13 @@ class WidePasses(Learner):
     def _first_of(net: WideNet, vector: Tensor) -> Tensor:
         """The first layer's weight in a vector of parameters, (towers, width, inputs)."""
         first = net.layers[0]
-        return vector[first.weight :][: net.towers * first.width * first.inputs].view(net.towers, first.width, first.inputs)
+        return vector[first.weight :][: net.towers * first.width * first.inputs].view(
+            net.towers, first.width, first.inputs
+        )
 
 
 def described(*matrices: tuple[Tensor, int, int]) -> tuple[TensorDescriptor, ...]:
     """Descriptors of matrices (towers, rows, columns), a tower's rows behind another's, with the rows and columns of a block of each."""
-    return tuple(TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices)
+    return tuple(
+        TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices
+    )

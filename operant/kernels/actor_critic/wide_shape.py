@@ -114,7 +114,16 @@ def _parts(width: int) -> tuple[int, ...]:
     return (size, *_parts(width - size))
 
 
-def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int, *, apart: bool = False) -> WideNet:
+def describe_net(
+    flat: FlatVector,
+    towers: int,
+    inputs: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    tiles: int,
+    *,
+    apart: bool = False,
+) -> WideNet:
     """The network of some towers whose parameters are a flat vector. `apart`: its head has no part in rows of partial sums."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
@@ -180,7 +189,12 @@ def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
     first, second, *_ = net.layers
     rows = min(FIRST_TILE, shape.batch & -shape.batch)
     columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
-    own = not shape.layer_norm and min(columns, deep) >= 16 and (shape.precision == "bf16" or first.width <= 64) and shape.action <= FEW_ACTIONS
+    own = (
+        not shape.layer_norm
+        and min(columns, deep) >= 16
+        and (shape.precision == "bf16" or first.width <= 64)
+        and shape.action <= FEW_ACTIONS
+    )
     return (rows, columns, deep) if own else None
 
 
@@ -188,7 +202,11 @@ def gradient_tile(shape: Wide, net: WideNet) -> tuple[int, int] | None:
     """Rows and columns at a time of a program that finds the first layer's gradient; None where the library's product does."""
     width, share = net.layers[0].width, shape.batch // shape.parts
     columns = min(FIRST_TILE, width & -width)
-    return (min(GRADIENT_ROWS, share & -share), columns) if columns >= 16 and (shape.precision == "bf16" or width <= 64) else None
+    return (
+        (min(GRADIENT_ROWS, share & -share), columns)
+        if columns >= 16 and (shape.precision == "bf16" or width <= 64)
+        else None
+    )
 
 
 def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
@@ -199,7 +217,11 @@ def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
 
 def applies(task: Task) -> bool:
     """Whether these kernels are meant for such a task: SAC with dense layers and continuous actions."""
-    return isinstance(task.actor.net, Towers) and isinstance(task.kind, Stochastic) and isinstance(task.actor, SquashedActor)
+    return (
+        isinstance(task.actor.net, Towers)
+        and isinstance(task.kind, Stochastic)
+        and isinstance(task.actor, SquashedActor)
+    )
 
 
 def unsupported_reason(task: Task) -> str | None:
@@ -212,9 +234,11 @@ def unsupported_reason(task: Task) -> str | None:
     columns, networks = actor.features.columns + actions, (net.hidden, net.of_critics.hidden)
     layers = next((len(hidden) for hidden in networks if not 1 < len(hidden) <= MAX_LAYERS), 0)
     reasons = {
-        f"a support of {config.atoms} atoms is larger than {MAX_ATOMS}": config.critic == "c51" and config.atoms > MAX_ATOMS,
+        f"a support of {config.atoms} atoms is larger than {MAX_ATOMS}": config.critic == "c51"
+        and config.atoms > MAX_ATOMS,
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards and config.critic != "c51",
-        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
+        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling
+        != "uniform",
         f"the network has {layers} hidden layers, and theirs has 2 to {MAX_LAYERS}": layers > 0,
         f"a layer has more than {MAX_WIDTH} units": max(map(max, networks)) > MAX_WIDTH,
         f"the last hidden layer has more than {MAX_LAST} units": max(hidden[-1] for hidden in networks) > MAX_LAST,

@@ -1,4 +1,6 @@
-"""Triton kernels that step wide networks: vectors' gradients from rows of sums, Adam and the targets, and what an update says of itself."""
+"""Triton kernels that step wide networks: vectors' gradients from rows of sums, Adam and the targets, and what an
+update says of itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def count(actor_update, critic_update, temperature, SPEC: tl.constexpr, DUE: tl.
 
 @triton.jit
 def _widen(first, place, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Where numbers at `place` of a flat vector are the first layer's weights, store them where its rows have columns to spare."""
+    """Where numbers at `place` of a flat vector are the first layer's weights, store them where its rows have columns
+    to spare.
+    """
     INPUTS: tl.constexpr = NET.layers[0].inputs
     number = place - NET.layers[0].weight
     inside = mask & (number >= 0) & (number < NET.towers * NET.layers[0].width * INPUTS)
@@ -29,21 +33,41 @@ def _widen(first, place, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def _split(head, place, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Where numbers at `place` are a head's weights, store them as two operands that add up to them, `head` (towers, 2 atoms, width)."""
+    """Where numbers at `place` are a head's weights, store them as two operands that add up to them, `head` (towers, 2
+    atoms, width).
+    """
     SIZE: tl.constexpr = NET.outputs * NET.layers[-1].width
     number = place - NET.head_weight
     inside = mask & (number >= 0) & (number < NET.towers * SIZE)
-    first, at = x.to(head.dtype.element_ty), head + number // SIZE * (2 * SPEC.atoms * NET.layers[-1].width) + number % SIZE
+    first, at = (
+        x.to(head.dtype.element_ty),
+        head + number // SIZE * (2 * SPEC.atoms * NET.layers[-1].width) + number % SIZE,
+    )
     tl.store(at, first, mask=inside)
     tl.store(at + SPEC.atoms * NET.layers[-1].width, x - first.to(tl.float32), mask=inside)
 
 
 @triton.jit
 def step(
-    flat, gradient, target, packed, target_packed, first, target_first, head, target_head, update, squares, size,
-    SPEC: tl.constexpr, NET: tl.constexpr, TARGET: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One step of Adam; the target after it, x' <- x' + tau (x - x'); both as products take them; and the sum of the gradient's squares.
+    flat,
+    gradient,
+    target,
+    packed,
+    target_packed,
+    first,
+    target_first,
+    head,
+    target_head,
+    update,
+    squares,
+    size,
+    SPEC: tl.constexpr,
+    NET: tl.constexpr,
+    TARGET: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One step of Adam; the target after it, x' <- x' + tau (x - x'); both as products take them; and the sum of the
+    gradient's squares.
 
     TARGET: of critics, whose heads are two operands where they learn distributions.
     """
@@ -104,7 +128,8 @@ def norm(squares, temperature, blocks, SPEC: tl.constexpr, BLOCKS: tl.constexpr)
 
 @triton.jit
 def finish(critic_terms, actor_terms, temperature, update, work, SPEC: tl.constexpr, DUE: tl.constexpr):
-    """What else an update says of itself, added to the totals; then the temperature's step, down -log alpha (mean log pi + target entropy).
+    """What else an update says of itself, added to the totals; then the temperature's step, down -log alpha (mean log
+    pi + target entropy).
 
     DUE: the actor learned, too; else log pi is that of the actions at the next observations.
     """

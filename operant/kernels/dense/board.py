@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from operant.kernels.board import BLOCK, act_on_rows, backward_places, backward_rows, bootstrap_boards, forward_rows, reduce_small
+from operant.kernels.board import (
+    BLOCK,
+    act_on_rows,
+    backward_places,
+    backward_rows,
+    bootstrap_boards,
+    forward_rows,
+    reduce_small,
+)
 from operant.kernels.dense.learner import Learner
 from operant.kernels.reduce import REDUCE_COLUMNS
 
@@ -68,12 +76,24 @@ def unsupported_reason(policy: Any, layout: Any) -> str | None:
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
     channels, places = config.channels or (16,), shape[1] - 2
-    if config.cnn != "minatar" or not config.layer_norm or net.categories or len(channels) != 1 or len(config.hidden) != 1:
+    if (
+        config.cnn != "minatar"
+        or not config.layer_norm
+        or net.categories
+        or len(channels) != 1
+        or len(config.hidden) != 1
+    ):
         return 'of convolutional networks only net.cnn = "minatar" with net.layer_norm has fused kernels'
     if channels[0] not in (16, 32, 64) or config.hidden[0] not in (32, 64, 128, 256):
         asked = f"net.channels is {list(channels)}, net.hidden {list(config.hidden)}"
         return f"fused kernels for boards take 16, 32 or 64 channels and 32, 64, 128 or 256 hidden units, and {asked}"
-    fits = max(shape[:2]) <= LARGEST and _power_of_two(places) and places % PLACES == 0 and 9 * shape[2] <= 128 and policy.distribution.parameter_rows <= 32
+    fits = (
+        max(shape[:2]) <= LARGEST
+        and _power_of_two(places)
+        and places % PLACES == 0
+        and 9 * shape[2] <= 128
+        and policy.distribution.parameter_rows <= 32
+    )
     if policy.env.pixels or policy.env.mask_size or not fits:
         return "the board's shape or its actions are none that fused kernels read"
     if layout.block != BLOCK.value or not LEAST <= layout.samples <= MOST or not _power_of_two(layout.samples):
@@ -129,7 +149,9 @@ class BoardLearner(Learner):
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches nothing."""
-        return self._has_room(self.policy.device, lambda: self.act(0), lambda: self.bootstrap(finals=True), lambda: self.update(1))
+        return self._has_room(
+            self.policy.device, lambda: self.act(0), lambda: self.bootstrap(finals=True), lambda: self.update(1)
+        )
 
     # COLLECT
 

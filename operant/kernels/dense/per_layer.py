@@ -1,4 +1,6 @@
-"""The fused kernels of wide networks: a launch a layer, over microbatches of samples whose activations lie in buffers. Knows no other kind."""
+"""The fused kernels of wide networks: a launch a layer, over microbatches of samples whose activations lie in buffers.
+Knows no other kind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from torch import Tensor
 
 from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
-from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
+from operant.kernels.layers import (
+    act_head,
+    add_tile_sums,
+    backward_head,
+    backward_layer,
+    forward_layer,
+    value_head,
+    weight_gradient,
+)
 from operant.kernels.operands import gather, gather_chunks, pack
 from operant.kernels.structs import Head, Layer
 from operant.kernels.tiles import PerLayer, multiple, power_of_two
@@ -35,21 +45,27 @@ class PerLayerLearner(Learner):
     def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
         super().__init__(spec, task, config)
         device = self.policy.device
-        # A slot has the rows of a chunk, rounded up to whole tiles; a microbatch has a power of two of slots. It is counted in samples, not in rows of slots:
-        # a minibatch that fits goes at once.
+        # A slot has the rows of a chunk, rounded up to whole tiles; a microbatch has a power of two of slots. It is
+        # counted in samples, not in rows of slots: a minibatch that fits goes at once.
         chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))
         self._slots = min(config.chunks, power_of_two(config.microbatch * config.chunks / self.layout.samples))
         capacity = self._slots * self._slot
         kind = self._make_room(capacity)
         # In what each layer computes before its activation; the last are the outputs'.
-        self._gradients = [torch.empty(spec.towers, capacity, width, dtype=kind, device=device) for width in spec.widths]
-        self._others: dict[int, PerLayerLearner] = {}  # by their first lane, with room of their own for some of the lanes
+        self._gradients = [
+            torch.empty(spec.towers, capacity, width, dtype=kind, device=device) for width in spec.widths
+        ]
+        self._others: dict[
+            int, PerLayerLearner
+        ] = {}  # by their first lane, with room of their own for some of the lanes
         self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
         self._norm_block_m = min(self._head_block_m, NORM_NUMBERS // max(spec.hidden_pad))
         self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)
         self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
-        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
+        self._first = torch.empty(
+            spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device
+        )
         self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
         self._last = len(spec.hidden)
 
@@ -61,10 +77,16 @@ class PerLayerLearner(Learner):
         def rows(width: int) -> Tensor:
             return torch.empty(spec.towers, capacity, width, dtype=kind, device=device)
 
-        self._x = torch.empty(capacity, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
+        self._x = torch.empty(
+            capacity, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device
+        )
         self._rounded = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
-        self._saved = self._hidden if spec.activation in ("tanh", "relu") and not spec.layer_norm else [rows(width) for width in spec.hidden_pad]
+        self._saved = (
+            self._hidden
+            if spec.activation in ("tanh", "relu") and not spec.layer_norm
+            else [rows(width) for width in spec.hidden_pad]
+        )
         return kind
 
     # HOW PRODUCTS ARE TILED
@@ -72,27 +94,43 @@ class PerLayerLearner(Learner):
     def _tiling(self, wide: int, deep: int) -> dict[str, int]:
         """Of a product whose result has so many columns and whose sums so many terms."""
         config = self.config
-        return {"BLOCK_N": min(config.block_n, wide), "BLOCK_K": math.gcd(config.block_k, deep), "num_warps": config.warps, "num_stages": config.stages}
+        return {
+            "BLOCK_N": min(config.block_n, wide),
+            "BLOCK_K": math.gcd(config.block_k, deep),
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+        }
 
     def _first_tiling(self, tiling: dict[str, int]) -> dict[str, int]:
         """Of a product that turns bytes into numbers on its way: with fewer stages.
 
-        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer are), some rows were garbage on an H200
-        (Triton 3.6), as if registers were overwritten before they had been multiplied. With two, every minibatch agrees with torch
-        (tests/algos/test_fused_scale.py).
+        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer
+        are), some rows were garbage on an H200 (Triton 3.6), as if registers were overwritten before they had been
+        multiplied. With two, every minibatch agrees with torch (tests/algos/test_fused_scale.py).
         """
         return {**tiling, "num_stages": min(2, tiling["num_stages"])} if self.spec.bytes else tiling
 
     def _head_tiling(self, wide: int) -> dict[str, int]:
-        """Of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several share a multiprocessor."""
+        """Of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several
+        share a multiprocessor.
+        """
         config, block_m = self.config, self._head_block_m
         tiling = self._tiling(min(wide, 2 * HEAD_NUMBERS // self.spec.out_pad), self.spec.inputs[-1])
-        small = {} if block_m == config.block_m else {"num_warps": min(4, config.warps), "num_stages": min(2, config.stages)}
+        small = (
+            {}
+            if block_m == config.block_m
+            else {"num_warps": min(4, config.warps), "num_stages": min(2, config.stages)}
+        )
         return {**tiling, **small, "BLOCK_M": block_m}
 
     def _gather_tiling(self) -> dict[str, int]:
         block_m = min(GATHER_BYTES_BLOCK_M if self.spec.bytes else GATHER_BLOCK_M, self.config.block_m)
-        return {"BLOCK_M": block_m, "BLOCK_N": math.gcd(GATHER_BLOCK_N, self.spec.inputs[0]), "BLOCK": self.layout.block, "num_warps": 4}
+        return {
+            "BLOCK_M": block_m,
+            "BLOCK_N": math.gcd(GATHER_BLOCK_N, self.spec.inputs[0]),
+            "BLOCK": self.layout.block,
+            "num_warps": 4,
+        }
 
     # FORWARD
 
@@ -103,7 +141,15 @@ class PerLayerLearner(Learner):
 
     def _pack(self) -> None:
         spec = self.spec
-        self.launch(pack, (max(spec.widths) // 16, self._last + 1, spec.towers), self._values, self._first, self._packed, SPEC=spec, num_warps=4)
+        self.launch(
+            pack,
+            (max(spec.widths) // 16, self._last + 1, spec.towers),
+            self._values,
+            self._first,
+            self._packed,
+            SPEC=spec,
+            num_warps=4,
+        )
 
     def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
         """(first, count) of each microbatch of samples that lie one after the other."""
@@ -114,33 +160,79 @@ class PerLayerLearner(Learner):
         """`count` samples of the rollout from block `first` on."""
         tiling, spec, config = self._gather_tiling(), self.spec, self.config
         self.launch(
-            gather, (multiple(count, config.block_m) // tiling["BLOCK_M"], spec.inputs[0] // tiling["BLOCK_N"]),
-            self._inputs()._replace(observation=observation), self.buffers.rollout.truncated, self._x, self._rounded, first, count, self._lanes,
-            SPEC=spec, TRUNCATED_ONLY=truncated_only, **tiling,
-        )  # fmt: skip
+            gather,
+            (multiple(count, config.block_m) // tiling["BLOCK_M"], spec.inputs[0] // tiling["BLOCK_N"]),
+            self._inputs()._replace(observation=observation),
+            self.buffers.rollout.truncated,
+            self._x,
+            self._rounded,
+            first,
+            count,
+            self._lanes,
+            SPEC=spec,
+            TRUNCATED_ONLY=truncated_only,
+            **tiling,
+        )
 
-    def _forward(self, first: int, count: int, *, truncated_only: bool = False, save: bool = False, critic: bool = False, begin: int = 0) -> None:
-        """Hidden layers, from layer `begin` on, of what has been gathered: `count` samples from sample `first` of the rollout on."""
+    def _forward(
+        self,
+        first: int,
+        count: int,
+        *,
+        truncated_only: bool = False,
+        save: bool = False,
+        critic: bool = False,
+        begin: int = 0,
+    ) -> None:
+        """Hidden layers, from layer `begin` on, of what has been gathered: `count` samples from sample `first` of the
+        rollout on.
+        """
         spec, config = self.spec, self.config
         tiles, first_tower = -(-count // config.block_m), 1 if critic and not spec.shared else 0
         for k in range(begin, self._last):
-            source, weights = (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
+            source, weights = (
+                (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
+            )
             tiling = self._tiling(spec.widths[k], spec.inputs[k])
             tiling = self._first_tiling(tiling) if k == 0 else tiling
             if k == 0 and spec.precision == "bf16" and not spec.bytes:  # whose operands are float32
                 tiling["BLOCK_K"] = max(16, tiling["BLOCK_K"] // 2)
             self.launch(
-                forward_layer, (tiles * (spec.widths[k] // tiling["BLOCK_N"]), spec.towers - first_tower),
-                Layer(source, weights, self._hidden[k], self._saved[k]), self._values, self._normalizer, self.buffers.rollout.truncated,
-                first_tower, first, count, self._capacity,
-                SPEC=spec, LAYER=k, SAVE=save and self._saved is not self._hidden, TRUNCATED_ONLY=truncated_only, BLOCK_M=config.block_m, **tiling,
-            )  # fmt: skip
+                forward_layer,
+                (tiles * (spec.widths[k] // tiling["BLOCK_N"]), spec.towers - first_tower),
+                Layer(source, weights, self._hidden[k], self._saved[k]),
+                self._values,
+                self._normalizer,
+                self.buffers.rollout.truncated,
+                first_tower,
+                first,
+                count,
+                self._capacity,
+                SPEC=spec,
+                LAYER=k,
+                SAVE=save and self._saved is not self._hidden,
+                TRUNCATED_ONLY=truncated_only,
+                BLOCK_M=config.block_m,
+                **tiling,
+            )
             if spec.layer_norm:
                 self.launch(
-                    normalize_layer, (tiles * config.block_m // self._norm_block_m, spec.towers - first_tower),
-                    self._saved[k], self._hidden[k], self._values, self.buffers.rollout.truncated, first_tower, first, count, self._capacity,
-                    SPEC=spec, LAYER=k, TRUNCATED_ONLY=truncated_only, BLOCK_M=self._norm_block_m, num_warps=4,
-                )  # fmt: skip
+                    normalize_layer,
+                    (tiles * config.block_m // self._norm_block_m, spec.towers - first_tower),
+                    self._saved[k],
+                    self._hidden[k],
+                    self._values,
+                    self.buffers.rollout.truncated,
+                    first_tower,
+                    first,
+                    count,
+                    self._capacity,
+                    SPEC=spec,
+                    LAYER=k,
+                    TRUNCATED_ONLY=truncated_only,
+                    BLOCK_M=self._norm_block_m,
+                    num_warps=4,
+                )
 
     # COLLECT
 
@@ -153,7 +245,9 @@ class PerLayerLearner(Learner):
         # Others may be acted on meanwhile, so these have room of their own.
         if lanes.start not in self._others:
             other = copy.copy(self)
-            other._make_room(multiple(lanes.stop - lanes.start + 2 * self.layout.block + self.config.block_m, self.config.block_m))
+            other._make_room(
+                multiple(lanes.stop - lanes.start + 2 * self.layout.block + self.config.block_m, self.config.block_m)
+            )
             self._others[lanes.start] = other
         self._others[lanes.start]._act(t, lanes.start, lanes.stop - lanes.start)
 
@@ -166,14 +260,27 @@ class PerLayerLearner(Learner):
         self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // block, rows)
         self._forward(t * self._lanes + first - before, rows)
         self.launch(
-            act_head, (-(-count // self._head_block_m), self.spec.towers),
-            self._hidden[-1].flatten()[before * self.spec.inputs[-1] :], self._packed, self._values, self._legal_mask, self.work.acting(),
-            t, first, count, self._lanes, self._capacity,
-            SPEC=self.spec, SAMPLE=self.work.sample, **tiling,
-        )  # fmt: skip
+            act_head,
+            (-(-count // self._head_block_m), self.spec.towers),
+            self._hidden[-1].flatten()[before * self.spec.inputs[-1] :],
+            self._packed,
+            self._values,
+            self._legal_mask,
+            self.work.acting(),
+            t,
+            first,
+            count,
+            self._lanes,
+            self._capacity,
+            SPEC=self.spec,
+            SAMPLE=self.work.sample,
+            **tiling,
+        )
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
+        """V of the observation after the last step, and with `finals` of the true final observations of truncated
+        episodes.
+        """
         rollout = self.buffers.rollout
         for first, count in self._microbatches(self._lanes):
             self._value(rollout.observation, self.work.values(), self._stride + first, count, truncated_only=False)
@@ -187,10 +294,23 @@ class PerLayerLearner(Learner):
         self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
         self._forward(first, count, truncated_only=truncated_only, critic=True)
         self.launch(
-            value_head, (-(-count // self._head_block_m),),
-            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, self._legal_mask, value, first, count, self._lanes,
-            self._capacity, SPEC=self.spec, VALUE=self.work.value_of, TRUNCATED_ONLY=truncated_only, **tiling,
-        )  # fmt: skip
+            value_head,
+            (-(-count // self._head_block_m),),
+            self._hidden[-1],
+            self._packed,
+            self._values,
+            self.buffers.rollout.truncated,
+            self._legal_mask,
+            value,
+            first,
+            count,
+            self._lanes,
+            self._capacity,
+            SPEC=self.spec,
+            VALUE=self.work.value_of,
+            TRUNCATED_ONLY=truncated_only,
+            **tiling,
+        )
 
     # UPDATE
 
@@ -200,24 +320,49 @@ class PerLayerLearner(Learner):
         tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
             self.launch(
-                gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
-            )  # fmt: skip
+                gather_chunks,
+                (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+                minibatch,
+                self._inputs(),
+                self._x,
+                self._rounded,
+                first_chunk,
+                self._slot,
+                self._lanes,
+                SPEC=self.spec,
+                **tiling,
+            )
             self._forward(0, self._capacity, save=True)
             self._gradient_head(k, first_chunk, self.spec, self._gradients[self._last - 1])
             self._gradient_layers()
             self._sum(first_chunk)
 
     def _gradient_head(self, k: int, first_chunk: int, spec: Spec, by_hidden: Tensor) -> None:
-        """The gradient of minibatch k's loss in the outputs of a microbatch's rows, and in what the head reads of them."""
+        """The gradient of minibatch k's loss in the outputs of a microbatch's rows, and in what the head
+        reads of them.
+        """
         last = self._last
-        # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over samples rely on.
+        # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over
+        # samples rely on.
         head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], by_hidden, self._tile_sums)
         self.launch(
-            backward_head, (self._capacity // self._head_block_m, spec.towers),
-            self._minibatch(k), self._inputs(), self.work.samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
-            SPEC=spec, LOSS=self.work.loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
-        )  # fmt: skip
+            backward_head,
+            (self._capacity // self._head_block_m, spec.towers),
+            self._minibatch(k),
+            self._inputs(),
+            self.work.samples(),
+            self._values,
+            head,
+            first_chunk,
+            self._slot,
+            self._lanes,
+            self._capacity,
+            self._tiles,
+            SPEC=spec,
+            LOSS=self.work.loss,
+            BLOCK=self.layout.block,
+            **self._head_tiling(spec.inputs[last]),
+        )
 
     def _gradient_layers(self) -> None:
         """From the gradient in the last hidden layer to those in the others."""
@@ -226,20 +371,39 @@ class PerLayerLearner(Learner):
         for layer in range(last - 1, 0, -1):
             tiling = self._tiling(spec.inputs[layer], spec.widths[layer])
             self.launch(
-                backward_layer, (self._capacity // config.block_m * (spec.inputs[layer] // tiling["BLOCK_N"]), spec.towers),
-                self._gradients[layer], self._packed, self._saved[layer - 1], self._gradients[layer - 1], self._tile_sums, self._capacity, self._tiles,
-                SPEC=spec, LAYER=layer, BLOCK_M=config.block_m, **tiling,
-            )  # fmt: skip
+                backward_layer,
+                (self._capacity // config.block_m * (spec.inputs[layer] // tiling["BLOCK_N"]), spec.towers),
+                self._gradients[layer],
+                self._packed,
+                self._saved[layer - 1],
+                self._gradients[layer - 1],
+                self._tile_sums,
+                self._capacity,
+                self._tiles,
+                SPEC=spec,
+                LAYER=layer,
+                BLOCK_M=config.block_m,
+                **tiling,
+            )
             self._normalize_backward(layer - 1)
 
     def _normalize_backward(self, k: int) -> None:
         """Back through hidden layer k's activation and layer normalization, where there is one."""
         if self.spec.layer_norm:
             self.launch(
-                normalize_layer_backward, (self._capacity // self._norm_block_m, self.spec.towers),
-                self._saved[k], self._gradients[k], self._values, self._tile_sums, self._capacity, self._tiles,
-                SPEC=self.spec, LAYER=k, BLOCK_M=self._norm_block_m, num_warps=4,
-            )  # fmt: skip
+                normalize_layer_backward,
+                (self._capacity // self._norm_block_m, self.spec.towers),
+                self._saved[k],
+                self._gradients[k],
+                self._values,
+                self._tile_sums,
+                self._capacity,
+                self._tiles,
+                SPEC=self.spec,
+                LAYER=k,
+                BLOCK_M=self._norm_block_m,
+                num_warps=4,
+            )
 
     def _sum(self, first_chunk: int) -> None:
         """A microbatch's gradients and loss terms, summed over the samples of each chunk into its row."""
@@ -250,13 +414,33 @@ class PerLayerLearner(Learner):
             tiling = self._first_tiling(tiling) if k == 0 else tiling
             read = self._rounded if k == 0 else self._hidden[-1 if k == self._last else k - 1]
             self.launch(
-                weight_gradient, (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
-                self._gradients[k], read, self._normalizer, self._partial, first_chunk, self._slot, self._capacity, self._width,
-                SPEC=spec, LAYER=k, BLOCK_M=outputs, **tiling,
-            )  # fmt: skip
+                weight_gradient,
+                (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
+                self._gradients[k],
+                read,
+                self._normalizer,
+                self._partial,
+                first_chunk,
+                self._slot,
+                self._capacity,
+                self._width,
+                SPEC=spec,
+                LAYER=k,
+                BLOCK_M=outputs,
+                **tiling,
+            )
         self.launch(
-            add_tile_sums, (self._slots, spec.towers, 2 * self._last if spec.layer_norm else self._last),
-            self._tile_sums, self._partial, first_chunk, self._tiles,
-            self._slot // config.block_m, self._slot // self._head_block_m, self._slot // self._norm_block_m, self._width,
-            SPEC=spec, LOSS=self.work.loss, num_warps=4,
-        )  # fmt: skip
+            add_tile_sums,
+            (self._slots, spec.towers, 2 * self._last if spec.layer_norm else self._last),
+            self._tile_sums,
+            self._partial,
+            first_chunk,
+            self._tiles,
+            self._slot // config.block_m,
+            self._slot // self._head_block_m,
+            self._slot // self._norm_block_m,
+            self._width,
+            SPEC=spec,
+            LOSS=self.work.loss,
+            num_warps=4,
+        )

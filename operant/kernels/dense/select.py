@@ -1,4 +1,5 @@
-"""Selects the tile config of a policy's fused kernels: the one a run began with, the one remembered, or the fastest of those that this GPU has memory for.
+"""Selects the tile config of a policy's fused kernels: the one a run began with, the one remembered, or the fastest of
+those that this GPU has memory for.
 
 Knows no kernel and no clock: `operant.kernels.tiles` says what to try, `tuning` measures and remembers.
 """
@@ -46,14 +47,22 @@ class Selection:
         device = self.task.policy.device
         self._on_gpu = device.type == "cuda"
         self._gpu = torch.cuda.get_device_name(device) if self._on_gpu else "CPU"
-        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else FEW_MULTIPROCESSORS
+        self._multiprocessors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else FEW_MULTIPROCESSORS
+        )
 
     def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner | None:
-        """The kernels in the tile config `given` where that can be, else in the fastest; None where none fits. Only a GPU is timed, unless with `measure`."""
+        """The kernels in the tile config `given` where that can be, else in the fastest; None where none fits. Only a
+        GPU is timed, unless with `measure`.
+        """
         if given is not None:
             if self._suits(given) and (learner := self._fitting(given)) is not None:
                 return self._selected(learner, "as this run began")
-            log.warning("kernels: %s does not suit this network or this GPU: another tile config is taken, and bits change with it", given)
+            log.warning(
+                "kernels: %s does not suit this network or this GPU: another tile config is taken, and bits "
+                "change with it",
+                given,
+            )
         measure = measure or (seconds if self._on_gpu else None)
         if measure is None:
             return self.first()
@@ -74,10 +83,19 @@ class Selection:
         return None
 
     def _suits(self, config: TileConfig) -> bool:
-        return suits(config, self.spec) and config.chunks % self.task.layout.shards == 0 and config.chunks == (self.task.chunks or config.chunks)
+        return (
+            suits(config, self.spec)
+            and config.chunks % self.task.layout.shards == 0
+            and config.chunks == (self.task.chunks or config.chunks)
+        )
 
     def _candidates(self) -> list[list[TileConfig]]:
-        return list(candidates(self.spec, Work(self.task.layout.samples, self._multiprocessors, self.task.layout.shards, self.task.chunks)))
+        return list(
+            candidates(
+                self.spec,
+                Work(self.task.layout.samples, self._multiprocessors, self.task.layout.shards, self.task.chunks),
+            )
+        )
 
     def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
         """The fastest of the first group that has any."""
@@ -88,7 +106,9 @@ class Selection:
             if config is not None:
                 memory.keep(config)
                 measured = ", ".join(f"{cost * 1e3:.2f}" for cost in costs.values())
-                return self._selected(make(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}")
+                return self._selected(
+                    make(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}"
+                )
         return None
 
     def _fitting(self, config: TileConfig, spare: Task | None = None) -> Learner | None:

@@ -12,7 +12,9 @@ from operant.nn import SOLO, Adam, Exchange, Policy
 
 
 class Work(Protocol):
-    """What an algorithm adds to a policy's kernels: its Triton functions, and launches of its own before and behind an update."""
+    """What an algorithm adds to a policy's kernels: its Triton functions, and launches of its own before and behind an
+    update.
+    """
 
     loss: Loss
     sample: Any  # as `operant.kernels.act.sample_and_store`
@@ -44,8 +46,9 @@ class Work(Protocol):
 class Task(NamedTuple):
     """What is to run fused: a policy and its optimizer, over an algorithm's buffers.
 
-    `buffers` has at least `rollout` (a slot of T steps), `final_value` (T, N), `order` (E, M), `skip` and `learning_rate` (one float each); of it, `written`
-    names what kernels write beside the rollout's actions. `coefficients` has at least `max_gradient_norm` and `adam_epsilon`.
+    `buffers` has at least `rollout` (a slot of T steps), `final_value` (T, N), `order` (E, M), `skip` and
+    `learning_rate` (one float each); of it, `written` names what kernels write beside the rollout's actions.
+    `coefficients` has at least `max_gradient_norm` and `adam_epsilon`.
     """
 
     name: str  # of the algorithm

@@ -41,7 +41,10 @@ def seconds(learner: Learner) -> float:
     """Seconds that an iteration takes on a GPU, of what differs between tile configs: acting, and gradients. Of a learner made to `spare` its buffers."""
     buffers = learner.buffers
     updates, acts = buffers.order.shape[0] * learner.layout.minibatches, len(buffers.rollout.reward)
-    updates_at_once, acts_at_once = max(1, round(updates / acts)), max(1, round(acts / updates))  # both together in the proportion that they have
+    updates_at_once, acts_at_once = (
+        max(1, round(updates / acts)),
+        max(1, round(acts / updates)),
+    )  # both together in the proportion that they have
 
     def work() -> None:
         for _ in range(acts_at_once):
@@ -72,7 +75,10 @@ def _region_s(graph: Graphed, replays: int) -> float:
 def copies(task: Task) -> Any:
     """Buffers to measure with: what is written is a copy, what is only read is shared, and the order is a shuffled one, as it is later."""
     buffers = task.buffers
-    shuffled = torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order) % buffers.order.shape[1]
+    shuffled = (
+        torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order)
+        % buffers.order.shape[1]
+    )
     return buffers._replace(
         rollout=buffers.rollout._replace(action=buffers.rollout.action.clone()),
         order=shuffled.to(buffers.order),
@@ -80,7 +86,9 @@ def copies(task: Task) -> Any:
     )
 
 
-def fastest(learners: Iterable[Learner], cost: Callable[[Learner], float]) -> tuple[TileConfig | None, dict[TileConfig, float]]:
+def fastest(
+    learners: Iterable[Learner], cost: Callable[[Learner], float]
+) -> tuple[TileConfig | None, dict[TileConfig, float]]:
     """The tile config to take, an earlier one unless a later one costs clearly less, and what each has cost; None where none could be measured."""
     found: TileConfig | None = None
     costs: dict[TileConfig, float] = {}
@@ -111,15 +119,28 @@ class Memory:
     def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
         import triton
 
-        asked = (__version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks)
+        asked = (
+            __version__,
+            triton.__version__,
+            gpu,
+            task.name,
+            spec,
+            len(task.buffers.order),
+            task.layout,
+            task.chunks,
+        )
         self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
         kernels = folder()
-        self._store = CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
+        self._store = (
+            CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
+        )
 
     def recall(self) -> TileConfig | None:
         """The tile config, where one is remembered."""
         if self._store is not None:
-            with contextlib.suppress(OSError, UntrustedError, ValueError):  # ValueError: of another version's, or no text
+            with contextlib.suppress(
+                OSError, UntrustedError, ValueError
+            ):  # ValueError: of another version's, or no text
                 line = self._store.read(self._key)
                 return from_text(line.decode()) if line is not None else None
         return None

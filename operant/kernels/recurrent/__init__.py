@@ -1,6 +1,8 @@
-"""Networks with a memory that learn from a rollout in a few Triton kernels: what `operant.nn.cells` and the dense layers around it compute, forward and back.
+"""Networks with a memory that learn from a rollout in a few Triton kernels: what `operant.nn.cells` and the dense
+layers around it compute, forward and back.
 
-Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. What imports Triton is imported only where it is used. Knows no algorithm.
+Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. What imports Triton is imported only where it
+is used. Knows no algorithm.
 """
 
 from __future__ import annotations
@@ -34,8 +36,14 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     if kernels == "torch" or (kernels == "auto" and policy.device.type != "cuda"):
         return None
-    found: RecurrentLearner | str | None = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(policy.device, precision)
-    found = found or (reason_for_torch(policy, precision) if kernels == "auto" else None) or _learner(task, precision, states)
+    found: RecurrentLearner | str | None = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(
+        policy.device, precision
+    )
+    found = (
+        found
+        or (reason_for_torch(policy, precision) if kernels == "auto" else None)
+        or _learner(task, precision, states)
+    )
     if not isinstance(found, str):
         log.info("kernels: fused, with a memory, %s", found.config)
         found.connect()
@@ -47,8 +55,14 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
 
 
 def quicken(net: nn.Module, device: torch.device) -> None:
-    """Let a network's LSTMs go through their steps in two launches on a GPU, where they can, while torch does the rest."""
-    narrow: list[Any] = [part for part in net.modules() if getattr(part, "kind", "") == "lstm" and getattr(part, "units", NARROW + 1) <= NARROW]
+    """Let a network's LSTMs go through their steps in two launches on a GPU, where they can, while torch does
+    the rest.
+    """
+    narrow: list[Any] = [
+        part
+        for part in net.modules()
+        if getattr(part, "kind", "") == "lstm" and getattr(part, "units", NARROW + 1) <= NARROW
+    ]
     if device.type != "cuda" or not narrow:
         return
     reason = dense.machine_reason(device, "fp32") or _quickened(narrow, device)

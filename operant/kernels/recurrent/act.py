@@ -1,5 +1,6 @@
-"""Triton kernels that read observations for a memory. To act, a tile of lanes goes through encoder, cells and heads in one launch, the state updated in place;
-to learn, a minibatch's rows through the first layer, straight from where the rollout has them. Know no loss.
+"""Triton kernels that read observations for a memory. To act, a tile of lanes goes through encoder, cells and heads in
+one launch, the state updated in place; to learn, a minibatch's rows through the first layer, straight from where the
+rollout has them. Know no loss.
 """
 
 from __future__ import annotations
@@ -13,10 +14,21 @@ from operant.kernels.blocks import feature_of, load_last, load_matrix, load_netw
 from operant.kernels.recurrent import cells
 
 load_normalized, kept = plain.load_normalized, cells.kept
-held_weights, load_states, network_step, tile_step = cells.held_weights, cells.load_states, cells.network_step, cells.tile_step
+held_weights, load_states, network_step, tile_step = (
+    cells.held_weights,
+    cells.load_states,
+    cells.network_step,
+    cells.tile_step,
+)
 column_mask = blocks.column_mask
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
-activate, activated, first_operand, normalize, one_hot = blocks.activate, blocks.activated, blocks.first_operand, blocks.normalize, blocks.one_hot
+activate, activated, first_operand, normalize, one_hot = (
+    blocks.activate,
+    blocks.activated,
+    blocks.first_operand,
+    blocks.normalize,
+    blocks.one_hot,
+)
 operand, saved_activation = blocks.operand, blocks.saved_activation
 
 
@@ -29,7 +41,9 @@ def _load_packed_first(first, column, SPEC: tl.constexpr):
 
 @triton.jit
 def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """What the first layer reads at step t, (rows, columns_pad), as its product takes it in learning, too: of bytes in the precision of all others."""
+    """What the first layer reads at step t, (rows, columns_pad), as its product takes it in learning, too: of bytes in
+    the precision of all others.
+    """
     x = load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC)
     if SPEC.bytes:  # which would order the product's terms: see `act`
         x = tl.max(tl.join(x, x), axis=2)
@@ -47,14 +61,18 @@ def _later_weights(parameters, SPEC: tl.constexpr):
     """The encoder's later weights, as right operands, rounded as those that training packs."""
     weights = ()
     for k in tl.static_range(len(SPEC.weights)):
-        weight = load_matrix(parameters + SPEC.weights[k], SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        weight = load_matrix(
+            parameters + SPEC.weights[k], SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]
+        )
         weights = weights + (tl.trans(stored(weight, SPEC)),)
     return weights
 
 
 @triton.jit
 def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """What the last hidden layer puts out, as an operand, from what the first one has computed: to the bit of `operant.kernels.layers.forward_layer`."""
+    """What the last hidden layer puts out, as an operand, from what the first one has computed: to the bit of
+    `operant.kernels.layers.forward_layer`.
+    """
     h = _activations(z, network, SPEC, 0)
     for k in tl.static_range(len(SPEC.weights)):
         z = add_dot(h, weights[k], zeros(BLOCK_M, SPEC.hidden_pad[k + 1]) + network[2][k][None, :], SPEC)
@@ -71,9 +89,24 @@ def _activations(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def _outputs_in_tiles(
-    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE, UNITS: tl.constexpr
-):  # fmt: skip
-    """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some units after the other."""
+    x,
+    h,
+    total,
+    packed,
+    parameters,
+    where,
+    lane,
+    keep,
+    in_bounds,
+    lanes,
+    SPEC: tl.constexpr,
+    SHAPE: tl.constexpr,
+    WRITE,
+    UNITS: tl.constexpr,
+):
+    """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some
+    units after the other.
+    """
     row = tl.arange(0, SPEC.out_pad)[None, :]
     mask = column_mask(row, 0, SPEC)
     operand = stored(h * keep[:, None], SHAPE)
@@ -81,29 +114,50 @@ def _outputs_in_tiles(
         unit = start + tl.arange(0, UNITS)
         out = tile_step(x, operand, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
         place = row * SHAPE.units + unit[:, None]
-        head = tl.where(row < SPEC.head_rows, parameters + SPEC.head_weight + place, parameters + SPEC.value_weight + 0 * row + unit[:, None])
-        total = add_dot(out, stored(tl.load(head, mask=mask & (unit < SHAPE.units)[:, None], other=0.0), SHAPE), total, SHAPE)
+        head = tl.where(
+            row < SPEC.head_rows,
+            parameters + SPEC.head_weight + place,
+            parameters + SPEC.value_weight + 0 * row + unit[:, None],
+        )
+        total = add_dot(
+            out, stored(tl.load(head, mask=mask & (unit < SHAPE.units)[:, None], other=0.0), SHAPE), total, SHAPE
+        )
     return total
 
 
 @triton.jit(do_not_specialize=["t"])
 def act(
-    inputs, acting, final, parameters, first_weight, packed, where, t, lanes,
-    SPEC: tl.constexpr, SHAPE: tl.constexpr, SAMPLE: tl.constexpr, FINALS: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr,
+    inputs,
+    acting,
+    final,
+    parameters,
+    first_weight,
+    packed,
+    where,
+    t,
+    lanes,
+    SPEC: tl.constexpr,
+    SHAPE: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    FINALS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     UNITS: tl.constexpr,
-):  # fmt: skip
-    """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the state after it; with LAST only the value.
+):
+    """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the
+    state after it; with LAST only the value.
 
-    With FINALS a tile of which a lane was truncated by the step before goes through the network twice: first with its true final observations and the states
-    before an episode's end is forgotten, for their values.
+    With FINALS a tile of which a lane was truncated by the step before goes through the network twice: first with its
+    true final observations and the states before an episode's end is forgotten, for their values.
     """
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     cut = in_bounds & (lane < 0)
     if FINALS:
         cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
-    # Triton orders a product's terms by the narrowest numbers that its operands are made of, here the bytes of `kept`. A reduction hides them: learning's order
-    # is acting's, too.
+    # Triton orders a product's terms by the narrowest numbers that its operands are made of, here the bytes of `kept`.
+    # A reduction hides them: learning's order is acting's, too.
     keep = kept(where, lane, t, in_bounds, lanes)
     keep = tl.max(tl.join(keep, keep), axis=1)
     # Weights, and what lanes remember, are asked for before anything waits.
@@ -128,13 +182,32 @@ def act(
         if SHAPE.in_tiles:  # which takes the room of it afterwards
             weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
         x = _encoded(_first_product(x, weight, SPEC), later, network, SPEC, BLOCK_M)
-        remembered, write, out = tl.where(turn == 0, 1.0, keep), (turn == 1) & (not LAST), zeros(BLOCK_M, SPEC.out_pad) + head_bias[None, :]
+        remembered, write, out = (
+            tl.where(turn == 0, 1.0, keep),
+            (turn == 1) & (not LAST),
+            zeros(BLOCK_M, SPEC.out_pad) + head_bias[None, :],
+        )
         if SHAPE.in_tiles:
             out = _outputs_in_tiles(
-                x, states[0], out, packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write, UNITS
-            )  # fmt: skip
+                x,
+                states[0],
+                out,
+                packed,
+                parameters,
+                where,
+                lane,
+                remembered,
+                in_bounds,
+                lanes,
+                SPEC,
+                SHAPE,
+                write,
+                UNITS,
+            )
         else:
-            x = network_step(x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write)
+            x = network_step(
+                x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write
+            )
             out = add_dot(x, tl.trans(head), out, SHAPE)
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
         if turn == 0:
@@ -147,16 +220,30 @@ def act(
 
 @triton.jit
 def first_layer(
-    where, inputs, first_weight, x, hidden, saved, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, SAVE: tl.constexpr, BLOCK_M: tl.constexpr
-):  # fmt: skip
-    """Of a minibatch's rows: what the first layer reads, as its weight's gradient takes it, its activations, and with SAVE what their gradients need."""
+    where,
+    inputs,
+    first_weight,
+    x,
+    hidden,
+    saved,
+    lanes,
+    SPEC: tl.constexpr,
+    SHAPE: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Of a minibatch's rows: what the first layer reads, as its weight's gradient takes it, its activations, and with
+    SAVE what their gradients need.
+    """
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
     block = tl.load(where.order + where.first + row // SHAPE.block)
     sample, t = block * SHAPE.block + row % SHAPE.block, block // (lanes // SHAPE.block)
     feature = feature_of(column, inputs.normalizer, SPEC)
     place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
     observed = tl.load(inputs.observation + place, mask=(feature < SPEC.observation)[None, :], other=0)
-    features = first_operand(normalize(one_hot(observed, column, inputs.normalizer, SPEC), column, inputs.normalizer, SPEC), SPEC)
+    features = first_operand(
+        normalize(one_hot(observed, column, inputs.normalizer, SPEC), column, inputs.normalizer, SPEC), SPEC
+    )
     tl.store(x + row[:, None] * SPEC.columns_pad + column[None, :], stored(features, SPEC))
     z = _first_product(features, _load_packed_first(first_weight, column, SPEC), SPEC)
     h = stored(activate(z, SPEC), SPEC)

@@ -1,10 +1,12 @@
-"""Triton building blocks of recurrent cells: where a lane's sequence lies, when it begins anew, and what a step computes. Know no network and no loss.
+"""Triton building blocks of recurrent cells: where a lane's sequence lies, when it begins anew, and what a step
+computes. Know no network and no loss.
 
-A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step l of lane j of block b is row
-(b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N): layer after layer, unit after unit; an LSTM's c behind all h.
+A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step
+l of lane j of block b is row (b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N):
+layer after layer, unit after unit; an LSTM's c behind all h.
 
-Acting and learning are to compute the same bits, so what a compiler may choose is written out: a sum begins with its bias, or with what the input adds, and
-`tl.fma` says which product is not rounded.
+Acting and learning are to compute the same bits, so what a compiler may choose is written out: a sum begins with its
+bias, or with what the input adds, and `tl.fma` says which product is not rounded.
 
 Shape letters: P padded units, K gates, L steps of a segment, N lanes, R numbers of a lane's state.
 """
@@ -30,12 +32,18 @@ def lanes_of(where, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr)
     else:
         block = tl.load(where.order + where.first + s // SHAPE.block * SHAPE.length, mask=in_bounds, other=0)
         groups = lanes // SHAPE.block
-        return block % groups * SHAPE.block + s % SHAPE.block, block // groups, s // SHAPE.block * (SHAPE.length * SHAPE.block) + s % SHAPE.block
+        return (
+            block % groups * SHAPE.block + s % SHAPE.block,
+            block // groups,
+            s // SHAPE.block * (SHAPE.length * SHAPE.block) + s % SHAPE.block,
+        )
 
 
 @triton.jit
 def present_of(where, s, count, FINALS: tl.constexpr):
-    """Which of sequences `s` there are, (rows): `count`, with FINALS of acting lanes those alone that were truncated."""
+    """Which of sequences `s` there are, (rows): `count`, with FINALS of acting lanes those alone that were
+    truncated.
+    """
     present = s < count
     if FINALS:
         return present & (tl.load(where.truncated + where.sample + s, mask=present, other=0) != 0)
@@ -53,7 +61,9 @@ def kept(where, lane, t, in_bounds, lanes):
 
 @triton.jit
 def state_place(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
-    """Where a layer's state lies, (lanes, units): of lanes as they are, or (K, R, N) of segments that begin at steps t."""
+    """Where a layer's state lies, (lanes, units): of lanes as they are, or (K, R, N) of segments that begin
+    at steps t.
+    """
     place = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
     return place if ACT else place + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
 
@@ -86,7 +96,12 @@ def mingru_gates(hidden, gate, highway, SHAPE: tl.constexpr):
     """The candidate, its slope, z and p."""
     squashed = sigmoid(hidden, SHAPE.approximate)
     candidate = tl.where(hidden >= 0.0, hidden + 0.5, squashed)
-    return candidate, tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)), sigmoid(gate, SHAPE.approximate), sigmoid(highway, SHAPE.approximate)
+    return (
+        candidate,
+        tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)),
+        sigmoid(gate, SHAPE.approximate),
+        sigmoid(highway, SHAPE.approximate),
+    )
 
 
 @triton.jit
@@ -100,7 +115,12 @@ def mingru_step(hidden, gate, highway, x, h, SHAPE: tl.constexpr):
 @triton.jit
 def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
     """The gates, and the candidate."""
-    return sigmoid(i, SHAPE.approximate), sigmoid(f, SHAPE.approximate), sigmoid(o, SHAPE.approximate), tanh(g, SHAPE.approximate)
+    return (
+        sigmoid(i, SHAPE.approximate),
+        sigmoid(f, SHAPE.approximate),
+        sigmoid(o, SHAPE.approximate),
+        tanh(g, SHAPE.approximate),
+    )
 
 
 @triton.jit
@@ -112,7 +132,9 @@ def lstm_step(i, f, o, g, c, SHAPE: tl.constexpr):
 
 @triton.jit
 def gru_step(share, recurrent, r, z, h, SHAPE: tl.constexpr):
-    """H after, from what the input adds to n, and W h + b of it: n + z (h - n), n = tanh(share + r (W h + b)); and n."""
+    """H after, from what the input adds to n, and W h + b of it: n + z (h - n), n = tanh(share + r (W h +
+    b)); and n.
+    """
     n = tanh(tl.fma(r, recurrent, share), SHAPE.approximate)
     return tl.fma(z, h - n, n), n
 
@@ -122,7 +144,9 @@ def gru_step(share, recurrent, r, z, h, SHAPE: tl.constexpr):
 
 @triton.jit
 def held_weights(packed, SHAPE: tl.constexpr):
-    """All weights, as right operands, where they are few: layer after layer, the input's before the layer's own, gate after gate. Otherwise none."""
+    """All weights, as right operands, where they are few: layer after layer, the input's before the layer's own, gate
+    after gate. Otherwise none.
+    """
     COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.held else 0
     held = ()
     for k in tl.static_range(COUNT):
@@ -150,7 +174,10 @@ def load_states(where, lane, in_bounds, lanes, SHAPE: tl.constexpr):
     for k in tl.static_range(COUNT):
         h = tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True), mask=mask, other=0.0)
         if SHAPE.kind == "lstm":
-            states = states + (h, tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), mask=mask, other=0.0))
+            states = states + (
+                h,
+                tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), mask=mask, other=0.0),
+            )
         else:
             states = states + (h,)
     return states
@@ -158,14 +185,26 @@ def load_states(where, lane, in_bounds, lanes, SHAPE: tl.constexpr):
 
 @triton.jit
 def network_step(x, states, held, packed, parameters, where, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
-    """All layers' step from what the first reads (rows, P), as an operand; where WRITE the state after is kept. The last output, as an operand."""
+    """All layers' step from what the first reads (rows, P), as an operand; where WRITE the state after is kept. The
+    last output, as an operand.
+    """
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     LAYERS: tl.constexpr = SHAPE.layers
     for k in tl.static_range(LAYERS):
         place = where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True)
         if SHAPE.kind == "lstm":
-            out, c = _lstm_step(x, states[2 * k] * keep[:, None], states[2 * k + 1] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
+            out, c = _lstm_step(
+                x,
+                states[2 * k] * keep[:, None],
+                states[2 * k + 1] * keep[:, None],
+                held,
+                packed,
+                parameters,
+                unit,
+                SHAPE,
+                k,
+            )
             h = out
             tl.store(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), c, mask=mask & WRITE)
         elif SHAPE.kind == "gru":
@@ -180,8 +219,12 @@ def network_step(x, states, held, packed, parameters, where, lane, keep, in_boun
 
 @triton.jit
 def _share(x, h, weight, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
-    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`: rounded where it lies in memory in training."""
-    total = add_dot(x, weight, tl.zeros_like(h) + gate_bias(parameters + SHAPE.input_biases[LAYER], GATE, unit, SHAPE), SHAPE)
+    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`: rounded where it lies in memory in
+    training.
+    """
+    total = add_dot(
+        x, weight, tl.zeros_like(h) + gate_bias(parameters + SHAPE.input_biases[LAYER], GATE, unit, SHAPE), SHAPE
+    )
     return total if SHAPE.fused else stored(total, SHAPE).to(tl.float32)
 
 
@@ -195,8 +238,22 @@ def _mingru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYE
 
 
 @triton.jit
-def _gate(x, h, weight, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr, NEXT: tl.constexpr):
-    """A gate before it is squashed, from its input's share on; and the input's weight of gate NEXT. Weights are asked for a product ahead."""
+def _gate(
+    x,
+    h,
+    weight,
+    held,
+    packed,
+    parameters,
+    unit,
+    SHAPE: tl.constexpr,
+    LAYER: tl.constexpr,
+    GATE: tl.constexpr,
+    NEXT: tl.constexpr,
+):
+    """A gate before it is squashed, from its input's share on; and the input's weight of gate NEXT. Weights are asked
+    for a product ahead.
+    """
     own = _weight(held, packed, SHAPE, LAYER, 1, GATE)
     share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, GATE)
     following = _weight(held, packed, SHAPE, LAYER, 0, NEXT)
@@ -222,21 +279,32 @@ def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: 
     z, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
     own = _weight(held, packed, SHAPE, LAYER, 1, 2)
     share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, 2)
-    recurrent = add_dot(stored(h, SHAPE), own, tl.zeros_like(h) + gate_bias(parameters + SHAPE.state_biases[LAYER], 0, unit, SHAPE), SHAPE)
+    recurrent = add_dot(
+        stored(h, SHAPE),
+        own,
+        tl.zeros_like(h) + gate_bias(parameters + SHAPE.state_biases[LAYER], 0, unit, SHAPE),
+        SHAPE,
+    )
     return gru_step(share, recurrent, sigmoid(r, SHAPE.approximate), sigmoid(z, SHAPE.approximate), h, SHAPE)[0]
 
 
 @triton.jit
 def _tile_product(x, packed, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
     """Total + what a layer's input or state (rows, P) adds to a gate of some units, in a network of one layer."""
-    place = packed + ((WHICH * SHAPE.gates + GATE) * SHAPE.pad + unit[None, :]) * SHAPE.pad + tl.arange(0, SHAPE.pad)[:, None]
+    place = (
+        packed
+        + ((WHICH * SHAPE.gates + GATE) * SHAPE.pad + unit[None, :]) * SHAPE.pad
+        + tl.arange(0, SHAPE.pad)[:, None]
+    )
     return add_dot(x, tl.load(place), total, SHAPE)
 
 
 @triton.jit
 def _tile_share(x, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
     """What a layer's input adds to a gate of some units, rounded as where it lies in memory in training."""
-    total = _tile_product(x, packed, 0, GATE, unit, zero + gate_bias(parameters + SHAPE.input_biases[0], GATE, unit, SHAPE), SHAPE)
+    total = _tile_product(
+        x, packed, 0, GATE, unit, zero + gate_bias(parameters + SHAPE.input_biases[0], GATE, unit, SHAPE), SHAPE
+    )
     return stored(total, SHAPE).to(tl.float32)
 
 
@@ -248,7 +316,8 @@ def _tile_gate(x, h, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: 
 
 @triton.jit
 def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
-    """Some units' step of a GRU or an LSTM of one layer, from what it reads and all units' state, operands (rows, P) both; where WRITE the state after is kept.
+    """Some units' step of a GRU or an LSTM of one layer, from what it reads and all units' state, operands (rows, P)
+    both; where WRITE the state after is kept.
 
     Their output (rows, units), as an operand.
     """
@@ -261,11 +330,20 @@ def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lane
     second = sigmoid(_tile_gate(x, h, packed, parameters, 1, unit, zero, SHAPE), SHAPE.approximate)
     if SHAPE.kind == "lstm":
         third = sigmoid(_tile_gate(x, h, packed, parameters, 2, unit, zero, SHAPE), SHAPE.approximate)
-        c, out = lstm_step(first, second, third, tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate), own, SHAPE)
+        c, out = lstm_step(
+            first,
+            second,
+            third,
+            tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate),
+            own,
+            SHAPE,
+        )
         tl.store(last, c, mask=mask & WRITE)
     else:
         share = _tile_share(x, packed, parameters, 2, unit, zero, SHAPE)
-        recurrent = _tile_product(h, packed, 1, 2, unit, zero + gate_bias(parameters + SHAPE.state_biases[0], 0, unit, SHAPE), SHAPE)
+        recurrent = _tile_product(
+            h, packed, 1, 2, unit, zero + gate_bias(parameters + SHAPE.state_biases[0], 0, unit, SHAPE), SHAPE
+        )
         out, _n = gru_step(share, recurrent, first, second, own, SHAPE)
     tl.store(place, out, mask=mask & WRITE)
     return stored(out, SHAPE)

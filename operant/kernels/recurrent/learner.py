@@ -46,12 +46,17 @@ MICROBATCH_BYTES = 4 << 30
 """What the buffers of a microbatch may take."""
 
 
-def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None, *, small: bool = False) -> per_layer.PerLayer | str:
+def tile_config(
+    spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None, *, small: bool = False
+) -> per_layer.PerLayer | str:
     """How the kernels of a minibatch are cut, or the sentence that says why they cannot be. `cut` is the layout of segments, `chunks` what is asked for.
 
     A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no room for others, or no products of them.
     """
-    numbers = sum(deep * wide for deep, wide in zip(spec.inputs, spec.widths, strict=True)) + shape.layers * shape.matrices * shape.matrix
+    numbers = (
+        sum(deep * wide for deep, wide in zip(spec.inputs, spec.widths, strict=True))
+        + shape.layers * shape.matrices * shape.matrix
+    )
     most_chunks = min(MOST_CHUNKS, MOST_PARTIAL // numbers) / (cut.shards * cut.ranks)
     per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(most_chunks))
     rows = cut.shard_blocks // max(per_shard, 1) * cut.length * cut.block
@@ -61,7 +66,16 @@ def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None
     block_m = math.gcd(rows, 128 if wide else 64)
     block_k = min(block_m, 64 if spec.precision == "bf16" else 32 if wide else 16)
     number = 2 if spec.precision == "bf16" else 4
-    row_bytes = number * (3 * sum(spec.hidden_pad) + 2 * spec.out_pad + shape.pad * (2 + 3 * shape.layers) + shape.columns * shape.layers) + 8 * spec.inputs[0]
+    row_bytes = (
+        number
+        * (
+            3 * sum(spec.hidden_pad)
+            + 2 * spec.out_pad
+            + shape.pad * (2 + 3 * shape.layers)
+            + shape.columns * shape.layers
+        )
+        + 8 * spec.inputs[0]
+    )
     most = min(MICROBATCH_BYTES // row_bytes, (2**31 - 1) // max(shape.columns, *spec.inputs))
     microbatch = max(rows, min(cut.samples, most))
     count = per_shard * cut.shards
@@ -73,10 +87,17 @@ def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None
 class RecurrentLearner(per_layer.PerLayerLearner):
     """One policy's fused kernels, over the states that the algorithm keeps."""
 
-    def __init__(self, spec: per_layer.Spec, task: per_layer.Task, config: per_layer.PerLayer, shape: Shape, states: States) -> None:
+    def __init__(
+        self, spec: per_layer.Spec, task: per_layer.Task, config: per_layer.PerLayer, shape: Shape, states: States
+    ) -> None:
         """The task's layout and order are those of segments."""
         self._segments, cut = task.buffers.order, task.layout
-        steps = torch.zeros(self._segments.shape[0], self._segments.shape[1] * shape.length, dtype=torch.int32, device=self._segments.device)
+        steps = torch.zeros(
+            self._segments.shape[0],
+            self._segments.shape[1] * shape.length,
+            dtype=torch.int32,
+            device=self._segments.device,
+        )
         layout = cut._replace(steps=cut.steps * shape.length, length=1)
         super().__init__(spec, task._replace(layout=layout, buffers=task.buffers._replace(order=steps)), config)
         self.shape, self._states, device = shape, states, self.policy.device
@@ -101,7 +122,12 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # A tile of observations has a power of two of columns; padded to 192 they go a layer at a time.
         narrow = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS and spec.inputs[0].bit_count() == 1
         self.at_once = narrow and (shape.kind == "mingru" or shape.held or shape.in_tiles)
-        self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
+        self._reads_at_once = (
+            spec.hidden_pad[0] <= ACT_WIDTH
+            and spec.inputs[0] <= FIRST_COLUMNS
+            and not spec.bytes
+            and not spec.layer_norm
+        )
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot act at once acts a layer at a time."""
@@ -135,7 +161,15 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     def _where(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Where:
         rollout = self.buffers.rollout
-        return Where(self.buffers.order, first, step, sample, self._states.now if acting else self._states.starts, rollout.terminated, rollout.truncated)
+        return Where(
+            self.buffers.order,
+            first,
+            step,
+            sample,
+            self._states.now if acting else self._states.starts,
+            rollout.terminated,
+            rollout.truncated,
+        )
 
     def _weights(self, layer: int, which: int = 0) -> Tensor:
         """A layer's packed weights: 0 its input's, 1 its own."""
@@ -143,7 +177,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     def _row_tiling(self, wide: int, deep: int) -> dict[str, int]:
         """Of a product of rows."""
-        return {**self._tiling(wide, deep), "BLOCK_M": self.config.block_m, "BLOCK_N": math.gcd(self.config.block_n, wide)}
+        return {
+            **self._tiling(wide, deep),
+            "BLOCK_M": self.config.block_m,
+            "BLOCK_N": math.gcd(self.config.block_n, wide),
+        }
 
     # FORWARD
 
@@ -166,7 +204,12 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
                     where, x, self._weights(k), biases, self._gates[k], rows, SHAPE=self._cells, FINALS=truncated_only, **tiles,
                 )  # fmt: skip
-            options: dict[str, Any] = {"SHAPE": self._cells, "ACT": acting, "WRITE": write, **self._cell_options(count, acting=acting)}
+            options: dict[str, Any] = {
+                "SHAPE": self._cells,
+                "ACT": acting,
+                "WRITE": write,
+                **self._cell_options(count, acting=acting),
+            }
             options |= {"STEPS": 1 if acting else shape.length, "FINALS": truncated_only}
             grid = (-(-count // options["BLOCK_B"]),)
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
@@ -176,7 +219,20 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 )  # fmt: skip
             elif shape.kind == "gru":
                 biases = self._values[shape.state_biases[k] :]
-                self.launch(unroll.gru_forward, grid, where, gates, self._weights(k, 1), biases, output, before, count, self._lanes, k, **options)
+                self.launch(
+                    unroll.gru_forward,
+                    grid,
+                    where,
+                    gates,
+                    self._weights(k, 1),
+                    biases,
+                    output,
+                    before,
+                    count,
+                    self._lanes,
+                    k,
+                    **options,
+                )
             else:
                 self.launch(
                     unroll.lstm_forward, grid, where, gates, self._weights(k, 1), output, before, self._cells_before[k], count, self._lanes, k, **options
@@ -187,9 +243,17 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         """How a cell's kernels over so many lanes are launched."""
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
-            return {"BLOCK_B": max(1, (SCAN_NUMBERS_OF_A_STEP if acting else SCAN_NUMBERS) // shape.pad), "num_warps": 8 if acting else 4}
-        many = shape.pad <= ACT_WIDTH and count >= (MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1)
-        return {"BLOCK_B": MANY_LANES if many else FEW_LANES, "num_warps": 8 if shape.pad > (64 if many else 128) else 4}
+            return {
+                "BLOCK_B": max(1, (SCAN_NUMBERS_OF_A_STEP if acting else SCAN_NUMBERS) // shape.pad),
+                "num_warps": 8 if acting else 4,
+            }
+        many = shape.pad <= ACT_WIDTH and count >= (
+            MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1
+        )
+        return {
+            "BLOCK_B": MANY_LANES if many else FEW_LANES,
+            "num_warps": 8 if shape.pad > (64 if many else 128) else 4,
+        }
 
     # COLLECT
 
@@ -228,7 +292,15 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         if self.at_once:
             return
         for first, count in self._microbatches(self._lanes):
-            self._see(self.buffers.rollout.final_observation, self.buffers.final_value, t, 0, first, count, truncated_only=True)
+            self._see(
+                self.buffers.rollout.final_observation,
+                self.buffers.final_value,
+                t,
+                0,
+                first,
+                count,
+                truncated_only=True,
+            )
 
     def bootstrap(self, finals: bool) -> None:
         """V of the observation after the last step, and of a network that acts at once with `finals` of what episodes saw last that this step truncated."""
@@ -236,16 +308,40 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             self._act_at_once(self._steps, finals=finals, last=True)
             return
         for first, count in self._microbatches(self._lanes):
-            self._see(self.buffers.rollout.observation, self.work.values(), self._steps, self._steps, first, count, truncated_only=False)
+            self._see(
+                self.buffers.rollout.observation,
+                self.work.values(),
+                self._steps,
+                self._steps,
+                first,
+                count,
+                truncated_only=False,
+            )
 
-    def _see(self, observation: Tensor, value: Tensor, t: int, forgotten: int, first: int, count: int, *, truncated_only: bool) -> None:
+    def _see(
+        self,
+        observation: Tensor,
+        value: Tensor,
+        t: int,
+        forgotten: int,
+        first: int,
+        count: int,
+        *,
+        truncated_only: bool,
+    ) -> None:
         """V of observations of step t, which the state does not remember; it is forgotten where an episode has ended before step `forgotten` (0: nowhere)."""
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         sample = t * self._lanes + first
         self._gather(observation, sample // self.layout.block, count, truncated_only=truncated_only)
         self._forward(sample, count, truncated_only=truncated_only)
-        self._remember(self._where(first, forgotten, acting=True, sample=sample), count, acting=True, write=False, truncated_only=truncated_only)
+        self._remember(
+            self._where(first, forgotten, acting=True, sample=sample),
+            count,
+            acting=True,
+            write=False,
+            truncated_only=truncated_only,
+        )
         self.launch(
             per_layer.value_head, (-(-count // self._head_block_m),),
             self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, self._legal_mask, value, sample, count, self._lanes,
@@ -266,7 +362,10 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
         where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
         if self._reads_at_once:
-            block_m = math.gcd(self._capacity, min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2))
+            block_m = math.gcd(
+                self._capacity,
+                min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2),
+            )
             self.launch(
                 act.first_layer, (self._capacity // block_m,),
                 where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,
@@ -307,7 +406,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             x = self._outputs[k - 1] if k > 0 else self._hidden[last]
             back = other if k > 0 else self._gradients[last]
             slope = k == 0 and not self.spec.layer_norm
-            options: dict[str, Any] = {"SHAPE": self._cells, "STEPS": shape.length, **self._cell_options(count, back=True)}
+            options: dict[str, Any] = {
+                "SHAPE": self._cells,
+                "STEPS": shape.length,
+                **self._cell_options(count, back=True),
+            }
             grid = (-(-count // options["BLOCK_B"]),)
             gates, lanes = self._gates[k], self._lanes
             if shape.kind == "mingru":
@@ -318,7 +421,18 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     SPEC=self.spec, SLOPE=slope and shape.fused, **options,
                 )  # fmt: skip
             else:
-                self.launch(unroll.gated_backward, grid, where, gates, self._weights(k, 1), self._cells_before[k], gradient, count, lanes, **options)
+                self.launch(
+                    unroll.gated_backward,
+                    grid,
+                    where,
+                    gates,
+                    self._weights(k, 1),
+                    self._cells_before[k],
+                    gradient,
+                    count,
+                    lanes,
+                    **options,
+                )
             if not shape.fused:
                 tiles = self._row_tiling(shape.pad, shape.gates * shape.pad)
                 self.launch(
@@ -342,7 +456,10 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     def _sum_memory(self, k: int, x: Tensor, first_chunk: int) -> None:
         """The gradients of a memory layer's weights and biases, summed over each chunk's rows."""
         shape = self.shape
-        tiles = {**self._tiling(shape.pad, min(self.config.block_m, self.config.block_k)), "BLOCK_M": math.gcd(self.config.block_n, shape.gates * shape.pad)}
+        tiles = {
+            **self._tiling(shape.pad, min(self.config.block_m, self.config.block_k)),
+            "BLOCK_M": math.gcd(self.config.block_n, shape.gates * shape.pad),
+        }
         grid = (shape.gates * shape.pad // tiles["BLOCK_M"] * (shape.pad // tiles["BLOCK_N"]), self._slots)
         rows, gates = self._partial[first_chunk:], self._gates[k]
         self.launch(

@@ -1,7 +1,9 @@
-"""An LSTM's steps over segments in two launches, forward and back, for networks whose other layers are torch's: what `operant.nn.cells.lstm` computes.
+"""An LSTM's steps over segments in two launches, forward and back, for networks whose other layers are torch's: what
+`operant.nn.cells.lstm` computes.
 
-A program owns some lanes of a tower for all steps, and holds the recurrent weights. What does not depend on the step before, such as what the input adds to the
-gates and the gradients of weights, is left to torch's products. Knows no network and no loss.
+A program owns some lanes of a tower for all steps, and holds the recurrent weights. What does not depend on the step
+before, such as what the input adds to the gates and the gradients of weights, is left to torch's products. Knows no
+network and no loss.
 
 Shape letters: G towers, M units, P padded units, T steps, B lanes.
 """
@@ -33,11 +35,24 @@ def _operand(x, PRECISION: tl.constexpr):
 def _four(gates, place, apart, mask):
     """The four gates of a step, (lanes, units) each."""
     first, second = tl.load(gates + place, mask=mask, other=0.0), tl.load(gates + place + apart, mask=mask, other=0.0)
-    return first, second, tl.load(gates + place + 2 * apart, mask=mask, other=0.0), tl.load(gates + place + 3 * apart, mask=mask, other=0.0)
+    return (
+        first,
+        second,
+        tl.load(gates + place + 2 * apart, mask=mask, other=0.0),
+        tl.load(gates + place + 3 * apart, mask=mask, other=0.0),
+    )
 
 
 @triton.jit
-def _weights(weight, tower, DOWN: tl.constexpr, ACROSS: tl.constexpr, UNITS: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr):
+def _weights(
+    weight,
+    tower,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    UNITS: tl.constexpr,
+    PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Each gate's weight as a right operand (P, P), whose depths and columns are DOWN and ACROSS numbers apart."""
     held = ()
     unit = tl.arange(0, PAD)
@@ -50,10 +65,25 @@ def _weights(weight, tower, DOWN: tl.constexpr, ACROSS: tl.constexpr, UNITS: tl.
 
 @triton.jit(do_not_specialize=["steps"])
 def lstm_forward(
-    inputs, weight, first, first_cell, keep, states, cells_after, gates, steps, lanes, apart,
-    UNITS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gates, c and h of all steps, (G, 4 M, T, B) and (G, M, T, B), from what the input adds to the gates and the h and c before. `apart`: M T B."""
+    inputs,
+    weight,
+    first,
+    first_cell,
+    keep,
+    states,
+    cells_after,
+    gates,
+    steps,
+    lanes,
+    apart,
+    UNITS: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gates, c and h of all steps, (G, 4 M, T, B) and (G, M, T, B), from what the input adds to the gates and the h and
+    c before. `apart`: M T B.
+    """
     tower, apart = tl.program_id(1), tl.cast(apart, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     present = lane < lanes
@@ -91,9 +121,21 @@ def lstm_forward(
 
 @triton.jit(do_not_specialize=["steps"])
 def lstm_backward(
-    gradient, weight, first_cell, keep, cells_after, gates, by_gates, steps, lanes, apart,
-    UNITS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    gradient,
+    weight,
+    first_cell,
+    keep,
+    cells_after,
+    gates,
+    by_gates,
+    steps,
+    lanes,
+    apart,
+    UNITS: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """From the gradient in all h (G, M, T, B): those in what the input adds to the gates, (G, 4 M, T, B)."""
     tower, apart = tl.program_id(1), tl.cast(apart, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
@@ -110,11 +152,17 @@ def lstm_backward(
     carried = tl.zeros((BLOCK, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
     by_cell = carried
     opened, outer = _four(gates, gate_place, apart, mask), tl.load(gradient + place, mask=mask, other=0.0)
-    after, kept = tl.load(cells_after + place, mask=mask, other=0.0), tl.load(keep + last + lane, mask=present, other=0.0)
+    after, kept = (
+        tl.load(cells_after + place, mask=mask, other=0.0),
+        tl.load(keep + last + lane, mask=present, other=0.0),
+    )
     before = tl.load(cells_after + place - lanes, mask=mask & (steps > 1), other=0.0)
     for step in tl.range(0, steps, num_stages=1):
         more = step + 1 < steps
-        next_opened, next_outer = _four(gates, gate_place - lanes, apart, mask & more), tl.load(gradient + place - lanes, mask=mask & more, other=0.0)
+        next_opened, next_outer = (
+            _four(gates, gate_place - lanes, apart, mask & more),
+            tl.load(gradient + place - lanes, mask=mask & more, other=0.0),
+        )
         next_kept = tl.load(keep + last - (step + 1) * lanes + lane, mask=present & more, other=0.0)
         next_before = tl.load(cells_after + place - 2 * lanes, mask=mask & (step + 2 < steps), other=0.0)
         before = tl.where(more, before, begun)  # of the first step: as it began
@@ -160,7 +208,9 @@ class Steps(torch.autograd.Function):
     """What goes through the steps in place of the loop of `operant.nn.cells.lstm`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """As `operant.nn.cells.lstm`."""
         (G, M, B), T = first.shape, inputs.shape[2]
         given = tuple(part.contiguous() for part in (inputs, weight, first, first_cell, keep))
@@ -177,15 +227,24 @@ class Steps(torch.autograd.Function):
         weight, first, first_cell, keep, states, after, gates = ctx.saved_tensors
         (G, M, B), T = first.shape, keep.shape[0]
         by_gates = torch.empty_like(gates)
-        lstm_backward[triton.cdiv(B, BLOCK), G](gradient.contiguous(), weight, first_cell, keep, after, gates, by_gates, T, B, M * T * B, **options(M))
+        lstm_backward[triton.cdiv(B, BLOCK), G](
+            gradient.contiguous(), weight, first_cell, keep, after, gates, by_gates, T, B, M * T * B, **options(M)
+        )
         before = torch.empty_like(states)  # h_{t-1}, 0 where an episode begins
         torch.mul(first, keep[0], out=before[:, :, 0])
         torch.mul(states[:, :, :-1], keep[1:], out=before[:, :, 1:])
-        by_weight = (by_gates.transpose(1, 2) @ before.permute(0, 2, 3, 1)).sum(dim=1)  # a product a step, and their sum
+        # a product a step, and their sum
+        by_weight = (by_gates.transpose(1, 2) @ before.permute(0, 2, 3, 1)).sum(dim=1)
         return by_gates, by_weight, None, None, None
 
 
 def options(units: int) -> dict[str, Any]:
     """What the kernels are compiled for."""
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    return {"UNITS": units, "PAD": max(16, triton.next_power_of_2(units)), "BLOCK": BLOCK, "PRECISION": precision, "num_warps": WARPS}
+    return {
+        "UNITS": units,
+        "PAD": max(16, triton.next_power_of_2(units)),
+        "BLOCK": BLOCK,
+        "PRECISION": precision,
+        "num_warps": WARPS,
+    }

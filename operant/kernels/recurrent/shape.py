@@ -149,5 +149,9 @@ def describe(policy: Policy, precision: str, length: int, block: int) -> tuple[k
     )  # fmt: skip
     held = number * shape.matrix
     mingru = memory.kind == "mingru"
-    fused, resident, few = mingru and held <= FUSED_BYTES, not mingru and held <= RESIDENT_BYTES, held * shape.matrices * shape.layers <= HELD_BYTES
+    fused, resident, few = (
+        mingru and held <= FUSED_BYTES,
+        not mingru and held <= RESIDENT_BYTES,
+        held * shape.matrices * shape.layers <= HELD_BYTES,
+    )
     return spec, replace(shape, fused=fused, resident=resident, held=few)

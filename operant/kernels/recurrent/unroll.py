@@ -1,8 +1,10 @@
-"""Triton kernels of recurrent cells over segments: forward, and back through time. A program owns its lanes for all steps. Know no network and no loss.
+"""Triton kernels of recurrent cells over segments: forward, and back through time. A program owns its lanes for all
+steps. Know no network and no loss.
 
-MinGRU's gates do not depend on the state: they are worked out before, for all rows at once, or where they are used (SHAPE.fused), forward and back alike. Those
-of GRU and LSTM do: a program holds the recurrent weights, or goes through them in parts at each step. Its gates' buffer holds first what the input adds, then
-the gates, and on the way back their gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked
+MinGRU's gates do not depend on the state: they are worked out before, for all rows at once, or where they are used
+(SHAPE.fused), forward and back alike. Those of GRU and LSTM do: a program holds the recurrent weights, or goes through
+them in parts at each step. Its gates' buffer holds first what the input adds, then the gates, and on the way back their
+gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked
 out again.
 
 The loop over steps is not pipelined (`num_stages=1`): what a step needs of memory is asked for a step ahead, by hand.
@@ -54,8 +56,16 @@ def _three(buffer, place, mask, SHAPE: tl.constexpr):
 @triton.jit
 def _four(buffer, place, mask, SHAPE: tl.constexpr):
     """All four, as they are stored."""
-    first, second = tl.load(buffer + place, mask=mask, other=0.0), tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0)
-    return first, second, tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0), tl.load(buffer + place + 3 * SHAPE.pad, mask=mask, other=0.0)
+    first, second = (
+        tl.load(buffer + place, mask=mask, other=0.0),
+        tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0),
+    )
+    return (
+        first,
+        second,
+        tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0),
+        tl.load(buffer + place + 3 * SHAPE.pad, mask=mask, other=0.0),
+    )
 
 
 @triton.jit
@@ -77,10 +87,26 @@ def _worked_out(x, weights, biases, SHAPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def mingru_forward(
-    where, x, gates, packed, input_biases, output, before, count, lanes, layer,
-    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
-    """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read where they are not worked out here."""
+    where,
+    x,
+    gates,
+    packed,
+    input_biases,
+    output,
+    before,
+    count,
+    lanes,
+    layer,
+    SHAPE: tl.constexpr,
+    ACT: tl.constexpr,
+    WRITE: tl.constexpr,
+    FINALS: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read
+    where they are not worked out here.
+    """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
     present = present_of(where, s, count, FINALS)
@@ -119,11 +145,26 @@ def mingru_forward(
 
 @triton.jit(do_not_specialize=["count"])
 def mingru_backward(
-    where, x, gates, packed, input_biases, before, gradient, saved, by_features, count, lanes,
-    SPEC: tl.constexpr, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr, SLOPE: tl.constexpr,
-):  # fmt: skip
-    """From the gradient in a layer's outputs (rows, P): those in the gates, into `gates`; and in its inputs, with SHAPE.fused all of it, otherwise without what
-    the gates pass on. With SLOPE, through the activation of the layer below, too, from what that has `saved`.
+    where,
+    x,
+    gates,
+    packed,
+    input_biases,
+    before,
+    gradient,
+    saved,
+    by_features,
+    count,
+    lanes,
+    SPEC: tl.constexpr,
+    SHAPE: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    SLOPE: tl.constexpr,
+):
+    """From the gradient in a layer's outputs (rows, P): those in the gates, into `gates`; and in its inputs, with
+    SHAPE.fused all of it, otherwise without what the gates pass on. With SLOPE, through the activation of the layer
+    below, too, from what that has `saved`.
     """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
@@ -144,7 +185,10 @@ def mingru_backward(
     outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
     for step in tl.range(0, STEPS, num_stages=1):
         more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
-        next_features, next_own = tl.load(x + following, mask=more, other=0.0), tl.load(before + following, mask=more, other=0.0)
+        next_features, next_own = (
+            tl.load(x + following, mask=more, other=0.0),
+            tl.load(before + following, mask=more, other=0.0),
+        )
         next_outer = tl.load(gradient + following, mask=more, other=0.0)
         next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
         if SHAPE.fused:
@@ -163,7 +207,12 @@ def mingru_backward(
         tl.store(gates + gate_place + 2 * PAD, by_highway, mask=mask)
         back = g * (1.0 - p)
         if SHAPE.fused:
-            back = add_dot(by_highway, transposed[2], add_dot(by_gate, transposed[1], add_dot(by_hidden, transposed[0], back, SHAPE), SHAPE), SHAPE)
+            back = add_dot(
+                by_highway,
+                transposed[2],
+                add_dot(by_gate, transposed[1], add_dot(by_hidden, transposed[0], back, SHAPE), SHAPE),
+                SHAPE,
+            )
         if SLOPE:
             back *= activation_gradient(tl.load(saved + place, mask=mask, other=0.0), SPEC)
         tl.store(by_features + place, stored(back, SHAPE), mask=mask)
@@ -181,7 +230,9 @@ def mingru_backward(
 
 @triton.jit
 def _in_parts(rows, weights, ACROSS: tl.constexpr, DOWN: tl.constexpr, total, present, SHAPE: tl.constexpr):
-    """Total + what lies at pointers `rows` (lanes) times a weight of a gate, whose columns and depths are ACROSS and DOWN numbers apart, some at a time."""
+    """Total + what lies at pointers `rows` (lanes) times a weight of a gate, whose columns and depths are ACROSS and
+    DOWN numbers apart, some at a time.
+    """
     depth, unit = tl.arange(0, SHAPE.part), tl.arange(0, SHAPE.pad)
     for start in tl.range(0, SHAPE.pad, SHAPE.part):
         part = tl.load(rows[:, None] + (start + depth)[None, :], mask=present[:, None], other=0.0)
@@ -200,11 +251,21 @@ def _product(h, rows, present, held, packed, gate: tl.constexpr, total, SHAPE: t
 
 @triton.jit
 def _back_through(total, found, rows, present, held, packed, SHAPE: tl.constexpr):
-    """Total + W^T g of all gates' gradients, (lanes, P), the last a GRU's in W h + b of n. `rows`: pointers to where they have been stored."""
+    """Total + W^T g of all gates' gradients, (lanes, P), the last a GRU's in W h + b of n. `rows`: pointers to where
+    they have been stored.
+    """
     GATES: tl.constexpr = SHAPE.gates
     for k in tl.static_range(GATES):
         if SHAPE.in_parts:
-            total = _in_parts(rows + SHAPE.own_places[k] * SHAPE.pad, packed + k * SHAPE.pad * SHAPE.pad, 1, SHAPE.pad, total, present, SHAPE)
+            total = _in_parts(
+                rows + SHAPE.own_places[k] * SHAPE.pad,
+                packed + k * SHAPE.pad * SHAPE.pad,
+                1,
+                SHAPE.pad,
+                total,
+                present,
+                SHAPE,
+            )
         else:
             total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), held[k], total, SHAPE)
     return total
@@ -212,10 +273,25 @@ def _back_through(total, found, rows, present, held, packed, SHAPE: tl.constexpr
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def lstm_forward(
-    where, gates, packed, output, before, cells_before, count, lanes, layer,
-    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
-    """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its place. `packed`: recurrent weights."""
+    where,
+    gates,
+    packed,
+    output,
+    before,
+    cells_before,
+    count,
+    lanes,
+    layer,
+    SHAPE: tl.constexpr,
+    ACT: tl.constexpr,
+    WRITE: tl.constexpr,
+    FINALS: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its
+    place. `packed`: recurrent weights.
+    """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
     present = present_of(where, s, count, FINALS)
@@ -224,9 +300,15 @@ def lstm_forward(
     held = ()
     if SHAPE.resident:
         held = _held(packed, SHAPE, False)
-    own, own_cell = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT), state_place(lane, t, unit, lanes, SHAPE, layer, 1, ACT)
+    own, own_cell = (
+        state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
+        state_place(lane, t, unit, lanes, SHAPE, layer, 1, ACT),
+    )
     own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
-    h, c = tl.load(where.state + own, mask=own_mask, other=0.0), tl.load(where.state + own_cell, mask=own_mask, other=0.0)
+    h, c = (
+        tl.load(where.state + own, mask=own_mask, other=0.0),
+        tl.load(where.state + own_cell, mask=own_mask, other=0.0),
+    )
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
     added, keep, own_row = _four(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
     for step in tl.range(0, STEPS, num_stages=1):
@@ -261,10 +343,25 @@ def lstm_forward(
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def gru_forward(
-    where, gates, packed, state_bias, output, before, count, lanes, layer,
-    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
-    """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its place."""
+    where,
+    gates,
+    packed,
+    state_bias,
+    output,
+    before,
+    count,
+    lanes,
+    layer,
+    SHAPE: tl.constexpr,
+    ACT: tl.constexpr,
+    WRITE: tl.constexpr,
+    FINALS: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its
+    place.
+    """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
     present = present_of(where, s, count, FINALS)
@@ -274,7 +371,10 @@ def gru_forward(
     if SHAPE.resident:
         held = _held(packed, SHAPE, False)
     bias = gate_bias(state_bias, 0, unit, SHAPE)
-    own, own_mask = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT), present[:, None] & (unit < SHAPE.units)[None, :]
+    own, own_mask = (
+        state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
+        present[:, None] & (unit < SHAPE.units)[None, :],
+    )
     h = tl.load(where.state + own, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
     added, keep, own_row = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
@@ -289,7 +389,9 @@ def gru_forward(
             tl.debug_barrier()
         r = sigmoid(_product(operand, before + own_row, present, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
         z = sigmoid(_product(operand, before + own_row, present, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
-        recurrent = _product(operand, before + own_row, present, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE)
+        recurrent = _product(
+            operand, before + own_row, present, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE
+        )
         h, n = gru_step(added[2], recurrent, r, z, h, SHAPE)
         if not ACT:
             _store_four(gates, gate_place, mask, (r, z, n, recurrent), SHAPE)
@@ -316,8 +418,15 @@ def _lstm_back(opened, c, carried, by_cell, SHAPE: tl.constexpr):
 
 @triton.jit
 def _gru_back(opened, h, carried):
-    """From the gradient in h': those in what the input adds to the gates and in W h + b of n; and in h, but for what goes through the gates."""
-    r, z, n, recurrent = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
+    """From the gradient in h': those in what the input adds to the gates and in W h + b of n; and in h, but for what
+    goes through the gates.
+    """
+    r, z, n, recurrent = (
+        opened[0].to(tl.float32),
+        opened[1].to(tl.float32),
+        opened[2].to(tl.float32),
+        opened[3].to(tl.float32),
+    )
     # h' = n + z (h - n), n = tanh(x + r (W h + b))
     by_n = carried * (1.0 - z) * (1.0 - n * n)
     return (by_n * recurrent * r * (1.0 - r), carried * (h - n) * z * (1.0 - z), by_n, by_n * r), carried * z
@@ -325,10 +434,19 @@ def _gru_back(opened, h, carried):
 
 @triton.jit(do_not_specialize=["count"])
 def gated_backward(
-    where, gates, packed, before, gradient, count, lanes, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr
-):  # fmt: skip
-    """From the gradient in a GRU's or an LSTM's outputs (rows, P): those in what the input adds to the gates, and in W h + b of a GRU's n, in place of these in
-    `gates`. `before`: h of a GRU, c of an LSTM.
+    where,
+    gates,
+    packed,
+    before,
+    gradient,
+    count,
+    lanes,
+    SHAPE: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """From the gradient in a GRU's or an LSTM's outputs (rows, P): those in what the input adds to the gates, and in W
+    h + b of a GRU's n, in place of these in `gates`. `before`: h of a GRU, c of an LSTM.
     """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
@@ -343,11 +461,18 @@ def gated_backward(
     carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
     by_cell = carried
     opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(before + place, mask=mask, other=0.0)
-    outer, keep, own_row = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes), row * SHAPE.columns
+    outer, keep, own_row = (
+        tl.load(gradient + place, mask=mask, other=0.0),
+        kept(where, lane, t + STEPS - 1, present, lanes),
+        row * SHAPE.columns,
+    )
     for step in tl.range(0, STEPS, num_stages=1):
         more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
         next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
-        next_own, next_outer = tl.load(before + following, mask=more, other=0.0), tl.load(gradient + following, mask=more, other=0.0)
+        next_own, next_outer = (
+            tl.load(before + following, mask=more, other=0.0),
+            tl.load(gradient + following, mask=more, other=0.0),
+        )
         next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
         carried += outer.to(tl.float32)
         if SHAPE.kind == "lstm":

@@ -1,4 +1,5 @@
-"""The manifests of checkpoints: what one says, which entries of a folder may be checkpoints, and in which order to try them. Standard library only.
+"""The manifests of checkpoints: what one says, which entries of a folder may be checkpoints, and in which order to try
+them. Standard library only.
 
 Knows no tensor and writes nothing.
 """
@@ -27,12 +28,15 @@ class Manifest(NamedTuple):
     parent_step: int | None
     best: bool
     best_value: float | None
-    task: int  # the session since which the environment and its reward are what they are: returns from before compare with nothing
+    # the session since which the environment and its reward are what they are: returns from before compare with nothing
+    task: int
     created_realtime_ns: int
 
 
 class Candidate(NamedTuple):
-    """An entry of the folder that may be a checkpoint: `manifest` is None where it cannot be used, `problem` then says why."""
+    """An entry of the folder that may be a checkpoint: `manifest` is None where it cannot be used, `problem` then says
+    why.
+    """
 
     name: str
     step: int
@@ -56,7 +60,9 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
     if fields.get("format") != FORMAT:
         raise BadFileError(f"its format is {ascii(fields.get('format'))[:40]}; this version reads {FORMAT}")
     try:
-        manifest = Manifest(**{name: fields[name] for name in Manifest._fields if name != "task"}, task=fields.get("task", 0))  # the first ones had none
+        manifest = Manifest(
+            **{name: fields[name] for name in Manifest._fields if name != "task"}, task=fields.get("task", 0)
+        )  # the first ones had none
     except KeyError as error:
         raise BadFileError(f"its manifest lacks {error.args[0]}") from None
     counts = [manifest.session, manifest.step, manifest.task, manifest.created_realtime_ns, manifest.parent_step or 0]
@@ -67,7 +73,9 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
 
 
 def names_in(root: int) -> list[tuple[str, int]]:
-    """Name and step of what may be a checkpoint: the committed ones, then any that was moved aside for one that never came."""
+    """Name and step of what may be a checkpoint: the committed ones, then any that was moved aside for one that never
+    came.
+    """
     aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
     found = []
     for name, target in [(name, name) for name in atomic.list_names(root)] + aside:
@@ -78,7 +86,9 @@ def names_in(root: int) -> list[tuple[str, int]]:
 
 
 def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
-    """Candidates in the order in which to try them; those without a manifest stand where they will be reported if they were passed over."""
+    """Candidates in the order in which to try them; those without a manifest stand where they will be reported if they
+    were passed over.
+    """
     last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
 
     def age(candidate: Candidate) -> tuple[int, int]:

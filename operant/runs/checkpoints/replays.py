@@ -1,12 +1,15 @@
-"""The replay of a checkpoint: what a run can collect anew, in a folder of its own, written and read in pieces. Without it no checkpoint is worth less.
+"""The replay of a checkpoint: what a run can collect anew, in a folder of its own, written and read in pieces. Without
+it no checkpoint is worth less.
 
-Knows named tensors and to which checkpoint they belong; nothing of algorithms. Torch is imported only where tensors are written or read.
+Knows named tensors and to which checkpoint they belong; nothing of algorithms. Torch is imported only where tensors are
+written or read.
 
     RUN/checkpoints/replay-step-000000300000/
         replay.safetensors     the tensors
         manifest.json          {run_uuid, session, step, files, checksum}: those of the checkpoint that it belongs to
 
-At most two lie there at any time: before one is written, and after its checkpoint is committed, all but the newest that has a checkpoint are deleted.
+At most two lie there at any time: before one is written, and after its checkpoint is committed, all but the newest that
+has a checkpoint are deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ FILE = "replay.safetensors"
 NAME = re.compile(r"replay-(step-[0-9]{12,18})")
 PIECE_BYTES = 64 << 20
 OVERHEAD_BYTES = 65536
-_KINDS = {"float32": "F32", "uint8": "U8", "int32": "I32", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "bool": "BOOL"}
+_KINDS = {
+    "float32": "F32",
+    "uint8": "U8",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float64": "F64",
+    "bool": "BOOL",
+}
 
 
 class Replays:
@@ -41,7 +53,8 @@ class Replays:
         return atomic.free_bytes(self.folder.parent)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> bool:
-        """Write the tensors, on whatever device, for the checkpoint of this step that comes next; they must not change meanwhile.
+        """Write the tensors, on whatever device, for the checkpoint of this step that comes next; they must not change
+        meanwhile.
 
         False where that failed, which is reported: a resume is a warm one then.
         """
@@ -57,13 +70,17 @@ class Replays:
                     # Not read back: that would double the pause, and a resume looks at every byte.
                     atomic.commit(root, name, {FILE: _pieces(tensors)}, fields, read_back=False)
         except (OSError, BadFileError, MemoryError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+            reason = (
+                error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+            )
             self._report(f"the replay of step {step} is not saved: {reason}. A resume from there would be a warm one")
             return False
         return True
 
     def restore(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> str | None:
-        """Copy what was saved with a checkpoint into tensors of the same names and shapes; or the reason why not, and then none of them is touched."""
+        """Copy what was saved with a checkpoint into tensors of the same names and shapes; or the reason why not, and
+        then none of them is touched.
+        """
         from safetensors import SafetensorError
 
         name = f"replay-step-{step:012d}"
@@ -72,23 +89,35 @@ class Replays:
                 if name not in atomic.list_names(root):
                     return "it was not saved with this checkpoint, or is deleted"
                 fields = atomic.verify(root, name)
-                if (fields.get("run_uuid"), fields.get("session"), fields.get("step")) != (self._run_uuid, session, step):
+                if (fields.get("run_uuid"), fields.get("session"), fields.get("step")) != (
+                    self._run_uuid,
+                    session,
+                    step,
+                ):
                     return f"{name} belongs to another checkpoint"
                 return _load(self.folder / name / FILE, tensors)
         except (OSError, BadFileError, SafetensorError) as error:
             return f"{name}: {error}"
 
     def prune(self, root: int) -> None:
-        """Delete all but the newest of which there is a checkpoint. Another run's are left alone. OSError where the disk does not let it."""
+        """Delete all but the newest of which there is a checkpoint. Another run's are left alone. OSError where the
+        disk does not let it.
+        """
         places = {name: self._place(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
-        own = [(place, name) for name, place in places.items() if place is not None and place == self._place(root, name.removeprefix("replay-"))]
+        own = [
+            (place, name)
+            for name, place in places.items()
+            if place is not None and place == self._place(root, name.removeprefix("replay-"))
+        ]
         newest = max(own)[1] if own else None
         for name, place in places.items():
             if name != newest and place != (-1, -1):
                 atomic.discard(root, name)
 
     def _place(self, root: int, name: str) -> tuple[int, int] | None:
-        """Session and step of a replay, or of a checkpoint; None where there is none that can be read, (-1, -1) of another run's."""
+        """Session and step of a replay, or of a checkpoint; None where there is none that can be read, (-1, -1) of
+        another run's.
+        """
         try:
             fields = atomic.read_manifest(root, name)
         except BadFileError:
@@ -126,7 +155,9 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Copy a file's tensors into those of the same names, a piece at a time; the reason where it has others, and then none."""
+    """Copy a file's tensors into those of the same names, a piece at a time; the reason where it has others, and then
+    none.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

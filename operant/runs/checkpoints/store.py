@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from operant.errors import BadFileError, NotFoundError
 from operant.runs import atomic
-from operant.runs.checkpoints.manifest import FORMAT, QUARANTINE_NAME, STEP_NAME, Candidate, ForeignError, Manifest, in_order, names_in, read_manifest
+from operant.runs.checkpoints.manifest import (
+    FORMAT,
+    QUARANTINE_NAME,
+    STEP_NAME,
+    Candidate,
+    ForeignError,
+    Manifest,
+    in_order,
+    names_in,
+    read_manifest,
+)
 from operant.runs.checkpoints.replays import Replays
 from operant.runs.checkpoints.tensors import CONFIG, STATE, TENSORS, Checkpoint, find_nonfinite, pack, unpack
 
@@ -32,7 +42,9 @@ Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
 class Found(NamedTuple):
-    """A checkpoint whose files were not looked at: what its manifest says, and the file of its configuration, if it has one."""
+    """A checkpoint whose files were not looked at: what its manifest says, and the file of its configuration, if it has
+    one.
+    """
 
     manifest: Manifest
     config: Path | None
@@ -53,10 +65,11 @@ class _Job(NamedTuple):
 
 
 class Store:
-    """The checkpoints of one run. Making one touches nothing; only saving and collecting write, and only the run's trainer may do that.
+    """The checkpoints of one run. Making one touches nothing; only saving and collecting write, and only the run's
+    trainer may do that.
 
-    `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report` takes a line for the
-    log, also from the thread of `save_async`.
+    `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report`
+    takes a line for the log, also from the thread of `save_async`.
     """
 
     def __init__(self, folder: Path, *, run_uuid: str, keep: int = 3, report: Callable[[str], None]) -> None:
@@ -94,12 +107,13 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> Path | None:
-        """Commit a checkpoint and collect the old ones; its folder, or None where that failed, which is reported and no reason to stop.
+        """Commit a checkpoint and collect the old ones; its folder, or None where that failed, which is reported and no
+        reason to stop.
 
-        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its `best_value` ranks a `best` one among those of
-        its `task`; `config` is the text of the configuration that they belong to. Where a tensor named in `must_be_finite` is not finite the state goes into
-        quarantine instead, and None is returned.
-        Raises ValueError or TypeError for what can never be saved.
+        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
+        `best_value` ranks a `best` one among those of its `task`; `config` is the text of the configuration that they
+        belong to. Where a tensor named in `must_be_finite` is not finite the state goes into quarantine instead, and
+        None is returned. Raises ValueError or TypeError for what can never be saved.
         """
         self.wait()
         self._last = self._attempt(_job(step, tensors, document, session, best, must_be_finite, config))
@@ -116,7 +130,9 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> None:
-        """As `save`, in a background thread, after the one before it. The tensors must not change until `wait` has returned."""
+        """As `save`, in a background thread, after the one before it. The tensors must not change until `wait` has
+        returned.
+        """
         self.wait()
         job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
 
@@ -126,12 +142,15 @@ class Store:
             except Exception as error:
                 self._failed(step, error)
 
-        # A daemon: a trainer past its deadline may leave; what it abandons is a temporary folder, never half a checkpoint.
+        # A daemon: a trainer past its deadline may leave; what it abandons is a temporary folder, never half a
+        # checkpoint.
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> Path | None:
-        """Wait for a save in the background; the last save's folder, None where it failed or is not finished within `timeout_s`."""
+        """Wait for a save in the background; the last save's folder, None where it failed or is not finished within
+        `timeout_s`.
+        """
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -139,8 +158,12 @@ class Store:
             self._thread = None
         return self._last
 
-    def quarantine(self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int) -> Path | None:
-        """Keep a state that is not finite for a post-mortem, as quarantine-step-*; never a candidate of `load`. Otherwise as `save`."""
+    def quarantine(
+        self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int
+    ) -> Path | None:
+        """Keep a state that is not finite for a post-mortem, as quarantine-step-*; never a candidate of `load`.
+        Otherwise as `save`.
+        """
         self.wait()
         return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, (), "")))
 
@@ -151,15 +174,22 @@ class Store:
             problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
             if problem is None:
                 files = (pack(job.tensors), job.state, job.config.encode())
-                return self.save_files(job.step, *files, session=job.session, best=job.best, best_value=job.best_value, task=job.task)
+                return self.save_files(
+                    job.step, *files, session=job.session, best=job.best, best_value=job.best_value, task=job.task
+                )
             path = self._quarantine(job)
-            self._report(f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run is resumed")
+            self._report(
+                f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run "
+                "is resumed"
+            )
             return None
 
         return self._guarded(job.step, work)
 
     def _guarded(self, step: int, work: Callable[[], Path | None]) -> Path | None:
-        """Do a save; what the machine does to it is counted and reported, because training goes on without this checkpoint."""
+        """Do a save; what the machine does to it is counted and reported, because training goes on without this
+        checkpoint.
+        """
         try:
             with self._lock:
                 path = work()
@@ -173,18 +203,33 @@ class Store:
         self._failures += 1
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         again = f" ({self._failures} failures in a row)" if self._failures > 1 else ""
-        self._report(f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} stay as they are; training goes on")
+        self._report(
+            f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} stay as they are; training goes on"
+        )
 
     def save_files(
-        self, step: int, tensors: bytes, state: bytes, config: bytes = b"", *, session: int, best: bool = False, best_value: object = None, task: int = 0
+        self,
+        step: int,
+        tensors: bytes,
+        state: bytes,
+        config: bytes = b"",
+        *,
+        session: int,
+        best: bool = False,
+        best_value: object = None,
+        task: int = 0,
     ) -> Path:
         """The part of `save` that comes after packing, without torch: commit the files, collect the old checkpoints.
 
         Raises OSError, or BadFileError where what was written does not read back.
         """
-        value = float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
+        value = (
+            float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
+        )
         files = {TENSORS: tensors, STATE: state, **({CONFIG: config} if config else {})}
-        path = self._write(f"step-{step:012d}", files, Manifest(self._run_uuid, session, step, self._parent_step, best, value, task, 0))
+        path = self._write(
+            f"step-{step:012d}", files, Manifest(self._run_uuid, session, step, self._parent_step, best, value, task, 0)
+        )
         self._parent_step = step
         self.collect()
         return path
@@ -200,10 +245,15 @@ class Store:
             atomic.sweep(root)
             atomic.check_room(root, sum(map(len, files.values())) + OVERHEAD_BYTES)
             if not manifest.best:
-                # The mark of a best one survives when its session saves the same step again, as it does when it ends there.
+                # The mark of a best one survives when its session saves the same step again, as it does when it ends
+                # there.
                 with suppress(BadFileError):
                     former = read_manifest(atomic.read_manifest(root, name))
-                    if (former.run_uuid, former.session, former.task) == (manifest.run_uuid, manifest.session, manifest.task):
+                    if (former.run_uuid, former.session, former.task) == (
+                        manifest.run_uuid,
+                        manifest.session,
+                        manifest.task,
+                    ):
                         manifest = manifest._replace(best=former.best, best_value=former.best_value)
             fields = {"format": FORMAT, **manifest._replace(created_realtime_ns=time.time_ns())._asdict()}
             atomic.commit(root, name, files, fields)
@@ -223,19 +273,32 @@ class Store:
         """The checkpoint that `load` tries first; None where there is none. Reads no tensor."""
         try:
             with atomic.opened(self.folder) as root:
-                candidates = [self._candidate(root, name, step, atomic.read_manifest) for name, step in names_in(root) if which in ("last", "best", step)]
+                candidates = [
+                    self._candidate(root, name, step, atomic.read_manifest)
+                    for name, step in names_in(root)
+                    if which in ("last", "best", step)
+                ]
         except OSError:
             return None
-        found = next(((candidate.name, candidate.manifest) for candidate in in_order(candidates, which) if candidate.manifest is not None), None)
+        found = next(
+            (
+                (candidate.name, candidate.manifest)
+                for candidate in in_order(candidates, which)
+                if candidate.manifest is not None
+            ),
+            None,
+        )
         if found is None:
             return None
         config = self.folder / found[0] / CONFIG
         return Found(found[1], config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
-        """The last checkpoint, the best one, or that of a step, the first of which everything is sound; each one skipped is reported.
+        """The last checkpoint, the best one, or that of a step, the first of which everything is sound; each one
+        skipped is reported.
 
-        NotFoundError (with the steps there are) where there is none; BadFileError where there is, but all that could serve are damaged.
+        NotFoundError (with the steps there are) where there is none; BadFileError where there is, but all that could
+        serve are damaged.
         """
         found = self._find(which, unpack)
         self._parent_step = found.step
@@ -251,7 +314,11 @@ class Store:
             raise NotFoundError(f"no checkpoint is called {which!r}: say last, best or a step. {self._there_is()}")
         try:
             with atomic.opened(self.folder) as root:
-                candidates = [self._candidate(root, name, of, atomic.read_manifest) for name, of in names_in(root) if step is None or of == step]
+                candidates = [
+                    self._candidate(root, name, of, atomic.read_manifest)
+                    for name, of in names_in(root)
+                    if step is None or of == step
+                ]
                 reasons = []
                 for candidate in in_order(candidates, which):
                     found, problem = self._try(root, candidate, accept)
@@ -261,9 +328,17 @@ class Store:
                     self._report(f"checkpoint {candidate.name} skipped: {problem}")
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                raise BadFileError(f"the checkpoints in {self.folder} cannot be read: {error.strerror or error}") from None
+                raise BadFileError(
+                    f"the checkpoints in {self.folder} cannot be read: {error.strerror or error}"
+                ) from None
             reasons = []
-        wanted = f"checkpoint of step {step}" if step is not None else "checkpoint marked as best" if which == "best" else "checkpoint"
+        wanted = (
+            f"checkpoint of step {step}"
+            if step is not None
+            else "checkpoint marked as best"
+            if which == "best"
+            else "checkpoint"
+        )
         if reasons:
             raise BadFileError(f"no sound {wanted} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons))
         raise NotFoundError(f"no {wanted} in {self.folder}. {self._there_is()}")
@@ -301,14 +376,18 @@ class Store:
     # -------------------------------------------------------------- collecting
 
     def collect(self) -> None:
-        """Delete what is no longer needed: all but the last `keep` sound checkpoints, the best one and one replay; what dead processes left.
+        """Delete what is no longer needed: all but the last `keep` sound checkpoints, the best one and one replay; what
+        dead processes left.
 
-        Nothing is deleted that has fewer than two newer sound ones; another run's checkpoints are left alone. Never raises for the disk.
+        Nothing is deleted that has fewer than two newer sound ones; another run's checkpoints are left alone. Never
+        raises for the disk.
         """
         try:
             with self._lock, atomic.opened(self.folder) as root:
                 atomic.sweep(root)
-                candidates = [self._verify(root, name, step) for name, step in names_in(root) if STEP_NAME.fullmatch(name)]
+                candidates = [
+                    self._verify(root, name, step) for name, step in names_in(root) if STEP_NAME.fullmatch(name)
+                ]
                 sound = [candidate for candidate in candidates if candidate.manifest is not None]
                 best = next(iter(in_order(sound, "best")), None)
                 for candidate in candidates:
@@ -326,7 +405,9 @@ class Store:
             self._report(f"old checkpoints in {self.folder} could not be deleted: {error.strerror or error}")
 
     def _verify(self, root: int, name: str, step: int) -> Candidate:
-        """An entry with every byte of it read and compared, unless this store has done so and the files are untouched since."""
+        """An entry with every byte of it read and compared, unless this store has done so and the files are untouched
+        since.
+        """
         signature = atomic.signature(root, name)
         known = self._verified.get(name)
         if known is not None and known[0] == signature:
@@ -340,7 +421,8 @@ class Store:
 def load_file(path: Path) -> Checkpoint:
     """A checkpoint given by its folder, or by a file in it, whatever run it is of.
 
-    NotFoundError where there is nothing; BadFileError where it is no checkpoint or a byte of it is not as it was written.
+    NotFoundError where there is nothing; BadFileError where it is no checkpoint or a byte of it is not as it was
+    written.
     """
     folder = path.parent if path.is_file() else path
     try:
@@ -354,7 +436,13 @@ def load_file(path: Path) -> Checkpoint:
 
 
 def _job(
-    step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], session: int, best: bool, must_be_finite: Collection[str], config: str
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    document: Mapping[str, Any],
+    session: int,
+    best: bool,
+    must_be_finite: Collection[str],
+    config: str,
 ) -> _Job:
     """Check and fix what is to be saved. ValueError or TypeError for what never can be."""
     import torch
@@ -363,9 +451,21 @@ def _job(
         raise ValueError(f"step is {step}; it must be at least 0 and below 10**18")
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            raise ValueError(f"tensor {name} is {tensor.layout} on {tensor.device}; a checkpoint takes dense tensors on the CPU")
+            raise ValueError(
+                f"tensor {name} is {tensor.layout} on {tensor.device}; a checkpoint takes dense tensors on the CPU"
+            )
     unknown = sorted(set(must_be_finite) - set(tensors))
     if unknown:
         raise ValueError(f"must_be_finite names {', '.join(unknown)}, which is not among the tensors")
     state = json.dumps(dict(document), indent=1).encode()
-    return _Job(step, dict(tensors), state, session, best, document.get("best_value"), tuple(must_be_finite), config, document.get("task", 0))
+    return _Job(
+        step,
+        dict(tensors),
+        state,
+        session,
+        best,
+        document.get("best_value"),
+        tuple(must_be_finite),
+        config,
+        document.get("task", 0),
+    )

@@ -1,4 +1,6 @@
-"""The tensors and the document of a checkpoint, to bytes and back. Torch is imported only where tensors are packed or unpacked. No pickle."""
+"""The tensors and the document of a checkpoint, to bytes and back. Torch is imported only where tensors are packed or
+unpacked. No pickle.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TENSORS, STATE, CONFIG = "tensors.safetensors", "state.json", "config.toml"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name), the document, and the file of its configuration, if it has one."""
+    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name), the document, and the file
+    of its configuration, if it has one.
+    """
 
     path: Path
     step: int
@@ -34,12 +38,16 @@ def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
             bad = ~tensor.isfinite().flatten()
             count = int(bad.sum())
             if count:
-                return f"{count} of {bad.numel()} numbers of {name} are not finite, the first at {int(bad.nonzero()[0])}"
+                return (
+                    f"{count} of {bad.numel()} numbers of {name} are not finite, the first at {int(bad.nonzero()[0])}"
+                )
     return None
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are copied."""
+    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are
+    copied.
+    """
     from safetensors.torch import save
 
     independent, seen = {}, set()
@@ -62,8 +70,16 @@ def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkp
     try:
         tensors = load(files[TENSORS])
         document = json.loads(files[STATE])
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError is a RuntimeError
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # RecursionError is a RuntimeError
         raise BadFileError(f"its content cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise BadFileError(f"{STATE} holds no object")
-    return Checkpoint(path, manifest.step, manifest.session, tensors, document, path / CONFIG if CONFIG in files else None)
+    return Checkpoint(
+        path, manifest.step, manifest.session, tensors, document, path / CONFIG if CONFIG in files else None
+    )

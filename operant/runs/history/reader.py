@@ -45,8 +45,8 @@ class Chunk(NamedTuple):
 class Reading:
     """The chunks of a history, oldest first; iterate once.
 
-    `damaged` counts the frames and stretches of bytes that were skipped so far because they could not be read, `torn` the segments so far whose end was cut off
-    (as a kill leaves it: nothing that was safe on the disk is lost by that).
+    `damaged` counts the frames and stretches of bytes that were skipped so far because they could not be read, `torn`
+    the segments so far whose end was cut off (as a kill leaves it: nothing that was safe on the disk is lost by that).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,7 +98,9 @@ class Reading:
                 if kind not in (PLAIN_KIND, DEFLATED_KIND):
                     continue
                 schema = segments.schema_of(payload)
-                unpacked = segments.unpack_rows(kind, payload, FIXED + len(schemas[schema])) if schema in schemas else None
+                unpacked = (
+                    segments.unpack_rows(kind, payload, FIXED + len(schemas[schema])) if schema in schemas else None
+                )
                 if unpacked is None:
                     self.damaged += 1
                     continue
@@ -111,7 +113,8 @@ class Reading:
 
 
 def read(folder: Path) -> Reading:
-    """The records of the history in `folder`, oldest first, those left out that a later session trained again from before.
+    """The records of the history in `folder`, oldest first, those left out that a later session trained again from
+    before.
 
     Never raises for what the folder or its files contain; `Reading.damaged` and `Reading.torn` tell what was skipped.
     """
@@ -130,7 +133,9 @@ def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[i
 
 
 def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array[int]] | None:
-    """The rows numbered beyond `after`, of steps up to `limit`; None where the numbers do not ascend, which no writer does."""
+    """The rows numbered beyond `after`, of steps up to `limit`; None where the numbers do not ascend, which no writer
+    does.
+    """
     numbers, steps = rows[segments.N], rows[segments.STEP]
     if not all(map(operator.lt, numbers, numbers[1:])):
         return None
@@ -164,7 +169,9 @@ class _Gathered:
         words = self._words
         session, _, every = self.key
         flags = array("I", words[segments.FLAGS].tobytes())[1::2]
-        columns = {metric.name: _values(words[FIXED + index], metric.dtype) for index, metric in enumerate(self._metrics)}
+        columns = {
+            metric.name: _values(words[FIXED + index], metric.dtype) for index, metric in enumerate(self._metrics)
+        }
         fixed = (words[segments.N], words[segments.STEP], words[segments.BOOTTIME], words[segments.REALTIME])
         return Chunk(session, self._metrics, every, *fixed, flags, columns)
 

@@ -2,16 +2,19 @@
 
 A segment is a row of frames and nothing else, little-endian:
 
-    frame      "OPLF" | length u32 | crc32 u32 | kind u32 | payload of `length` bytes, at most 1 MiB; the CRC covers length, kind and payload
-    kind 1     a segment's head, stored twice at its beginning: {major u16, minor u16, session u32, every u32, metrics u32, run uuid 16, rewind u64,
+    frame      "OPLF" | length u32 | crc32 u32 | kind u32 | payload of `length` bytes, at most 1 MiB; the CRC covers
+    length, kind and payload kind 1     a segment's head, stored twice at its beginning: {major u16, minor u16, session
+    u32, every u32, metrics u32, run uuid 16, rewind u64,
                first n u64, realtime u64} and the schema as in a metrics file, 128 bytes a metric
-    kind 2     records: {crc of the schema u32, rows u32, columns u32, 0 u32} and the records' words from byte 16 on, column by column, 8 bytes each:
+    kind 2     records: {crc of the schema u32, rows u32, columns u32, 0 u32} and the records' words from byte 16 on,
+    column by column, 8 bytes each:
                n, step, boottime, realtime, session | flags << 32, nonfinite, then the metrics
     kind 3     as 2, but the words are split by byte (all first bytes, all second bytes, ...) and deflated with zlib
 
-So every frame can be read by itself once any head with its schema was seen. `every` is 1, or how many records were merged into one by thinning. `rewind` is the
-step from which the session trained on, 2^64 - 1 for none: records of older sessions beyond it were never part of what followed. Nothing is changed in place:
-a reader drops a torn tail, and after damage goes on at the next valid frame. Kinds it does not know are skipped; another major version is.
+So every frame can be read by itself once any head with its schema was seen. `every` is 1, or how many records were
+merged into one by thinning. `rewind` is the step from which the session trained on, 2^64 - 1 for none: records of older
+sessions beyond it were never part of what followed. Nothing is changed in place: a reader drops a torn tail, and after
+damage goes on at the next valid frame. Kinds it does not know are skipped; another major version is.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ N, STEP, BOOTTIME, REALTIME, FLAGS, NONFINITE, FIXED = range(7)
 
 _NEVER_REWOUND = (1 << 64) - 1
 _BLOCK_BYTES, _HEAD_BYTES = 1 << 21, 1 << 22
-_WASTE_BYTES = 1 << 26  # checksums over what turns out to be no frame: a file made of false beginnings shall not take for ever
+# checksums over what turns out to be no frame: a file made of false beginnings shall not take for ever
+_WASTE_BYTES = 1 << 26
 _NAME = re.compile(r"seg-(\d{6})\.opl")
 
 
@@ -72,7 +76,8 @@ def segment_path(folder: Path, number: int) -> Path:
     return folder / f"seg-{number:06d}.opl"
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------- packing
+# ----------------------------------------------------------------------------------------------------------------------
+# packing
 
 
 def pack_frame(kind: int, payload: bytes) -> bytes:
@@ -83,16 +88,31 @@ def pack_frame(kind: int, payload: bytes) -> bytes:
 def pack_head(segment: Segment) -> bytes:
     """The two frames a segment begins with."""
     rewind = _NEVER_REWOUND if segment.rewind_to is None else segment.rewind_to
-    fixed = SEGMENT.pack(*ABI, segment.session, segment.every, len(segment.metrics), segment.run_uuid, rewind, segment.first_n, segment.realtime_ns)
+    fixed = SEGMENT.pack(
+        *ABI,
+        segment.session,
+        segment.every,
+        len(segment.metrics),
+        segment.run_uuid,
+        rewind,
+        segment.first_n,
+        segment.realtime_ns,
+    )
     return 2 * pack_frame(SEGMENT_KIND, fixed + pack_schema(segment.metrics))
 
 
 def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
-    """A frame with records, given as columns of 8-byte words; deflated where that is shorter. At most `rows_per_frame` rows."""
+    """A frame with records, given as columns of 8-byte words; deflated where that is shorter. At most `rows_per_frame`
+    rows.
+    """
     plain = b"".join([column.tobytes() for column in columns])
     head = ROWS.pack(schema_crc, len(columns[0]), len(columns), 0)
     deflated = zlib.compress(b"".join([plain[byte::8] for byte in range(8)]), 1)
-    return pack_frame(DEFLATED_KIND, head + deflated) if len(deflated) < len(plain) else pack_frame(PLAIN_KIND, head + plain)
+    return (
+        pack_frame(DEFLATED_KIND, head + deflated)
+        if len(deflated) < len(plain)
+        else pack_frame(PLAIN_KIND, head + plain)
+    )
 
 
 def rows_per_frame(columns: int) -> int:
@@ -104,7 +124,8 @@ def _checksum(length: int, kind: int, payload: bytes | memoryview) -> int:
     return zlib.crc32(payload, zlib.crc32(struct.pack("<II", length, kind)))
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- unpacking
+# ----------------------------------------------------------------------------------------------------------------------
+# unpacking
 
 
 def unpack_head(payload: bytes | memoryview) -> Segment | None:
@@ -120,7 +141,16 @@ def unpack_head(payload: bytes | memoryview) -> Segment | None:
         metrics = unpack_schema(schema)
     except ValueError:
         return None
-    return Segment(session, run_uuid, None if rewind == _NEVER_REWOUND else rewind, first_n, every, realtime, metrics, zlib.crc32(schema))
+    return Segment(
+        session,
+        run_uuid,
+        None if rewind == _NEVER_REWOUND else rewind,
+        first_n,
+        every,
+        realtime,
+        metrics,
+        zlib.crc32(schema),
+    )
 
 
 def schema_of(payload: bytes | memoryview) -> int:
@@ -128,8 +158,11 @@ def schema_of(payload: bytes | memoryview) -> int:
     return int(ROWS.unpack_from(payload)[0]) if len(payload) >= ROWS.size else -1
 
 
-def unpack_rows(kind: int, payload: bytes | memoryview, columns: int) -> tuple[int, bytes | bytearray | memoryview] | None:
-    """The number of records of a frame of kind 2 or 3, and their words column by column; None if it holds anything but `columns` columns.
+def unpack_rows(
+    kind: int, payload: bytes | memoryview, columns: int
+) -> tuple[int, bytes | bytearray | memoryview] | None:
+    """The number of records of a frame of kind 2 or 3, and their words column by column; None if it holds anything but
+    `columns` columns.
 
     What the frame claims is checked before anything is allocated, and nothing is inflated beyond that.
     """
@@ -158,8 +191,9 @@ def unpack_rows(kind: int, payload: bytes | memoryview, columns: int) -> tuple[i
 class Scan:
     """The valid frames of one open segment, in order: (kind, payload).
 
-    `damaged` counts the stretches between them that hold none, `torn` tells whether the file ends in one, `end` is where the last valid frame ended. Only what
-    was there at the beginning is read, and of that at most `limit_bytes`. Iterate once. A read that fails ends it like the end of the file does.
+    `damaged` counts the stretches between them that hold none, `torn` tells whether the file ends in one, `end` is
+    where the last valid frame ended. Only what was there at the beginning is read, and of that at most `limit_bytes`.
+    Iterate once. A read that fails ends it like the end of the file does.
     """
 
     def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES, limit_bytes: int = MAXIMUM_SEGMENT) -> None:
@@ -206,7 +240,9 @@ def open_segment(path: Path) -> int:
 
 
 def describe(path: Path) -> Segment | None:
-    """What a segment says of itself, from the first of its heads that is whole; None if there is none, or the file cannot be read."""
+    """What a segment says of itself, from the first of its heads that is whole; None if there is none, or the file
+    cannot be read.
+    """
     try:
         descriptor = open_segment(path)
     except (OSError, ValueError):

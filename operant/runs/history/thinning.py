@@ -1,4 +1,5 @@
-"""Thinning a segment of a history: four records become one, so that a long run keeps all of its past in a bounded space. Standard library only.
+"""Thinning a segment of a history: four records become one, so that a long run keeps all of its past in a bounded
+space. Standard library only.
 
 Knows nothing of quotas, nor of which segment comes first.
 """
@@ -25,13 +26,16 @@ _ROWS = 256  # read before they are merged and written as one frame
 
 
 def thin(path: Path) -> Generator[None, None, None]:
-    """Put a segment with a quarter of the records in the place of the one at `path`. Does about a millisecond of work between two steps of the iterator.
+    """Put a segment with a quarter of the records in the place of the one at `path`. Does about a millisecond of work
+    between two steps of the iterator.
 
-    A merged record has the number, step and times of the last of its four, all their flags, the sums of counters and buckets, the last of integer gauges, and
-    the means of all else over those that have a value. What is not finite where it must be stays visible. Damaged frames are left out. The old segment stays
-    as it is until the new one is safe on the disk.
+    A merged record has the number, step and times of the last of its four, all their flags, the sums of counters and
+    buckets, the last of integer gauges, and the means of all else over those that have a value. What is not finite
+    where it must be stays visible. Damaged frames are left out. The old segment stays as it is until the new one is
+    safe on the disk.
 
-    Raises OSError when the disk does not take it, ValueError for a segment whose head cannot be read; nothing is left behind then.
+    Raises OSError when the disk does not take it, ValueError for a segment whose head cannot be read; nothing is left
+    behind then.
     """
     head = segments.describe(path)
     if head is None:
@@ -77,7 +81,12 @@ def merge(columns: list[array[int]], metrics: tuple[Metric, ...]) -> list[array[
     flags = array("Q", map(functools.partial(functools.reduce, operator.or_), _groups(columns[segments.FLAGS])))
     not_finite = array("Q", (next(filter(None, group), 0) for group in _groups(columns[segments.NONFINITE])))
     last = [_last(column) for column in columns[: segments.FLAGS]]
-    return [*last, flags, not_finite, *(_merge_metric(column, metric) for column, metric in zip(columns[FIXED:], metrics, strict=True))]
+    return [
+        *last,
+        flags,
+        not_finite,
+        *(_merge_metric(column, metric) for column, metric in zip(columns[FIXED:], metrics, strict=True)),
+    ]
 
 
 def _groups(column: array[int]) -> Iterator[array[int]]:
@@ -103,7 +112,13 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
     values = array("d", column.tobytes())
     whole = len(values) // FACTOR * FACTOR
     weight = 1.0 if total else 1.0 / FACTOR
-    merged = array("d", [weight * value for value in map(sum, zip(*(values[part:whole:FACTOR] for part in range(FACTOR)), strict=True))])
+    merged = array(
+        "d",
+        [
+            weight * value
+            for value in map(sum, zip(*(values[part:whole:FACTOR] for part in range(FACTOR)), strict=True))
+        ],
+    )
     if whole < len(values):
         merged.append(_merge_some(values[whole:], total, metric.must_be_finite))
     if not math.isfinite(sum(merged)):
@@ -114,7 +129,9 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
-    """The mean or sum over those that have a value; the first one that is not finite where that may not be overlooked."""
+    """The mean or sum over those that have a value; the first one that is not finite where that may not be
+    overlooked.
+    """
     told = [value for value in values if must_be_finite or not math.isnan(value)]
     wrong = [value for value in told if not math.isfinite(value)]
     if wrong or not told:

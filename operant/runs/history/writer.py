@@ -1,7 +1,9 @@
-"""Writing the history of a run: a thread that copies records from the ring of the metrics file to segments on the disk. Standard library only.
+"""Writing the history of a run: a thread that copies records from the ring of the metrics file to segments on the disk.
+Standard library only.
 
-It reads the ring as any other reader does, so the one who publishes never waits for it. Whatever goes wrong on the disk becomes a word in the status, and is
-tried again later: the ring holds the records meanwhile. If that takes longer than the ring lasts, an event says how many were lost.
+It reads the ring as any other reader does, so the one who publishes never waits for it. Whatever goes wrong on the disk
+becomes a word in the status, and is tried again later: the ring holds the records meanwhile. If that takes longer than
+the ring lasts, an event says how many were lost.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ _THINNEST: Final = FACTOR**8
 
 
 class History:
-    """The thread, from `start` to `close`; making one touches no disk. All public methods return at once, but for `close`, and raise nothing.
+    """The thread, from `start` to `close`; making one touches no disk. All public methods return at once, but for
+    `close`, and raise nothing.
 
-    `folder` is the run's `history/`; `writer` is asked to show how the history stands; `rewind_to` is the step a resumed session trains on from (None for a
-    new run): records of older sessions beyond it are left out by readers. Over `quota_bytes` the oldest segments are thinned, 4 to 1, as often as needed.
+    `folder` is the run's `history/`; `writer` is asked to show how the history stands; `rewind_to` is the step a
+    resumed session trains on from (None for a new run): records of older sessions beyond it are left out by readers.
+    Over `quota_bytes` the oldest segments are thinned, 4 to 1, as often as needed.
     """
 
     def __init__(
@@ -56,7 +60,12 @@ class History:
     ) -> None:
         self._metrics_path, self._writer, self._uuid, self._session = Path(metrics_path), writer, run_uuid, session
         self._disk = _Disk(
-            Path(folder), writer.metrics, run_uuid, session, rewind_to, min(segment_bytes, max(quota_bytes // 8, 1 << 16), segments.MAXIMUM_SEGMENT)
+            Path(folder),
+            writer.metrics,
+            run_uuid,
+            session,
+            rewind_to,
+            min(segment_bytes, max(quota_bytes // 8, 1 << 16), segments.MAXIMUM_SEGMENT),
         )
         self._quota = quota_bytes
         self._reader: Reader | None = None
@@ -79,7 +88,9 @@ class History:
         self._wake.set()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Write and sync what is left in the ring, then end; whether that was done within `timeout_s`. Before the metrics file is closed."""
+        """Write and sync what is left in the ring, then end; whether that was done within `timeout_s`. Before the
+        metrics file is closed.
+        """
         self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -145,7 +156,11 @@ class History:
             self._next = head
         self._written_s = now
         if self._lost and (flush or now - self._told_s >= _TELL_S):
-            self._writer.event(f"history: {self._lost} records were overwritten before they could be saved", level="warn", code="history")
+            self._writer.event(
+                f"history: {self._lost} records were overwritten before they could be saved",
+                level="warn",
+                code="history",
+            )
             self._lost, self._told_s = 0, now
 
     def _attached(self, now: float, *, look: bool) -> Reader | None:
@@ -170,7 +185,8 @@ class History:
         try:
             self._disk.sync()
         except OSError:
-            # What the kernel could not write it may have dropped: write it again, elsewhere, as far as the ring still has it.
+            # What the kernel could not write it may have dropped: write it again, elsewhere, as far as the ring still
+            # has it.
             self._disk.leave()
             self._next = self._synced
             raise
@@ -202,9 +218,19 @@ class History:
 
 
 class _Disk:
-    """The segments of a history, of which this one appends to the newest, its own. Methods raise OSError, after which they may be called again."""
+    """The segments of a history, of which this one appends to the newest, its own. Methods raise OSError, after which
+    they may be called again.
+    """
 
-    def __init__(self, folder: Path, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, rewind_to: int | None, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        metrics: tuple[Metric, ...],
+        run_uuid: bytes,
+        session: int,
+        rewind_to: int | None,
+        segment_bytes: int,
+    ) -> None:
         self._folder, self._segment_bytes = folder, segment_bytes
         self._schema_crc = zlib.crc32(pack_schema(metrics))
         self._head = Segment(session, run_uuid, rewind_to, 0, 1, time.time_ns(), metrics, self._schema_crc)
@@ -298,7 +324,8 @@ class _Disk:
 
 
 def salvage(folder: Path, metrics_path: Path) -> int:
-    """Append the records of the metrics file that the history lacks, after a kill: how many there were. Before a resumed session replaces that file.
+    """Append the records of the metrics file that the history lacks, after a kill: how many there were. Before a
+    resumed session replaces that file.
 
     Raises nothing: where the file or the history cannot be read or written, nothing is saved, or less.
     """
@@ -325,7 +352,9 @@ def salvage(folder: Path, metrics_path: Path) -> int:
 
 
 def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
-    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at; None where nothing of it was written."""
+    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at; None
+    where nothing of it was written.
+    """
     for _, path in reversed(segments.segments(folder)):
         head = segments.describe(path)
         if head is None or head.session > session:
@@ -335,7 +364,10 @@ def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
         last = head.first_n - 1
         descriptor = segments.open_segment(path)
         try:
-            newest = deque((frame for frame in segments.Scan(descriptor) if frame[0] in (PLAIN_KIND, DEFLATED_KIND)), maxlen=_LOOK_BACK)
+            newest = deque(
+                (frame for frame in segments.Scan(descriptor) if frame[0] in (PLAIN_KIND, DEFLATED_KIND)),
+                maxlen=_LOOK_BACK,
+            )
         finally:
             os.close(descriptor)
         for kind, payload in newest:
@@ -347,7 +379,9 @@ def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
 
 
 def _resumed_at(reader: Reader) -> int | None:
-    """The step at which a session went on that was killed before its history began: as its event says, or else just before its first record."""
+    """The step at which a session went on that was killed before its history began: as its event says, or else just
+    before its first record.
+    """
     if reader.header.session <= 1:
         return None
     told = next((event.step for event in reader.events(0) if event.code == "resume"), None)

@@ -1,10 +1,13 @@
-"""The metrics file: what a trainer tells the world about its run, lock-free, in one small file of fixed size. Standard library only.
+"""The metrics file: what a trainer tells the world about its run, lock-free, in one small file of fixed size. Standard
+library only.
 
-One writer (the trainer) stores through a memory map, or by `pwrite` where a map cannot be trusted; any number of readers use `pread`, hold no lock
-and cannot disturb it. Knows nothing of run folders, of locks, of what a metric means, or of who is alive: readers of heartbeats decide that.
+One writer (the trainer) stores through a memory map, or by `pwrite` where a map cannot be trusted; any number of
+readers use `pread`, hold no lock and cannot disturb it. Knows nothing of run folders, of locks, of what a metric means,
+or of who is alive: readers of heartbeats decide that.
 
-Why a reader never sees half a record: `seq` is 2n+1 while record n is being stored and 2n+2 after, which filters nearly all; the CRC-32, which covers n
-itself, decides. x86-64 keeps stores in order. Other processors (ARM) may not, and no fence is issued there: the CRC alone carries the promise.
+Why a reader never sees half a record: `seq` is 2n+1 while record n is being stored and 2n+2 after, which filters nearly
+all; the CRC-32, which covers n itself, decides. x86-64 keeps stores in order. Other processors (ARM) may not, and no
+fence is issued there: the CRC alone carries the promise.
 """
 
 from __future__ import annotations
@@ -33,11 +36,48 @@ from operant.runs.metrics.layout import (
     Status,
 )
 from operant.runs.metrics.reader import Reader
-from operant.runs.metrics.spec import BOOKKEEPING, EVALUATION, ITERATIONS, RETURN, SECONDS, UNORDERED, MetricSpec, Threshold
+from operant.runs.metrics.spec import (
+    BOOKKEEPING,
+    EVALUATION,
+    ITERATIONS,
+    RETURN,
+    SECONDS,
+    UNORDERED,
+    MetricSpec,
+    Threshold,
+)
 from operant.runs.metrics.writer import Writer
 
 __all__ = [
-    "ABI", "AXES", "BOOKKEEPING", "DTYPES", "EVALUATION", "EVENTS", "FLAG_CHECKPOINT", "FLAG_EVAL", "FLAG_NONE", "FLAG_NONFINITE", "ITERATIONS", "KINDS",
-    "LEVELS", "MAGIC", "MODES", "PHASES", "RETURN", "SECONDS", "STATES", "TERMINAL", "UNORDERED", "Event", "Header", "Metric", "MetricSpec", "RawFrame",
-    "Reader", "Record", "Status", "Threshold", "Writer",
-]  # fmt: skip
+    "ABI",
+    "AXES",
+    "BOOKKEEPING",
+    "DTYPES",
+    "EVALUATION",
+    "EVENTS",
+    "FLAG_CHECKPOINT",
+    "FLAG_EVAL",
+    "FLAG_NONE",
+    "FLAG_NONFINITE",
+    "ITERATIONS",
+    "KINDS",
+    "LEVELS",
+    "MAGIC",
+    "MODES",
+    "PHASES",
+    "RETURN",
+    "SECONDS",
+    "STATES",
+    "TERMINAL",
+    "UNORDERED",
+    "Event",
+    "Header",
+    "Metric",
+    "MetricSpec",
+    "RawFrame",
+    "Reader",
+    "Record",
+    "Status",
+    "Threshold",
+    "Writer",
+]

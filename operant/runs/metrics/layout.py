@@ -27,7 +27,18 @@ from typing import Final, NamedTuple
 MAGIC: Final = b"\x89OPRM\r\n\x1a"
 ABI: Final = (1, 1)
 
-STATES: Final = ("starting", "running", "paused", "stopping", "finished", "stopped", "failed", "diverged", "gpu_fault", "oom")
+STATES: Final = (
+    "starting",
+    "running",
+    "paused",
+    "stopping",
+    "finished",
+    "stopped",
+    "failed",
+    "diverged",
+    "gpu_fault",
+    "oom",
+)
 """The states a trainer stores; the index is the byte in the file, so words are only ever appended, here and in the tuples below."""
 TERMINAL: Final = frozenset(("finished", "stopped", "failed", "diverged", "gpu_fault", "oom"))
 PHASES: Final = ("idle", "rollout", "update", "eval", "checkpoint", "compile")
@@ -35,7 +46,20 @@ KINDS: Final = ("gauge", "counter", "rate", "bucket")
 DTYPES: Final = ("f64", "i64", "u64")
 AXES: Final = ("linear", "log")
 LEVELS: Final = ("info", "warn", "error")
-EVENTS: Final = ("note", "eval", "checkpoint", "resume", "pause", "unpause", "stop", "control", "diverged", "fault", "file", "history")
+EVENTS: Final = (
+    "note",
+    "eval",
+    "checkpoint",
+    "resume",
+    "pause",
+    "unpause",
+    "stop",
+    "control",
+    "diverged",
+    "fault",
+    "file",
+    "history",
+)
 """What an event is about."""
 MODES: Final = ("greedy", "sampled")
 """How the agent of a frame chose its actions."""

@@ -1,7 +1,9 @@
-"""A file of fixed size that appears complete and then takes 8-byte words and numbered records in place: by a memory map, or by `pwrite`.
+"""A file of fixed size that appears complete and then takes 8-byte words and numbered records in place: by a memory
+map, or by `pwrite`.
 
-The storage under operant.runs.metrics. Standard library only. Knows nothing of what the bytes mean, except the first two words of a record: `seq`, which
-is 2n+1 while record n is being stored and 2n+2 after, and its checksum, which the caller has already put in.
+The storage under operant.runs.metrics. Standard library only. Knows nothing of what the bytes mean, except the first
+two words of a record: `seq`, which is 2n+1 while record n is being stored and 2n+2 after, and its checksum, which the
+caller has already put in.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from typing import Final, Literal, NoReturn, TypeAlias
 
 from operant.errors import MachineError, OperantError
 
-_MAPPABLE: Final = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630))  # ext4, xfs, btrfs, tmpfs, overlay
+# ext4, xfs, btrfs, tmpfs, overlay
+_MAPPABLE: Final = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630))
 
 
 class Mapped:
-    """The file through a shared map. Closed by its last reference, so that another thread's store never meets an unmapped page."""
+    """The file through a shared map. Closed by its last reference, so that another thread's store never meets an
+    unmapped page.
+    """
 
     backend: Final = "map"
     mark: Final = 1  # what `staged` shall hold in `seq`, besides 2n
@@ -53,14 +58,18 @@ class Mapped:
         return self._map[:]
 
     def forget(self) -> None:
-        """In a forked child: the pages are not there (MADV_DONTFORK), and unmapping their addresses could hit what the child mapped since."""
+        """In a forked child: the pages are not there (MADV_DONTFORK), and unmapping their addresses could hit what the
+        child mapped since.
+        """
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
 
 
 class Written:
-    """The file by `pwrite`. A write that fails is counted and forgotten: the next one is as good, and training goes on."""
+    """The file by `pwrite`. A write that fails is counted and forgotten: the next one is as good, and
+    training goes on.
+    """
 
     backend: Final = "pwrite"
     mark: Final = 2
@@ -84,7 +93,9 @@ class Written:
         self._write(struct.pack("<Q", value), 8 * index)
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n` in one call: the mark "being stored" would cost a second one, and the checksum decides anyway."""
+        """Store record `n` in one call: the mark "being stored" would cost a second one, and the checksum decides
+        anyway.
+        """
         self._write(staged, offset)
 
     def content(self) -> bytes:
@@ -126,10 +137,12 @@ Store: TypeAlias = "Mapped | Written | Gone"
 
 
 def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> Mapped | Written:
-    """Build a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode 0600.
+    """Build a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode
+    0600.
 
-    All its room is allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps where map and read are known to agree.
-    Raises MachineError when the disk is full or the folder cannot be written; nothing is left behind then.
+    All its room is allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps where map and
+    read are known to agree. Raises MachineError when the disk is full or the folder cannot be written; nothing is left
+    behind then.
     """
     temporary, descriptor = path.with_name(f".{path.name}.tmp"), -1
     try:
@@ -155,7 +168,9 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _mappable(descriptor: int) -> bool:
-    """Whether the file lies on a local filesystem known to keep maps and reads coherent; no where that cannot be told."""
+    """Whether the file lies on a local filesystem known to keep maps and reads coherent; no where that cannot
+    be told.
+    """
     import ctypes
 
     answer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first word
@@ -185,8 +200,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _explain(path: Path, size: int, error: OSError | ValueError) -> str:
     where, number = path.parent, getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"no room for the metrics file: it needs {size / 2**20:.1f} MiB in {where} ({os.strerror(number)}); free some, or choose another --runs"
+        return (
+            f"no room for the metrics file: it needs {size / 2**20:.1f} MiB in {where} ({os.strerror(number)}); "
+            "free some, or choose another --runs"
+        )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"the folder {where} cannot be written ({os.strerror(number)}); change its permissions, or choose another --runs"
+        return (
+            f"the folder {where} cannot be written ({os.strerror(number)}); change its permissions, or choose "
+            "another --runs"
+        )
     reason = os.strerror(number) if number else error
     return f"the metrics file cannot be made in {where} ({reason}); check the folder, or choose another --runs"

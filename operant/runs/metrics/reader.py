@@ -1,6 +1,7 @@
 """Readers of a metrics file: while it is being written, or after. Standard library only.
 
-Only `pread`, so that a file cut short is a sentence and no signal. All that a file claims is checked before it is used: nothing in it is trusted.
+Only `pread`, so that a file cut short is a sentence and no signal. All that a file claims is checked before it is used:
+nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _ABSENT = _Section(0, 0, 0, 0, 0)
 class Reader:
     """Reads a metrics file.
 
-    Every method raises BadFileError with a sentence and nothing else: for a file that is absent, no regular file, damaged, cut short, or of an
-    incompatible version. All counts and offsets of the file are checked before they are used.
+    Every method raises BadFileError with a sentence and nothing else: for a file that is absent, no regular file,
+    damaged, cut short, or of an incompatible version. All counts and offsets of the file are checked before they are
+    used.
     """
 
     header: Header
@@ -77,23 +79,53 @@ class Reader:
             raise self._bad("is no regular file")
         if not layout.MINIMUM_SIZE <= found.st_size <= layout.MAXIMUM_SIZE:
             raise self._bad(
-                f"has {found.st_size} bytes: a metrics file has {layout.MINIMUM_SIZE} to {layout.MAXIMUM_SIZE}, so it was cut short or is something else"
+                f"has {found.st_size} bytes: a metrics file has {layout.MINIMUM_SIZE} to {layout.MAXIMUM_SIZE}, so it "
+                "was cut short or is something else"
             )
         head = self._read(layout.HEADER_SIZE, 0)
-        (magic, mark, major, minor, header_size, incompat, _, section_count, file_size, run_uuid, boot_id, session, namespace,
-         pid, uid, ticks, realtime, boottime, _, host, version) = layout.HEADER.unpack_from(head)  # fmt: skip
+        (
+            magic,
+            mark,
+            major,
+            minor,
+            header_size,
+            incompat,
+            _,
+            section_count,
+            file_size,
+            run_uuid,
+            boot_id,
+            session,
+            namespace,
+            pid,
+            uid,
+            ticks,
+            realtime,
+            boottime,
+            _,
+            host,
+            version,
+        ) = layout.HEADER.unpack_from(head)
         if magic != layout.MAGIC:
             damaged = magic[:4] == layout.MAGIC[:4] or layout.MAGIC[1:4] in magic
-            raise self._bad("was damaged, perhaps by a text-mode transfer" if damaged else "is no metrics file (its first bytes say so)")
+            raise self._bad(
+                "was damaged, perhaps by a text-mode transfer"
+                if damaged
+                else "is no metrics file (its first bytes say so)"
+            )
         if mark != layout.BYTE_ORDER_MARK:
             raise self._bad("has the wrong byte order")
         if major != ABI[0]:
-            raise self._bad(f"has format {major}.{minor}, and this operant {__version__} reads format {ABI[0]}.x: use the operant that wrote it")
+            raise self._bad(
+                f"has format {major}.{minor}, and this operant {__version__} reads format {ABI[0]}.x: use the operant "
+                "that wrote it"
+            )
         if zlib.crc32(head[:4092]) != struct.unpack_from("<I", head, 4092)[0]:
             raise self._bad("has a damaged header (its checksum differs)")
         if incompat:
             raise self._bad(
-                f"has format {major}.{minor} with features this operant {__version__} (format {ABI[0]}.{ABI[1]}) does not know (bits {incompat:#x}), "
+                f"has format {major}.{minor} with features this operant {__version__} (format {ABI[0]}.{ABI[1]}) does "
+                f"not know (bits {incompat:#x}), "
                 f"written by operant {_decode(version)}: update operant"
             )
         if file_size > found.st_size:
@@ -102,9 +134,23 @@ class Reader:
             raise self._bad(f"has an impossible header ({section_count} sections, header of {header_size} bytes)")
         self._take_sections(head, section_count, file_size)
         self.header = Header(
-            (major, minor), session, run_uuid, boot_id, pid, namespace, ticks, uid, realtime, boottime, _decode(host), _decode(version),
-            self._ring.slots, file_size, self._events.slots, max(0, self._frames.stride - layout.FRAME.size),
-        )  # fmt: skip
+            (major, minor),
+            session,
+            run_uuid,
+            boot_id,
+            pid,
+            namespace,
+            ticks,
+            uid,
+            realtime,
+            boottime,
+            _decode(host),
+            _decode(version),
+            self._ring.slots,
+            file_size,
+            self._events.slots,
+            max(0, self._frames.stride - layout.FRAME.size),
+        )
 
     def _take_sections(self, head: bytes, section_count: int, file_size: int) -> None:
         """Find the first section of each kind; kinds that are not known are skipped."""
@@ -114,15 +160,26 @@ class Reader:
             kind, *numbers = layout.SECTION.unpack_from(head, 256 + 32 * index)
             if kind in known and kind not in sections:
                 section = _Section(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
-                outside = section.offset < layout.HEADER_SIZE or section.offset + section.length > file_size or section.slots * section.stride > section.length
+                outside = (
+                    section.offset < layout.HEADER_SIZE
+                    or section.offset + section.length > file_size
+                    or section.slots * section.stride > section.length
+                )
                 if section.offset % 8 or section.stride % 8 or outside:
                     raise self._bad(f"has a section of kind {kind} that does not lie inside it")
                 sections[kind] = section
         if not {layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND} <= sections.keys():
             raise self._bad("lacks its status page, its schema or its ring")
         if sections[layout.STATUS_KIND].length < layout.STATUS_WORDS.size:
-            raise self._bad(f"has a status page of {sections[layout.STATUS_KIND].length} bytes: at least {layout.STATUS_WORDS.size} are needed")
-        self._status, schema, self._ring = sections[layout.STATUS_KIND].offset, sections[layout.SCHEMA_KIND], sections[layout.RING_KIND]
+            raise self._bad(
+                f"has a status page of {sections[layout.STATUS_KIND].length} bytes: at least "
+                f"{layout.STATUS_WORDS.size} are needed"
+            )
+        self._status, schema, self._ring = (
+            sections[layout.STATUS_KIND].offset,
+            sections[layout.SCHEMA_KIND],
+            sections[layout.RING_KIND],
+        )
         if not (1 <= schema.slots <= layout.MAXIMUM_METRICS and layout.METRIC.size <= schema.stride <= 1024):
             raise self._bad(f"has an impossible schema ({schema.slots} metrics of {schema.stride} bytes)")
         data = self._read(schema.slots * schema.stride, schema.offset)
@@ -135,7 +192,10 @@ class Reader:
         self._payload = struct.Struct("<" + "".join(layout.CODES[metric.dtype] for metric in self.metrics))
         self._check_ring("ring of {} records", self._ring)
         if not 64 + 8 * schema.slots <= self._ring.stride <= 64 + 16 * layout.MAXIMUM_METRICS:
-            raise self._bad(f"has records of {self._ring.stride} bytes for {schema.slots} metrics: at least {64 + 8 * schema.slots} are needed")
+            raise self._bad(
+                f"has records of {self._ring.stride} bytes for {schema.slots} metrics: at least "
+                f"{64 + 8 * schema.slots} are needed"
+            )
         self._events = sections.get(layout.EVENTS_KIND, _ABSENT)
         if self._events is not _ABSENT:
             self._check_ring("ring of {} events", self._events)
@@ -143,13 +203,18 @@ class Reader:
                 raise self._bad(f"has events of {self._events.stride} bytes: at least {layout.EVENT.size} are needed")
         self._frames = sections.get(layout.FRAMES_KIND, _ABSENT)
         if self._frames is not _ABSENT and not (
-            1 <= self._frames.slots <= 16 and layout.FRAME.size <= self._frames.stride <= layout.FRAME.size + layout.MAXIMUM_FRAME
+            1 <= self._frames.slots <= 16
+            and layout.FRAME.size <= self._frames.stride <= layout.FRAME.size + layout.MAXIMUM_FRAME
         ):
-            raise self._bad(f"has an impossible place for pictures ({self._frames.slots} of {self._frames.stride} bytes)")
+            raise self._bad(
+                f"has an impossible place for pictures ({self._frames.slots} of {self._frames.stride} bytes)"
+            )
 
     def _check_ring(self, what: str, ring: _Section) -> None:
         if not 2 <= ring.slots <= layout.MAXIMUM_RECORDS or ring.slots & (ring.slots - 1):
-            raise self._bad(f"has a {what.format(ring.slots)}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}")
+            raise self._bad(
+                f"has a {what.format(ring.slots)}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}"
+            )
 
     # READ
 
@@ -186,7 +251,9 @@ class Reader:
         )
 
     def latest(self) -> Record | None:
-        """The newest valid record, never an older one than was returned before; None while there is none. Tries a bounded number of times."""
+        """The newest valid record, never an older one than was returned before; None while there is none. Tries a
+        bounded number of times.
+        """
         ring = self._ring
         for _ in range(4):
             head = self.status().head
@@ -200,7 +267,9 @@ class Reader:
         return self._shown
 
     def since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> list[Record]:
-        """All valid records numbered `n` or higher that are still in the ring, oldest first; of more than `limit`, the newest."""
+        """All valid records numbered `n` or higher that are still in the ring, oldest first; of more than `limit`, the
+        newest.
+        """
         return [self._record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
@@ -210,20 +279,37 @@ class Reader:
                 yield number, data
 
     def events(self, since: int = 0, limit: int = layout.MAXIMUM_RECORDS) -> list[Event]:
-        """All valid events numbered `since` or higher that are still there, oldest first; of more than `limit`, the newest. None in a file of format 1.0."""
+        """All valid events numbered `since` or higher that are still there, oldest first; of more than `limit`, the
+        newest. None in a file of format 1.0.
+        """
         found = []
         for number, data in self._slots(self._events, since, self.status().event_head, limit):
             seq, crc, length, level, code, n, boottime, realtime, step, raw = layout.EVENT.unpack_from(data)
             if seq == 2 * number + 2 and n == number and length <= layout.EVENT_TEXT and zlib.crc32(data[12:]) == crc:
                 line = text.safe(raw[:length], layout.EVENT_TEXT)
-                found.append(Event(n, step, boottime, realtime, _word(layout.LEVELS, level, "info"), _word(layout.EVENTS, code, "note"), line))
+                found.append(
+                    Event(
+                        n,
+                        step,
+                        boottime,
+                        realtime,
+                        _word(layout.LEVELS, level, "info"),
+                        _word(layout.EVENTS, code, "note"),
+                        line,
+                    )
+                )
         return found
 
     def frame(self, after: int = -1) -> RawFrame | None:
-        """The newest valid pictures, if they are newer than number `after`; None in a file without any. Tries a bounded number of times."""
+        """The newest valid pictures, if they are newer than number `after`; None in a file without any. Tries a bounded
+        number of times.
+        """
         frames, head = self._frames, layout.FRAME.size
         for _ in range(4):
-            numbers = [layout.FRAME.unpack(self._read(head, frames.offset + slot * frames.stride))[3] for slot in range(frames.slots)]
+            numbers = [
+                layout.FRAME.unpack(self._read(head, frames.offset + slot * frames.stride))[3]
+                for slot in range(frames.slots)
+            ]
             newer = sorted(((n, slot) for slot, n in enumerate(numbers) if n > after), reverse=True)
             for n, slot in newer:
                 frame = self._frame(n, frames.offset + slot * frames.stride)
@@ -234,7 +320,9 @@ class Reader:
         return None
 
     def replaced(self) -> bool:
-        """Whether the path no longer leads to the file being read (deleted, or another one by a resume), or the file was cut short."""
+        """Whether the path no longer leads to the file being read (deleted, or another one by a resume), or the file
+        was cut short.
+        """
         try:
             found, own = os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)
         except OSError:
@@ -250,7 +338,9 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ONE BY ONE
@@ -269,7 +359,12 @@ class Reader:
     def _valid(self, n: int, data: bytes | memoryview) -> bool:
         """Whether a slot's bytes are record `n`, and not another, or half of one."""
         seq, crc, byte_count, number, *_ = layout.RECORD.unpack_from(data)
-        return bool(seq == 2 * n + 2 and number == n and byte_count == self._ring.stride - 16 and zlib.crc32(memoryview(data)[12:]) == crc)
+        return bool(
+            seq == 2 * n + 2
+            and number == n
+            and byte_count == self._ring.stride - 16
+            and zlib.crc32(memoryview(data)[12:]) == crc
+        )
 
     def _record(self, n: int, data: bytes | memoryview) -> Record:
         _, _, _, _, step, boottime, realtime, session, flags, _ = layout.RECORD.unpack_from(data)
@@ -281,12 +376,19 @@ class Reader:
         head = layout.FRAME.unpack(self._read(size, offset))
         seq, crc, nbytes, number, step, lanes, height, width, channels, mode, _, _, boottime, _ = head
         pixel_count = lanes * height * width * channels
-        if seq != 2 * n + 2 or number != n or nbytes != size - 16 + pixel_count or not 0 < pixel_count <= self._frames.stride - size:
+        if (
+            seq != 2 * n + 2
+            or number != n
+            or nbytes != size - 16 + pixel_count
+            or not 0 < pixel_count <= self._frames.stride - size
+        ):
             return None
         data = memoryview(self._read(size + pixel_count, offset))
         if layout.FRAME.unpack_from(data) != head or zlib.crc32(data[12:]) != crc:
             return None
-        return RawFrame(n, step, boottime, lanes, height, width, channels, _word(layout.MODES, mode, ""), bytes(data[size:]))
+        return RawFrame(
+            n, step, boottime, lanes, height, width, channels, _word(layout.MODES, mode, ""), bytes(data[size:])
+        )
 
     def _read(self, size: int, offset: int) -> bytes:
         try:
@@ -314,10 +416,19 @@ def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric
         low, high = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
         metrics.append(
             Metric(
-                name, _word(layout.KINDS, kind, "gauge"), _decode(unit), layout.DTYPES[dtype], low, high, bool(flags & layout.HIGHER_BETTER),
-                bool(flags & layout.MUST_BE_FINITE), bool(flags & layout.HIDDEN), _word(layout.AXES, axis, "linear"), group,
+                name,
+                _word(layout.KINDS, kind, "gauge"),
+                _decode(unit),
+                layout.DTYPES[dtype],
+                low,
+                high,
+                bool(flags & layout.HIGHER_BETTER),
+                bool(flags & layout.MUST_BE_FINITE),
+                bool(flags & layout.HIDDEN),
+                _word(layout.AXES, axis, "linear"),
+                group,
             )
-        )  # fmt: skip
+        )
     return tuple(metrics)
 
 

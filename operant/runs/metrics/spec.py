@@ -42,7 +42,9 @@ class Threshold(NamedTuple):
     at_least: float | None = None  # None: no lower bound
     below: float | None = None  # None: no upper bound
     advice: str = ""  # what to try, in one sentence; "": the metric's own
-    records: float = 0.5  # the share of the recent records in the range: 0.5 judges the median, 0 the newest record alone
+    records: float = (
+        0.5  # the share of the recent records in the range: 0.5 judges the median, 0 the newest record alone
+    )
     after: float = 0.0  # only once this share of the run is done
     until: float = 1.0  # only before this share of the run is done; 1: to the end
     relative_to: str = ""  # "": the value itself; "minute": divided by the median of the last minute; "highest": by the run's largest value
@@ -64,12 +66,16 @@ class MetricSpec(NamedTuple):
     advice: str = ""  # what to try where a threshold says nothing of its own, and where a value is not finite
     explanation: str = ""  # what the number is, and what is usual
     kind: str = "gauge"  # of the metrics file: gauge, counter (summed where records are merged), rate
-    absent: str = ""  # what its chart says for as long as it has no value, where that has a reason: "not measured with NCCL"
+    absent: str = (
+        ""  # what its chart says for as long as it has no value, where that has a reason: "not measured with NCCL"
+    )
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
     """The document of some metrics; what equals the default is left out. Raises ConfigError for a metric that a reader would not take as it is."""
-    metrics = [_fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs]
+    metrics = [
+        _fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs
+    ]
     document = {"schema": 1, "metrics": metrics}
     taken = decode(document)
     if problems := [f"{safe(spec.name)!r}: {_FORM}" for spec in specs if taken.get(spec.name) != spec]:
@@ -122,7 +128,12 @@ def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skip
             fields[key] = safe(value, _CELLS.get(key, 80))
         elif wanted in (bool, int) and type(value) is wanted:
             fields[key] = value
-        elif wanted in (float, type(None)) and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        elif (
+            wanted in (float, type(None))
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) < 1e300
+        ):
             fields[key] = float(value)
         else:
             return None

@@ -1,4 +1,5 @@
-"""The one writer of a metrics file: records, events, pictures, and the words that say how it stands. Standard library only.
+"""The one writer of a metrics file: records, events, pictures, and the words that say how it stands. Standard library
+only.
 
 Knows nothing of who reads, nor of how the bytes get into the file: `operant.runs.metrics.mapped` stores them.
 """
@@ -40,13 +41,15 @@ _EVENT_WAIT_S = 0.1
 class Writer:
     """The one writer of a metrics file.
 
-    `publish`, `frame`, `tick`, `restore` and the `set_` methods without a note belong to the main loop, `heartbeat` to a thread of its own; `event` may be
-    called from any thread. The file appears complete, by rename, with mode 0600, in state "starting"; one that lay there before is replaced and its
-    readers see `replaced()`. `run_uuid` has 16 bytes; `session` is 1 and grows by one with each resume; `capacity` and `event_capacity` are powers of two;
-    `frame_bytes` is room for the pixels of the largest frame (0: none); `backend` "auto" maps on ext4, xfs, btrfs, tmpfs and overlay and writes
-    everywhere else (NFS, FUSE, Lustre).
+    `publish`, `frame`, `tick`, `restore` and the `set_` methods without a note belong to the main loop, `heartbeat` to
+    a thread of its own; `event` may be called from any thread. The file appears complete, by rename, with mode 0600, in
+    state "starting"; one that lay there before is replaced and its readers see `replaced()`. `run_uuid` has 16 bytes;
+    `session` is 1 and grows by one with each resume; `capacity` and `event_capacity` are powers of two; `frame_bytes`
+    is room for the pixels of the largest frame (0: none); `backend` "auto" maps on ext4, xfs, btrfs, tmpfs and overlay
+    and writes everywhere else (NFS, FUSE, Lustre).
 
-    Raises ConfigError for metrics that cannot be stored, MachineError when the disk is full or the folder cannot be written.
+    Raises ConfigError for metrics that cannot be stored, MachineError when the disk is full or the folder cannot be
+    written.
     """
 
     def __init__(
@@ -64,23 +67,33 @@ class Writer:
         backend: Literal["auto", "map", "pwrite"] = "auto",
     ) -> None:
         if sys.byteorder != "little":
-            raise MachineError("the metrics file is little-endian, and this machine is big-endian: operant does not train here")
+            raise MachineError(
+                "the metrics file is little-endian, and this machine is big-endian: operant does not train here"
+            )
         _check(metrics, capacity, event_capacity, frame_bytes, run_uuid, session)
         self.path, self.metrics, self.session = Path(path), tuple(metrics), session
         self.capacity, self.event_capacity, self.frame_bytes = capacity, event_capacity, frame_bytes
         self._stride = 64 + 8 * len(metrics)
         self._places = _place(len(metrics), capacity, event_capacity, frame_bytes)
         self.file_size = self._places.file_size
-        self._head = _head(self._places, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host)
+        self._head = _head(
+            self._places, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host
+        )
         self._words: dict[int, int] = {}  # of the status page, as they were set last
         self._store: fixedfile.Store = fixedfile.create(self.path, self._head, self.file_size, backend)
         self._chosen = backend
         self._ring = self._places.ring
         self._stage = bytearray(self._stride)
         self._staged = memoryview(self._stage)
-        self._checked, self._crc, self._payload = self._staged[12:], self._staged[8:12].cast("I"), self._staged[layout.RECORD.size :]
+        self._checked, self._crc, self._payload = (
+            self._staged[12:],
+            self._staged[8:12].cast("I"),
+            self._staged[layout.RECORD.size :],
+        )
         codes = itertools.groupby(layout.CODES[metric.dtype] for metric in metrics)
-        self._pack = struct.Struct("@" + "".join(f"{len(list(equal))}{code}" for code, equal in codes)).pack  # native is faster, the same bytes here
+        self._pack = struct.Struct(
+            "@" + "".join(f"{len(list(equal))}{code}" for code, equal in codes)
+        ).pack  # native is faster, the same bytes here
         self._event_stage = bytearray(layout.EVENT.size)
         self._frame_stage = memoryview(bytearray(self._places.frame_stride))
         self._count = self._heartbeats = self._ticks = self._states = self._events = self._dropped = self._frames = 0
@@ -103,7 +116,8 @@ class Writer:
     def publish(self, step: int, values: Sequence[float], *, flags: int = 0) -> int:
         """Store one record and return its number. `values` follow `metrics`; FLAG_NONFINITE and FLAG_NONE are set here.
 
-        Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and when two threads publish at once.
+        Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and
+        when two threads publish at once.
         """
         if not self._turn.acquire(False):
             raise OperantError("two threads publish to the metrics file at once; it has one writer")
@@ -114,11 +128,23 @@ class Writer:
                     flags, nonfinite = self._examine(values, flags)
                 self._payload[:] = self._pack(*values)
                 _RECORD.pack_into(
-                    self._stage, 0, 2 * n + store.mark, 0, self._stride - 16, n, step, time.clock_gettime_ns(BOOTTIME), time.time_ns(),
-                    self.session, flags, nonfinite,
-                )  # fmt: skip
+                    self._stage,
+                    0,
+                    2 * n + store.mark,
+                    0,
+                    self._stride - 16,
+                    n,
+                    step,
+                    time.clock_gettime_ns(BOOTTIME),
+                    time.time_ns(),
+                    self.session,
+                    flags,
+                    nonfinite,
+                )
             except (struct.error, TypeError, OverflowError) as error:
-                raise ValueError(f"a record is a step >= 0 and {len(self.metrics)} values that fit their dtypes: {error}") from None
+                raise ValueError(
+                    f"a record is a step >= 0 and {len(self.metrics)} values that fit their dtypes: {error}"
+                ) from None
             self._crc[0] = zlib.crc32(self._checked)
             store.record(self._ring + (n & (self.capacity - 1)) * self._stride, self._staged, n)
             store.word(_WORDS + layout.HEAD, n + 1)
@@ -128,8 +154,14 @@ class Writer:
             self._turn.release()
 
     def _examine(self, values: Sequence[float], flags: int) -> tuple[int, int]:
-        """The flags with NONFINITE and NONE as they apply, and the word {u32 first column that is not finite, u32 how many}."""
-        odd = [column for column, finite in enumerate(map(math.isfinite, values)) if not finite and column < len(self.metrics)]
+        """The flags with NONFINITE and NONE as they apply, and the word {u32 first column that is not finite, u32 how
+        many}.
+        """
+        odd = [
+            column
+            for column, finite in enumerate(map(math.isfinite, values))
+            if not finite and column < len(self.metrics)
+        ]
         bad = [column for column in odd if self.metrics[column].must_be_finite or not math.isnan(values[column])]
         if len(bad) < len(odd):
             flags |= FLAG_NONE
@@ -138,10 +170,12 @@ class Writer:
     def event(self, text: str, *, level: str = "info", code: str = "note", step: int = 0) -> int:
         """Tell what happened, in one line, and return the event's number. From any thread.
 
-        `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. When the one who holds the lock does not
-        let go of it (a signal's handler may have interrupted it), the event is dropped and counted, and -1 returned: no caller waits for long here.
+        `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. When
+        the one who holds the lock does not let go of it (a signal's handler may have interrupted it), the event is
+        dropped and counted, and -1 returned: no caller waits for long here.
 
-        Raises ValueError for an unknown level or code and a negative step, OperantError in a forked child and after `close`.
+        Raises ValueError for an unknown level or code and a negative step, OperantError in a forked child and after
+        `close`.
         """
         kind = (layout.LEVELS.index(level), layout.EVENTS.index(code))
         if not self._event_turn.acquire(timeout=_EVENT_WAIT_S):
@@ -151,7 +185,19 @@ class Writer:
         try:
             n, store, stage, data = self._events, self._store, self._event_stage, _shorten(text, EVENT_TEXT)
             try:
-                layout.EVENT.pack_into(stage, 0, 2 * n + store.mark, 0, len(data), *kind, n, time.clock_gettime_ns(BOOTTIME), time.time_ns(), step, data)
+                layout.EVENT.pack_into(
+                    stage,
+                    0,
+                    2 * n + store.mark,
+                    0,
+                    len(data),
+                    *kind,
+                    n,
+                    time.clock_gettime_ns(BOOTTIME),
+                    time.time_ns(),
+                    step,
+                    data,
+                )
             except struct.error as error:
                 raise ValueError(f"an event has a step >= 0: {error}") from None
             struct.pack_into("<I", stage, 8, zlib.crc32(memoryview(stage)[12:]))
@@ -162,19 +208,40 @@ class Writer:
         finally:
             self._event_turn.release()
 
-    def frame(self, step: int, pixels: bytes | memoryview, *, lanes: int, height: int, width: int, mode: str = "greedy") -> None:
-        """Store the agent's pictures, `pixels` being (lanes, height, width, channels) bytes with 1 to 4 channels; `mode` is one of MODES.
+    def frame(
+        self, step: int, pixels: bytes | memoryview, *, lanes: int, height: int, width: int, mode: str = "greedy"
+    ) -> None:
+        """Store the agent's pictures, `pixels` being (lanes, height, width, channels) bytes with 1 to 4 channels;
+        `mode` is one of MODES.
 
         Raises ValueError for pixels that do not fit, OperantError in a forked child and after `close`.
         """
         data, code = memoryview(pixels).cast("B"), layout.MODES.index(mode)
         channels, rest = divmod(len(data), max(1, lanes * height * width))
         if rest or min(lanes, height, width) < 1 or not 1 <= channels <= 4 or len(data) > self.frame_bytes:
-            raise ValueError(f"{len(data)} bytes are no {lanes} pictures of {height} x {width} pixels in at most {self.frame_bytes} bytes")
+            raise ValueError(
+                f"{len(data)} bytes are no {lanes} pictures of {height} x {width} pixels in at most "
+                f"{self.frame_bytes} bytes"
+            )
         n, store, stage, size = self._frames, self._store, self._frame_stage, layout.FRAME.size + len(data)
         try:
             layout.FRAME.pack_into(
-                stage, 0, 2 * n + store.mark, 0, size - 16, n, step, lanes, height, width, channels, code, 0, 0, time.clock_gettime_ns(BOOTTIME), 0
+                stage,
+                0,
+                2 * n + store.mark,
+                0,
+                size - 16,
+                n,
+                step,
+                lanes,
+                height,
+                width,
+                channels,
+                code,
+                0,
+                0,
+                time.clock_gettime_ns(BOOTTIME),
+                0,
             )
         except struct.error as error:
             raise ValueError(f"a frame has a step >= 0 and at most 65535 lanes, rows and columns: {error}") from None
@@ -186,7 +253,9 @@ class Writer:
     # HOW IT STANDS
 
     def heartbeat(self) -> None:
-        """Say that the process lives, about 4 times a second, from a thread of its own; stop that thread before `close`."""
+        """Say that the process lives, about 4 times a second, from a thread of its own; stop that thread before
+        `close`.
+        """
         self._heartbeats += 1
         self._set(layout.HEARTBEAT_TIME, time.clock_gettime_ns(BOOTTIME))
         self._set(layout.HEARTBEAT_COUNT, self._heartbeats)
@@ -201,7 +270,9 @@ class Writer:
         self._set(layout.PHASE, layout.PHASES.index(phase))
 
     def set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """What the run is: one of STATES. `reason` (0-255) is the signal's number where one was the reason; `exit_code` goes with a terminal state."""
+        """What the run is: one of STATES. `reason` (0-255) is the signal's number where one was the reason; `exit_code`
+        goes with a terminal state.
+        """
         if not (0 <= reason < 256 and 0 <= exit_code < 65536):
             raise ValueError(f"reason {reason} must lie in 0-255 and exit_code {exit_code} in 0-65535")
         code, self._states = layout.STATES.index(state), self._states + 1
@@ -221,12 +292,15 @@ class Writer:
         self._set(layout.NONFINITE, total)
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """The answer to request number `sequence`, counted from 1 in each session, is `result`. From the one thread that takes requests."""
+        """The answer to request number `sequence`, counted from 1 in each session, is `result`. From the one thread
+        that takes requests.
+        """
         self._set(layout.CONTROL_RESULT, result)
         self._set(layout.CONTROL_SEQUENCE, sequence)
 
     def set_history(self, bytes_written: int, synced_n: int, errno: int = 0) -> None:
-        """How the history stands: its bytes on the disk, the first record that is not safe there yet, why it is not being written (0: it is).
+        """How the history stands: its bytes on the disk, the first record that is not safe there yet, why it is not
+        being written (0: it is).
 
         From the thread that writes the history.
         """
@@ -241,18 +315,24 @@ class Writer:
     # THE FILE
 
     def restore(self) -> bool:
-        """Put the file back, contents and all, if it was deleted, replaced or cut short; True if that was needed. From the main loop, every few seconds.
+        """Put the file back, contents and all, if it was deleted, replaced or cut short; True if that was needed. From
+        the main loop, every few seconds.
 
-        Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with a file that no reader can see.
+        Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with a file
+        that no reader can see.
         """
         with contextlib.suppress(OSError):
             found = os.stat(self.path, follow_symlinks=False)
             if (found.st_dev, found.st_ino) == self._store.identity and found.st_size >= self.file_size:
                 return False
         with self._event_turn:  # no event shall go into the file that is being left
-            # Of a file that was cut short there is what was written since: the header and the schema, which never change, are put in again.
+            # Of a file that was cut short there is what was written since: the header and the schema, which never
+            # change, are put in again.
             content, head = bytearray(self._store.content()), self._head
-            content[: layout.HEADER_SIZE], content[layout.SCHEMA_OFFSET : len(head)] = head[: layout.HEADER_SIZE], head[layout.SCHEMA_OFFSET :]
+            content[: layout.HEADER_SIZE], content[layout.SCHEMA_OFFSET : len(head)] = (
+                head[: layout.HEADER_SIZE],
+                head[layout.SCHEMA_OFFSET :],
+            )
             self._store = fixedfile.create(self.path, bytes(content), self.file_size, self._chosen)
         for word, value in dict(self._words).items():
             self._store.word(_WORDS + word, value)
@@ -265,7 +345,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -292,7 +374,9 @@ def _shorten(text: str, size: int) -> bytes:
     return data if len(data) <= size else data[: size - 3].decode("utf-8", "ignore").encode() + "…".encode()
 
 
-def _check(metrics: Sequence[Metric], capacity: int, event_capacity: int, frame_bytes: int, run_uuid: bytes, session: int) -> None:
+def _check(
+    metrics: Sequence[Metric], capacity: int, event_capacity: int, frame_bytes: int, run_uuid: bytes, session: int
+) -> None:
     problems = []
     if not 1 <= len(metrics) <= layout.MAXIMUM_METRICS:
         problems.append(f"{len(metrics)} metrics: a metrics file holds 1 to {layout.MAXIMUM_METRICS}")
@@ -314,7 +398,9 @@ def _check(metrics: Sequence[Metric], capacity: int, event_capacity: int, frame_
     if len(run_uuid) != 16 or not 1 <= session < 1 << 32:
         problems.append(f"run_uuid has {len(run_uuid)} bytes and session is {session}: must be 16 bytes, and 1 or more")
     if not problems and _place(len(metrics), capacity, event_capacity, frame_bytes).file_size > layout.MAXIMUM_SIZE:
-        problems.append(f"{len(metrics)} metrics x {capacity} records, with all else, need more than {layout.MAXIMUM_SIZE} bytes")
+        problems.append(
+            f"{len(metrics)} metrics x {capacity} records, with all else, need more than {layout.MAXIMUM_SIZE} bytes"
+        )
     if problems:
         raise ConfigError("the list of metrics", problems)
 
@@ -348,17 +434,41 @@ def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -
     return _Places(ring, events, frames, frame_stride, file_size, tuple(table))
 
 
-def _head(places: _Places, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str) -> bytes:
+def _head(
+    places: _Places, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
+) -> bytes:
     """The first bytes of a new file, up to the end of its schema. All that follows is zero."""
     schema = layout.pack_schema(metrics)
     boot_id, namespace, pid, uid, ticks, realtime, boottime = _process()
     head = bytearray(layout.SCHEMA_OFFSET)
     layout.HEADER.pack_into(
-        head, 0, layout.MAGIC, layout.BYTE_ORDER_MARK, *layout.ABI, layout.HEADER_SIZE, 0, 0, len(places.table), places.file_size, run_uuid, boot_id,
-        session, namespace, pid, uid, ticks, realtime, boottime, 0, layout.encode(host, 64), layout.encode(version, 32),
-    )  # fmt: skip
+        head,
+        0,
+        layout.MAGIC,
+        layout.BYTE_ORDER_MARK,
+        *layout.ABI,
+        layout.HEADER_SIZE,
+        0,
+        0,
+        len(places.table),
+        places.file_size,
+        run_uuid,
+        boot_id,
+        session,
+        namespace,
+        pid,
+        uid,
+        ticks,
+        realtime,
+        boottime,
+        0,
+        layout.encode(host, 64),
+        layout.encode(version, 32),
+    )
     for index, section in enumerate(places.table):
-        layout.SECTION.pack_into(head, 256 + 32 * index, *section, zlib.crc32(schema) if section[0] == layout.SCHEMA_KIND else 0)
+        layout.SECTION.pack_into(
+            head, 256 + 32 * index, *section, zlib.crc32(schema) if section[0] == layout.SCHEMA_KIND else 0
+        )
     struct.pack_into("<I", head, 4092, zlib.crc32(head[:4092]))
     return bytes(head) + schema
 
@@ -367,11 +477,14 @@ def _process() -> tuple[bytes, int, int, int, int, int, int]:
     """Boot id, pid namespace, pid, uid, start ticks, realtime, boottime; zero where the system does not tell."""
     boot_id, namespace, ticks = bytes(16), 0, 0
     with contextlib.suppress(OSError, ValueError):
-        boot_id = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
+        boot_id = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")).ljust(
+            16, b"\0"
+        )[:16]
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # field 22; the name in brackets may hold anything
+        # field 22; the name in brackets may hold anything
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return boot_id, namespace, os.getpid(), os.getuid(), ticks, time.time_ns(), time.clock_gettime_ns(BOOTTIME)
 
 

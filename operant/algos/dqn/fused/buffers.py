@@ -1,4 +1,6 @@
-"""The groups of buffers and numbers that DQN's kernels take: named tuples of tensors here, of pointers and scalars inside a kernel. Knows no Triton."""
+"""The groups of buffers and numbers that DQN's kernels take: named tuples of tensors here, of pointers and scalars
+inside a kernel. Knows no Triton.
+"""
 
 from __future__ import annotations
 

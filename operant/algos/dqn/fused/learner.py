@@ -49,15 +49,29 @@ class Learner(Rehearsed):
         device, replay, rollout = policy.device, cycle.replay, cycle.rollout
         ring, legal = replay.ring, rollout.legal if spec.legal else rollout.terminated
         self.spec, self.parts, self._on_gpu = spec, parts, device.type == "cuda"
-        self._lanes, self._batch, self._updates, self._due = cycle.world.count, config.batch_size, config.updates, config.due
+        self._lanes, self._batch, self._updates, self._due = (
+            cycle.world.count,
+            config.batch_size,
+            config.updates,
+            config.due,
+        )
         self._last = config.horizon - 1
         self._side = torch.cuda.Stream(device) if self._on_gpu else None
         self._taken = torch.cuda.Event() if self._on_gpu else None  # once a batch of host memory is all on the device
         values, size = policy.flat.values.data, policy.flat.values.numel()
-        self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None, replay.on_host)
+        self._kind = buffers.Learning(
+            policy.distribution.actions,
+            config.duelling,
+            config.double,
+            config.n_step,
+            ring.final is not None,
+            replay.on_host,
+        )
 
         # Tiles of a batch, a row of partial sums each; the programs of a step.
-        self._rows = 16 if self._batch <= SMALL_BATCH else min(MOST_ROWS[spec.precision], padded(-(-self._batch // MOST_TILES)))
+        self._rows = (
+            16 if self._batch <= SMALL_BATCH else min(MOST_ROWS[spec.precision], padded(-(-self._batch // MOST_TILES)))
+        )
         self._tiles, self._width = -(-self._batch // self._rows), size + TERM_COLUMNS.value
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
         self._columns = STEP_COLUMNS
@@ -81,11 +95,19 @@ class Learner(Rehearsed):
             ring.updates, ring.seed, self._lanes, ring.observation.shape[2], ring.reward.shape[0], final.shape[0], ring.window,
         )  # fmt: skip
         finals = rollout.observation if ring.final is None else rollout.final_observation
-        self._source = buffers.Source(rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal)
-        index, stored = torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), [t + 1 for t in range(config.horizon) for _ in config.due(t)]
+        self._source = buffers.Source(
+            rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal
+        )
+        index, stored = (
+            torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device),
+            [t + 1 for t in range(config.horizon) for _ in config.due(t)],
+        )
         self._ahead = replay.ahead(stored, sampling=False)
         batches = [drawn.batch for drawn in self._ahead.drawn] if self._ahead is not None else [replay.batch] * 2
-        self._samples = [buffers.Samples(index, config.gamma, self._batch, batch.observation, batch.next_observation) for batch in batches]
+        self._samples = [
+            buffers.Samples(index, config.gamma, self._batch, batch.observation, batch.next_observation)
+            for batch in batches
+        ]
         # What is seen before a tick, on its way to host memory.
         self._seen = torch.zeros_like(ring.observation[0], device=device) if self._ahead is not None else None
         self._stored = torch.tensor(stored, dtype=torch.int64, device=device)
@@ -94,7 +116,13 @@ class Learner(Rehearsed):
         self._inputs = Inputs(rollout.observation, self._features.table, legal)
         width = min(STORE_NUMBERS, 1 << (spec.observation - 1).bit_length())
         actions = 1 << (self._kind.actions - 1).bit_length() if spec.legal else 0
-        self._storing = {"OBSERVATION": spec.observation, "KIND": self._kind, "ACTIONS": actions, "BLOCK": STORE_LANES, "WIDTH": width}
+        self._storing = {
+            "OBSERVATION": spec.observation,
+            "KIND": self._kind,
+            "ACTIONS": actions,
+            "BLOCK": STORE_LANES,
+            "WIDTH": width,
+        }
         self._stores = -(-self._lanes // STORE_LANES) * -(-spec.observation // width)
 
     def fits(self) -> bool:
@@ -164,7 +192,9 @@ class Learner(Rehearsed):
 
     def _act_and_learn(self, t: int, update: int, *, learn: bool, act: bool) -> None:
         tiles = self._tiles if learn else 0
-        if learn and self._ahead is not None and self._asked is None:  # each row crosses the bus once: kernels read some of them twice
+        if (
+            learn and self._ahead is not None and self._asked is None
+        ):  # each row crosses the bus once: kernels read some of them twice
             self._ahead.take(update, t, lambda _ticks, number, drawn: drawn.place.copy_(self._samples[0].index[number]))
             if self._taken is not None:
                 self._taken.record(torch.cuda.current_stream(self.parts.policy.device))

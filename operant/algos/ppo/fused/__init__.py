@@ -1,8 +1,9 @@
 """PPO's fast path: acting and learning in a few Triton kernels, by `operant.kernels.dense`.
 
-`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same order of minibatches, and no sum
-of floats whose order could change. `loss` and `statistics` are PPO's own Triton functions, `work` launches them. What imports Triton is imported only where
-it is used, so that a run without it does not wait for it.
+`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same
+order of minibatches, and no sum of floats whose order could change. `loss` and `statistics` are PPO's own Triton
+functions, `work` launches them. What imports Triton is imported only where it is used, so that a run without it does
+not wait for it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,27 @@ WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate"
 
 
 def task(
-    policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any, chunks: int | None = None, exchange: Exchange = SOLO
+    policy: Policy,
+    optimizer: Adam,
+    buffers: Buffers,
+    coefficients: Coefficients,
+    layout: Any,
+    chunks: int | None = None,
+    exchange: Exchange = SOLO,
 ) -> dense.Task:
     """What is to run fused; `layout` is that of the minibatches, `chunks` those of all ranks."""
-    return dense.Task("ppo", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, chunks and chunks // exchange.ranks, exchange)
+    return dense.Task(
+        "ppo",
+        policy,
+        optimizer,
+        buffers,
+        coefficients,
+        layout,
+        _work,
+        WRITTEN,
+        chunks and chunks // exchange.ranks,
+        exchange,
+    )
 
 
 def agreed(task: dense.Task, kernels: str, precision: str, config: str) -> Learner | None:

@@ -1,7 +1,8 @@
-"""PPO's loss in Triton: `operant.algos.ppo.loss.ppo_loss` with its gradient written out by hand. Knows outputs, no network.
+"""PPO's loss in Triton: `operant.algos.ppo.loss.ppo_loss` with its gradient written out by hand. Knows outputs, no
+network.
 
-The samples lie where a rollout left them, field-major. The backward kernels of `operant.kernels` call these functions: `PPO_LOSS`, or with value clipping
-`PPO_LOSS_VALUE_CLIPPED`.
+The samples lie where a rollout left them, field-major. The backward kernels of `operant.kernels` call these functions:
+`PPO_LOSS`, or with value clipping `PPO_LOSS_VALUE_CLIPPED`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,34 @@ SCALAR = Places(Scalars(*range(len(Scalars._fields))))
 @triton.jit
 def load_scalars(samples):
     """The advantages' mean and 1 / standard deviation, and the loss's coefficients."""
-    mean, inv_std = tl.load(samples.scalars + SCALAR.advantage_mean), tl.load(samples.scalars + SCALAR.advantage_inv_std)
-    clip, entropy_coefficient = tl.load(samples.scalars + SCALAR.clip), tl.load(samples.scalars + SCALAR.entropy_coefficient)
-    value_clip, value_coefficient = tl.load(samples.scalars + SCALAR.value_clip), tl.load(samples.scalars + SCALAR.value_coefficient)
+    mean, inv_std = (
+        tl.load(samples.scalars + SCALAR.advantage_mean),
+        tl.load(samples.scalars + SCALAR.advantage_inv_std),
+    )
+    clip, entropy_coefficient = (
+        tl.load(samples.scalars + SCALAR.clip),
+        tl.load(samples.scalars + SCALAR.entropy_coefficient),
+    )
+    value_clip, value_coefficient = (
+        tl.load(samples.scalars + SCALAR.value_clip),
+        tl.load(samples.scalars + SCALAR.value_coefficient),
+    )
     return mean, inv_std, clip, entropy_coefficient, value_clip, value_coefficient
 
 
 @triton.jit
 def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr):
-    """Of samples t N + n: actions (rows) or (rows, out_pad), and two numbers each (rows), which the tower's half of the loss asks for.
+    """Of samples t N + n: actions (rows) or (rows, out_pad), and two numbers each (rows), which the tower's half of the
+    loss asks for.
 
-    Those are the advantage and the old log-probability of the actor, the return and the old value of the critic; all four with a shared trunk.
+    Those are the advantage and the old log-probability of the actor, the return and the old value of the critic; all
+    four with a shared trunk.
     """
     first = samples.numbers if SPEC.shared else samples.numbers + tower * 2 * samples.stride
-    numbers = (tl.load(first + sample, mask=in_bounds, other=0.0), tl.load(first + samples.stride + sample, mask=in_bounds, other=0.0))
+    numbers = (
+        tl.load(first + sample, mask=in_bounds, other=0.0),
+        tl.load(first + samples.stride + sample, mask=in_bounds, other=0.0),
+    )
     if SPEC.shared:
         for k in tl.static_range(2, 4):
             numbers = numbers + (tl.load(samples.numbers + k * samples.stride + sample, mask=in_bounds, other=0.0),)
@@ -87,17 +102,28 @@ def _surrogate(log_p, old_log_p, advantage, clip):
     limited = tl.where(ratio > 1.0 + clip, 1.0 + clip, tl.where(ratio < 1.0 - clip, 1.0 - clip, ratio)) * advantage
     # Asked so that NaN, which is neither, stays in the gradient and in the loss.
     past = free > limited
-    return tl.where(past, 0.0, free), tl.where(past, limited, free), ratio - 1.0 - log_ratio, tl.where(tl.abs(ratio - 1.0) > clip, 1.0, 0.0)
+    return (
+        tl.where(past, 0.0, free),
+        tl.where(past, limited, free),
+        ratio - 1.0 - log_ratio,
+        tl.where(tl.abs(ratio - 1.0) > clip, 1.0, 0.0),
+    )
 
 
 @triton.jit
 def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entropy_coefficient, SPEC: tl.constexpr):
-    """Gradients of the loss in the outputs and in log_std (rows, out_pad), times the batch; the terms surrogate, entropy, KL and clipped (rows)."""
+    """Gradients of the loss in the outputs and in log_std (rows, out_pad), times the batch; the terms surrogate,
+    entropy, KL and clipped (rows).
+    """
     inside = (column < SPEC.head_rows)[None, :]
     if len(SPEC.sizes) > 0:
         # d log p(a) / d logits = 1{a} - p; dH / d logits = -p (log p + H)
         log_p, p, entropy = categorical(out, column, SPEC)
-        selected = (action[:, None] == column[None, :]) if len(SPEC.sizes) == 1 else (action == _value_of(column, SPEC)[None, :])
+        selected = (
+            (action[:, None] == column[None, :])
+            if len(SPEC.sizes) == 1
+            else (action == _value_of(column, SPEC)[None, :])
+        )
         selected = tl.where(selected & inside, 1.0, 0.0)
         action_log_p, sample_entropy = tl.sum(log_p * selected, axis=1), -tl.sum(p * log_p, axis=1)
         surrogate_gradient, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
@@ -108,8 +134,11 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
         action_log_p, standardized = gaussian_log_density(out, action, log_std, inside, SPEC)
         surrogate_gradient, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
         gradient_out = -surrogate_gradient[:, None] * standardized * tl.exp(-log_std)[None, :]
-        gradient_log_std = tl.where(inside, -surrogate_gradient[:, None] * (standardized * standardized - 1.0) - entropy_coefficient, 0.0)
-        sample_entropy = tl.zeros_like(action_log_p)  # the entropy is the same for every sample: `statistics.record` adds it
+        gradient_log_std = tl.where(
+            inside, -surrogate_gradient[:, None] * (standardized * standardized - 1.0) - entropy_coefficient, 0.0
+        )
+        # the entropy is the same for every sample: `statistics.record` adds it
+        sample_entropy = tl.zeros_like(action_log_p)
     return gradient_out, gradient_log_std, surrogate, sample_entropy, kl, clipped
 
 
@@ -121,7 +150,11 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
     if VALUE_CLIPPED:
         # the loss is max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)
         moved = value - old_value
-        near = old_value + tl.where(moved > value_clip, value_clip, tl.where(moved < -value_clip, -value_clip, moved)) - target
+        near = (
+            old_value
+            + tl.where(moved > value_clip, value_clip, tl.where(moved < -value_clip, -value_clip, moved))
+            - target
+        )
         clipped = near * near > squared
         error = tl.where(clipped, tl.where(tl.abs(moved) > value_clip, 0.0, near), error)
         squared = tl.where(clipped, near * near, squared)
@@ -129,8 +162,11 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
 
 
 @triton.jit
-def _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr):
-    """Gradients (rows, out_pad) in the outputs and in log_std, times the batch, and the loss's terms (rows): all zero out of bounds.
+def _gradient(
+    out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr
+):
+    """Gradients (rows, out_pad) in the outputs and in log_std, times the batch, and the loss's terms (rows): all zero
+    out of bounds.
 
     Outputs that `mask_illegal` has set have no gradient.
     """
@@ -150,7 +186,9 @@ def _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC
             gradient_out = tl.where(legal_mask != 0, gradient_out, 0.0)
     if SPEC.shared or tower == 1:
         value = select_column(out, column, SPEC.head_rows)
-        gradient_value, squared = _value_loss(value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED)
+        gradient_value, squared = _value_loss(
+            value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED
+        )
         gradient_out = tl.where((column == SPEC.head_rows)[None, :], gradient_value[:, None], gradient_out)
     # Rows out of bounds count nothing.
     gradient_out = tl.where(in_bounds[:, None], gradient_out, 0.0)

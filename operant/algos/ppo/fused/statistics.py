@@ -1,4 +1,5 @@
-"""Triton kernels of PPO's numbers around the gradient: moments of the advantages before an update, the loss's terms in it, and its statistics behind it.
+"""Triton kernels of PPO's numbers around the gradient: moments of the advantages before an update, the loss's terms in
+it, and its statistics behind it.
 
 Know no network.
 """
@@ -24,9 +25,21 @@ TERM = Places(Terms(*range(len(Terms._fields))))
 
 @triton.jit(do_not_specialize=["iterations"])
 def begin(
-    parts, programs, scalars, totals, skip, learning_rate, iteration, iterations, NORMALIZE: tl.constexpr, ANNEAL: tl.constexpr, PARTS: tl.constexpr
-):  # fmt: skip
-    """Before an update: the advantages' mean and 1 / std, the explained variance, the learning rate; totals and `skip` to zero. One program."""
+    parts,
+    programs,
+    scalars,
+    totals,
+    skip,
+    learning_rate,
+    iteration,
+    iterations,
+    NORMALIZE: tl.constexpr,
+    ANNEAL: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Before an update: the advantages' mean and 1 / std, the explained variance, the learning rate; totals and `skip`
+    to zero. One program.
+    """
     mean, variance, explained = rollout_moments(parts, programs, PARTS)
     tl.store(scalars + SCALAR.advantage_mean, mean if NORMALIZE else 0.0)
     tl.store(scalars + SCALAR.advantage_inv_std, 1.0 / (tl.sqrt(variance) + 1e-8) if NORMALIZE else 1.0)
@@ -54,12 +67,17 @@ def _add(totals, STATISTIC: tl.constexpr, number):
 
 @triton.jit
 def record(terms, column, parameters, update, SPEC: tl.constexpr):
-    """Take a minibatch's terms (32), means over its samples, into the totals, and count Adam's step unless the KL divergence has ended the update."""
+    """Take a minibatch's terms (32), means over its samples, into the totals, and count Adam's step unless the KL
+    divergence has ended the update.
+    """
     entropy = _pick(terms, column, TERM.entropy)
     if SPEC.log_std >= 0:
         # A Gaussian's entropy is that of its log_std.
         action = tl.arange(0, SPEC.out_pad)
-        entropy += tl.sum(tl.where(action < SPEC.head_rows, load_log_std(parameters, action, SPEC) + 0.5 * LOG_2_PI + 0.5, 0.0), axis=0)
+        entropy += tl.sum(
+            tl.where(action < SPEC.head_rows, load_log_std(parameters, action, SPEC) + 0.5 * LOG_2_PI + 0.5, 0.0),
+            axis=0,
+        )
     kl = _pick(terms, column, TERM.kl)
     _add(update.totals, STAT.policy_loss, -_pick(terms, column, TERM.surrogate))
     _add(update.totals, STAT.value_loss, 0.5 * _pick(terms, column, TERM.squared_error))

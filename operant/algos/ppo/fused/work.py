@@ -1,4 +1,6 @@
-"""What PPO adds to the fused kernels: its loss, how it acts, and what it works out before and behind an update. Launches over the algorithm's buffers."""
+"""What PPO adds to the fused kernels: its loss, how it acts, and what it works out before and behind an update.
+Launches over the algorithm's buffers.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,17 @@ class PPOWork:
         device = learner.policy.device
         begins = _scalars(self._coefficients)
         self._scalars = torch.tensor([*map(float, begins)], device=device)
-        self._scheduled = [(self._scalars[place], value) for place, value in enumerate(begins) if isinstance(value, Tensor)]
+        self._scheduled = [
+            (self._scalars[place], value) for place, value in enumerate(begins) if isinstance(value, Tensor)
+        ]
         self._parts = torch.zeros(moments.PARTS, 5, device=device)
         self.loss = PPO_LOSS_VALUE_CLIPPED if self._coefficients.value_clip is not None else PPO_LOSS
         gaussian = learner.policy.distribution
-        self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if isinstance(gaussian, Gaussian) else learner.totals
+        self._bounds = (
+            torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten()
+            if isinstance(gaussian, Gaussian)
+            else learner.totals
+        )
 
     def _place(self, name: str) -> Tensor:
         """A row of the samples: an address, not a copy."""
@@ -44,7 +52,14 @@ class PPOWork:
     def acting(self) -> Acting:
         """What acting draws with, and what it writes."""
         buffers = self._buffers
-        return Acting(buffers.noise, self._bounds, buffers.raw, buffers.rollout.action, self._place("log_probability"), self.values())
+        return Acting(
+            buffers.noise,
+            self._bounds,
+            buffers.raw,
+            buffers.rollout.action,
+            self._place("log_probability"),
+            self.values(),
+        )
 
     def values(self) -> Tensor:
         """Where V lies."""
@@ -69,36 +84,73 @@ class PPOWork:
         """The advantages' moments, the explained variance, and the learning rate."""
         for place, value in self._scheduled:
             place.copy_(value)
-        buffers, coefficients, shards, exchange = self._buffers, self._coefficients, self._learner.layout.shards, self._learner.task.exchange
-        parts = min(moments.PARTS // (shards * exchange.ranks), -(-self._steps * self._lanes // (shards * moments.TILE)))
+        buffers, coefficients, shards, exchange = (
+            self._buffers,
+            self._coefficients,
+            self._learner.layout.shards,
+            self._learner.task.exchange,
+        )
+        parts = min(
+            moments.PARTS // (shards * exchange.ranks), -(-self._steps * self._lanes // (shards * moments.TILE))
+        )
         self._learner.launch(
-            moments.part_moments, (parts, shards),
-            buffers.samples, self._place("returns"), self._parts, self._steps, self._lanes, TILE=moments.TILE, num_warps=8,
-        )  # fmt: skip
+            moments.part_moments,
+            (parts, shards),
+            buffers.samples,
+            self._place("returns"),
+            self._parts,
+            self._steps,
+            self._lanes,
+            TILE=moments.TILE,
+            num_warps=8,
+        )
         every = exchange.gather(self._parts[: parts * shards])  # of all ranks in their order
         self._learner.launch(
-            begin, (1,),
-            every, len(every), self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
+            begin,
+            (1,),
+            every,
+            len(every),
+            self._scalars,
+            self._learner.totals,
+            buffers.skip,
+            buffers.learning_rate,
+            buffers.iteration,
             float(coefficients.anneal_iterations or 1),
-            NORMALIZE=coefficients.normalize_advantages, ANNEAL=coefficients.anneal_iterations is not None, PARTS=moments.PARTS,
-        )  # fmt: skip
+            NORMALIZE=coefficients.normalize_advantages,
+            ANNEAL=coefficients.anneal_iterations is not None,
+            PARTS=moments.PARTS,
+        )
 
     def finish(self, minibatches: int) -> None:
         """The update's numbers, and one more iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(
-            finish, (1,),
-            learner.totals, self._scalars, buffers.learning_rate, values, values.numel(), buffers.iteration, buffers.stats, float(minibatches),
+            finish,
+            (1,),
+            learner.totals,
+            self._scalars,
+            buffers.learning_rate,
+            values,
+            values.numel(),
+            buffers.iteration,
+            buffers.stats,
+            float(minibatches),
             **learner.over_parameters(),
-        )  # fmt: skip
+        )
 
 
 def _scalars(coefficients: Coefficients) -> Scalars:
     """The device's buffer as it begins."""
     reach, most_kl = coefficients.value_clip, coefficients.target_kl
     return Scalars(
-        clip=coefficients.clip, value_clip=0.0 if reach is None else reach, entropy_coefficient=coefficients.entropy_coefficient,
-        value_coefficient=coefficients.value_coefficient, target_kl=math.inf if most_kl is None else most_kl,
-        start_rate=coefficients.start_rate, advantage_mean=0.0, advantage_inv_std=1.0, explained_variance=0.0,
-    )  # fmt: skip
+        clip=coefficients.clip,
+        value_clip=0.0 if reach is None else reach,
+        entropy_coefficient=coefficients.entropy_coefficient,
+        value_coefficient=coefficients.value_coefficient,
+        target_kl=math.inf if most_kl is None else most_kl,
+        start_rate=coefficients.start_rate,
+        advantage_mean=0.0,
+        advantage_inv_std=1.0,
+        explained_variance=0.0,
+    )

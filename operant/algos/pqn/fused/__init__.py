@@ -1,7 +1,8 @@
 """PQN's fast path: acting and learning in a few Triton kernels, by `operant.kernels.dense`.
 
-`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same order of minibatches. `loss` and
-`statistics` are PQN's own Triton functions, `work` launches them. What imports Triton is imported only where it is used.
+`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same
+order of minibatches. `loss` and `statistics` are PQN's own Triton functions, `work` launches them. What imports Triton
+is imported only where it is used.
 """
 
 from __future__ import annotations

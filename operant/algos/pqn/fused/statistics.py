@@ -1,4 +1,6 @@
-"""Triton kernels of PQN's numbers around the gradient: the explained variance before an update, the loss's terms in it, and its statistics behind it."""
+"""Triton kernels of PQN's numbers around the gradient: the explained variance before an update, the loss's terms in it,
+and its statistics behind it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TERMS = tl.constexpr(3)
 
 
 @triton.jit(do_not_specialize=["iterations", "start_rate"])
-def begin(parts, programs, totals, learning_rate, start_rate, iteration, iterations, ANNEAL: tl.constexpr, PARTS: tl.constexpr):
+def begin(
+    parts, programs, totals, learning_rate, start_rate, iteration, iterations, ANNEAL: tl.constexpr, PARTS: tl.constexpr
+):
     """Before an update: the explained variance, the learning rate, and all other totals to zero. One program."""
     _mean, _variance, explained = rollout_moments(parts, programs, PARTS)
     place = tl.arange(0, 8)

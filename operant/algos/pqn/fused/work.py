@@ -1,4 +1,6 @@
-"""What PQN adds to the fused kernels: its loss, how it acts, and what it works out before and behind an update. Launches over the algorithm's buffers."""
+"""What PQN adds to the fused kernels: its loss, how it acts, and what it works out before and behind an update.
+Launches over the algorithm's buffers.
+"""
 
 from __future__ import annotations
 
@@ -57,21 +59,44 @@ class PQNWork:
         buffers, coefficients, shards = self._buffers, self._coefficients, self._learner.layout.shards
         parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
         self._learner.launch(
-            moments.part_moments, (parts, shards),
-            buffers.samples, self._returns(), self._parts, self._steps, self._lanes, TILE=moments.TILE, num_warps=8,
-        )  # fmt: skip
+            moments.part_moments,
+            (parts, shards),
+            buffers.samples,
+            self._returns(),
+            self._parts,
+            self._steps,
+            self._lanes,
+            TILE=moments.TILE,
+            num_warps=8,
+        )
         self._learner.launch(
-            begin, (1,),
-            self._parts, parts * shards, self._learner.totals, buffers.learning_rate, coefficients.start_rate, buffers.iteration,
-            float(coefficients.anneal_iterations or 1), ANNEAL=coefficients.anneal_iterations is not None, PARTS=moments.PARTS,
-        )  # fmt: skip
+            begin,
+            (1,),
+            self._parts,
+            parts * shards,
+            self._learner.totals,
+            buffers.learning_rate,
+            coefficients.start_rate,
+            buffers.iteration,
+            float(coefficients.anneal_iterations or 1),
+            ANNEAL=coefficients.anneal_iterations is not None,
+            PARTS=moments.PARTS,
+        )
 
     def finish(self, minibatches: int) -> None:
         """The update's numbers, and one more iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(
-            finish, (1,),
-            learner.totals, buffers.epsilon, buffers.learning_rate, values, values.numel(), buffers.iteration, buffers.stats, float(minibatches),
+            finish,
+            (1,),
+            learner.totals,
+            buffers.epsilon,
+            buffers.learning_rate,
+            values,
+            values.numel(),
+            buffers.iteration,
+            buffers.stats,
+            float(minibatches),
             **learner.over_parameters(),
-        )  # fmt: skip
+        )
