@@ -1,9 +1,10 @@
 """What MkDocs asks while it builds: the pages and tables that are made from the code, so that nothing is written twice.
 
-Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own help; the configuration, from its
-sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...),
-`{{ docstring MODULE }}`, `{{ file PATH }}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` are what they say, and `{{ faults }}` is the table of
-tests/FAULTS.md without its column of tests. Knows nothing of how a page looks.
+Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own
+help; the configuration, from its sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}`
+is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH }}`, `{{ notebook
+PATH }}` and `{{ monitor_keys }}` are what they say, `{{ results }}` is the table of recipes with what they reach, and
+`{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Knows nothing of how a page looks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tomli
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from numba.core.dispatcher import Dispatcher
@@ -25,6 +27,7 @@ from monitor.screen.keys import KEYS
 from operant import algos, envs
 from operant.cli import program
 from operant.config import recipes, sections
+from operant.config.load import load
 from operant.envs import Box, Discrete, Env
 from operant.nn import mlp
 from operant.sweep import plan
@@ -53,6 +56,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    for picture in sorted((HOME / "benches" / "pictures").iterdir()):
+        files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
     return files
 
 
@@ -65,6 +70,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "faults": faults,
         "monitor_keys": monitor_keys,
         "notebook": notebook,
+        "results": results,
     }
     return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
@@ -177,6 +183,22 @@ def faults() -> str:
     return table(("what happens", "what is promised"), [(row[1], row[2]) for row in rows])
 
 
+def results() -> str:
+    """Table of the shipped recipes: environment, spaces, when the task counts as solved, seconds until then."""
+    measured = tomli.loads((HOME / "benches" / "results.toml").read_text(encoding="utf-8"))
+    rows: list[tuple[object, ...]] = []
+    for recipe in sorted(recipes.shipped(), key=lambda name: name.partition("/")[::-1]):
+        run = load(recipes.find_source(recipe))
+        entry = measured.get(recipe, {})
+        solved = entry.get("solved") or ("" if run.run.target is None else f"mean return {run.run.target:g}")
+        name, spaces = f"`{run.environment.name}`", ("", "")
+        if run.env.name in envs.names():
+            env = envs.find(run.env.name)
+            name, spaces = f"[{name}](environments/{run.env.name}.md)", (observed(env), acted(env))
+        rows.append((f"`{recipe}`", name, *spaces, solved, entry.get("h200_s", "")))
+    return table(("recipe", "environment", "observes", "does", "solved at", "seconds on an H200"), rows)
+
+
 # PAGES
 
 
@@ -184,7 +206,8 @@ def configuration() -> str:
     """Every section and its keys."""
     parts = [
         "# Configuration",
-        "Every key, generated from the code. `operant config show` prints them with the values of a run and where each came from.",
+        "Every key, generated from the code. `operant config show` prints them with the values of a run and where each "
+        "came from.",
     ]
     for name in ("run", "env", "net", "checkpoint", "eval"):
         parts += [f"## [{name}]", first_line(section(name)), keys(name)]
@@ -197,7 +220,8 @@ def commands() -> str:
     """Every command with its options, from its own help."""
     parts = [
         "# Commands",
-        "Generated from the commands' own help. Exit codes are in [When something goes wrong](../faults.md#exit-codes).",
+        "Generated from the commands' own help. Exit codes are in [When something goes "
+        "wrong](../faults.md#exit-codes).",
     ]
     for words, command in each_command(get_command(program.app), ()):
         shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
@@ -258,7 +282,8 @@ def environments() -> dict[str, str]:
     head = "\n\n".join(
         [
             "# Environments",
-            "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = 0.5` blanks half of its observations, and "
+            "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = "
+            "0.5` blanks half of its observations, and "
             "`env.params.NAME` sets a parameter. [Write your own](../write/environment.md).",
             table(("", "name", "what it is", "observes", "does"), rows),
         ]

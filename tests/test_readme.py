@@ -1,4 +1,4 @@
-"""What the README says: its commands are commands, its environment is sound, its table is what ships, its links lead somewhere."""
+"""The README: its commands exist and parse, its environment passes the checks, its links resolve."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def commands(text):
     return [shlex.split(command, comments=True)[1:] for command in found]
 
 
-def test_every_command_is_one(text):
+def test_every_command_exists_and_parses(text):
     shown = commands(text)
-    assert len(shown) > 30 and ["play", "go"] in shown
+    assert len(shown) > 10 and ["envs"] in shown
     group = get_command(program.app)
     for words in shown:
+        if words == ["--help"]:
+            continue
         command = group
         while getattr(command, "commands", None):
             assert words and words[0] in command.commands, words
@@ -54,47 +56,18 @@ def test_every_command_is_one(text):
         assert source is None or source in ("my.toml", "ppo.toml") or recipes.find_source(source), words
 
 
-def test_no_film_is_in_the_way_of_a_later_one(text):
-    files = [words[words.index("--out") + 1] for words in commands(text) if "--out" in words]
-    assert len(files) > 3 and len(set(files)) == len(files), "a file that is there already is refused"
-
-
-def test_its_environment_is_sound(text, tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    for name, code in (("point", blocks[0]), ("bounded", blocks[0].partition("ENV = ")[0] + blocks[1])):
-        (tmp_path / f"{name}.py").write_text(code)
-        env = envs.find(str(tmp_path / f"{name}.py"))
-        assert declaration_problems(env) == []
+def test_environment_in_the_readme_passes_the_checks_and_steps(text, tmp_path):
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "point.py").write_text(code)
+    env = envs.find(str(tmp_path / "point.py"))
+    assert declaration_problems(env) == []
     world = DeviceWorld(env, 8, seed=1)
-    slot = world.slot()
-    world.reset(world.bind(slot))
-    assert slot.legal.tolist() == [[1] * 8] * 3 and env.actions == ("left", "stay", "right")
+    slot = world.bind(world.slot())
+    world.reset(slot)
+    world.step(slot)
+    assert abs(slot.reward).max() <= 0.6
 
 
-def test_its_table_is_what_ships(text):
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.partition("| environment |")[2].partition("\n\n")[0].splitlines()[2:]
-    ]
-    assert sorted(row[0].strip("`") for row in rows if row[0]) == envs.names()
-    named = sorted(name for row in rows for name in re.findall("`([^`]+)`", row[4]))
-    assert named == sorted(recipes.shipped())
-    for row in rows:
-        if row[0]:
-            env = envs.find(row[0].strip("`"))
-            shape = env.observation.shape or (env.observation.size,)
-            numbers = (
-                "numbers" if env.observation.dtype == "float32" else "bytes" if env.observation.size > 1 else "byte,"
-            )
-            assert row[2].startswith(
-                (f"{' x '.join(map(str, shape))} {numbers}", f"{env.observation.size} {numbers}")
-            ), row
-            names = [name for name in env.actions if "+" not in name and name != "jump"]
-            assert len(env.actions) > 10 or row[3].startswith(", ".join(names)), row
-            assert ("legal" in row[3]) == (env.legal is not None), row
-
-
-def test_its_links_lead_somewhere(text):
+def test_links_to_files_resolve(text):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     assert len(links) > 5 and all((HOME / link).exists() for link in links), links
