@@ -1,10 +1,11 @@
-"""Trains each shipped configuration with several seeds, as a user would, and plays 1,024 fresh greedy episodes with the best checkpoint of each run.
+"""Trains each shipped configuration with several seeds, as a user would, and plays 1,024 fresh greedy episodes with the
+best checkpoint of each run.
 
     python benches/configs.py [NAME ...] [--seeds 1,2,3] [--episodes 1024] [--at-once 1]
 
-Prints Markdown for benches/LOG.md. Wall seconds are from the command's start to its end, imports and compilation included; training seconds are those of
-collecting and updating alone, by the device's clock, the first iteration left out, in which kernels are loaded. With `--at-once` above 1 runs share the
-machine, and their seconds say nothing.
+Prints Markdown for benches/LOG.md. Wall seconds are from the command's start to its end, imports and compilation
+included; training seconds are those of collecting and updating alone, by the device's clock, the first iteration left
+out, in which kernels are loaded. With `--at-once` above 1 runs share the machine, and their seconds say nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from pathlib import Path
 from operant.runs.history import read
 
 MARKS = {
-    "cartpole": 475, "cartpole_continuous": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot": -80, "pendulum": -170,
-    "breakout": 860, "pong": 20, "snake": 26, "swingup": 3300,
-}  # fmt: skip
-"""What counts as learnt, in greedy return: the thresholds of the field where it has any, else those of this project's games, by whose rules a return of 26 at
-snake is a mean length of 30: three cells at the start, one taken off for the death. Recipes by their
-environments; of those that ship, those that one number judges."""
+    "cartpole": 475,
+    "cartpole_continuous": 475,
+    "mountaincar": -110,
+    "mountaincar_continuous": 90,
+    "acrobot": -80,
+    "pendulum": -170,
+    "breakout": 860,
+    "pong": 20,
+    "snake": 26,
+    "swingup": 3300,
+}
+"""What counts as learnt, in greedy return: the thresholds of the field where it has any, else those of this project's
+games, by whose rules a return of 26 at snake is a mean length of 30: three cells at the start, one taken off for the
+death. Recipes by their environments; of those that ship, those that one number judges.
+"""
 
 
 def operant(*words: str, folder: Path) -> str:
@@ -62,7 +72,10 @@ def row(name: str, seed: str, episodes: str) -> str:
         seconds = trained_s(run)
     mark, mean = MARKS[name], played["mean"]
     verdict = "ok" if mean >= mark else "MISSED"
-    return f"| {name} | {seed} | {wall_s:.1f} | {seconds:.3f} | {steps / 1e6:.2f} | {mean:.1f} ±{played['ci95']:.1f} | {mark} | {verdict} |"
+    return (
+        f"| {name} | {seed} | {wall_s:.1f} | {seconds:.3f} | {steps / 1e6:.2f} | {mean:.1f} ±{played['ci95']:.1f} "
+        f"| {mark} | {verdict} |"
+    )
 
 
 def main() -> None:
@@ -74,7 +87,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     arguments = parser.parse_args()
     print(
-        "| configuration | seed | wall s | training s | M steps | greedy return, fresh episodes | mark | |\n|---|---|---|---|---|---|---|---|",
+        "| configuration | seed | wall s | training s | M steps | greedy return, fresh episodes | mark | "
+        "|\n|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     runs = [

@@ -1,10 +1,12 @@
-"""Learning curves of the torch path and of the fused kernels in three precisions, five seeds each, side by side: raw data, a table, a picture.
+"""Learning curves of the torch path and of the fused kernels in three precisions, five seeds each, side by side: raw
+data, a table, a picture.
 
     OUT=FOLDER python benches/fused.py --curves [--seconds 90]
 
-CartPole-v1, 2,048 lanes x 16, two towers of 64-64, the learning rate lowered to zero over the run. Each run is a line of JSON in $OUT/curves.jsonl as soon as
-it is done: episodes that ended in each iteration, and the sum of their returns. Where matplotlib is installed $OUT/curves.png is drawn from them, also later:
-`python benches/fused_curves.py curves.jsonl curves.png`. `--tiny` runs the same code on a CPU through Triton's interpreter, to see that nothing breaks.
+CartPole-v1, 2,048 lanes x 16, two towers of 64-64, the learning rate lowered to zero over the run. Each run is a line
+of JSON in $OUT/curves.jsonl as soon as it is done: episodes that ended in each iteration, and the sum of their returns.
+Where matplotlib is installed $OUT/curves.png is drawn from them, also later: `python benches/fused_curves.py
+curves.jsonl curves.png`. `--tiny` runs the same code on a CPU through Triton's interpreter, to see that nothing breaks.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
     verdict = (
         "ok"
-        if ppo.stats[8] == 0 and (ppo.backend.name == "fused") == (kernels == "fused")
+        if ppo.stats[8] == 0 and (ppo.kernels == "fused") == (kernels == "fused")
         else "FAILED: not finite, or the wrong path"
     )
     return {
@@ -79,7 +81,9 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
 
 
 def smooth(episodes: list[int], returns: list[float]) -> list[float]:
-    """Mean return of the episodes of the last few iterations, at each: where none has ended, as before; 0 until one has."""
+    """Mean return of the episodes of the last few iterations, at each: where none has ended, as before; 0 until one
+    has.
+    """
     means: list[float] = []
     for k in range(len(episodes)):
         span = slice(max(0, k + 1 - WINDOW), k + 1)
@@ -98,7 +102,9 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
 
 
 def table(curves: dict[str, list[list[float]]]) -> str:
-    """Mean and deviation over seeds after so many iterations, and how far each kind is from torch: in standard errors of the difference."""
+    """Mean and deviation over seeds after so many iterations, and how far each kind is from torch: in standard errors
+    of the difference.
+    """
     marks = [mark for mark in MARKS if mark <= min(len(run) for runs in curves.values() for run in runs)]
     lines = [
         f"| kernels | seeds | {' | '.join(f'iteration {mark}' for mark in marks)} |",

@@ -2,13 +2,15 @@
 
     OUT=FOLDER python benches/fused.py --wide --games [--seconds 120] [--only snake,go] [--tiny]
 
-Each game comes with the network and the numbers of its shipped configuration; one that ships with convolutions, with [256, 256] and a shared trunk. Checked in
-tf32 and bf16: a minibatch's gradient beside float64 autograd's (fp32, too), the first step's actions beside the torch path's, and whether 200 iterations end
-with the same bytes again, eager, and resumed. Then steps a second, fused and torch, at 8,192 lanes x 32, and what each shape of the kernels costs.
+Each game comes with the network and the numbers of its shipped configuration; one that ships with convolutions, with
+[256, 256] and a shared trunk. Checked in tf32 and bf16: a minibatch's gradient beside float64 autograd's (fp32, too),
+the first step's actions beside the torch path's, and whether 200 iterations end with the same bytes again, eager, and
+resumed. Then steps a second, fused and torch, at 8,192 lanes x 32, and what each shape of the kernels costs.
 
-Every number is a line of JSON, printed and in $OUT/games.jsonl, as soon as it is there. A game and a precision are checked in a process of their own, so that
-one that breaks the GPU's context takes nothing else with it; what is timed runs alone, afterwards. Nothing more is begun once the seconds are over. `--tiny`
-runs the same code on a CPU through Triton's interpreter, on a few lanes, to see that nothing breaks.
+Every number is a line of JSON, printed and in $OUT/games.jsonl, as soon as it is there. A game and a precision are
+checked in a process of their own, so that one that breaks the GPU's context takes nothing else with it; what is timed
+runs alone, afterwards. Nothing more is begun once the seconds are over. `--tiny` runs the same code on a CPU through
+Triton's interpreter, on a few lanes, to see that nothing breaks.
 """
 
 from __future__ import annotations
@@ -50,8 +52,10 @@ SIZES = Sizes(horizon=32, iterations=200)
 TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, microbatch=128, workers=2)
 
 BENT = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
-"""Relative error that a gradient may have behind relu: where rounding carries a unit over its bend, the unit's whole share of a sample's gradient comes or
-goes. (In the interpreter, tf32, Pacman's network: 3.3e-3; with tanh or silu in place of relu 0.9e-3 and 0.7e-3.) So it is measured with silu, too."""
+"""Relative error that a gradient may have behind relu: where rounding carries a unit over its bend, the unit's whole
+share of a sample's gradient comes or goes. (In the interpreter, tf32, Pacman's network: 3.3e-3; with tanh or silu in
+place of relu 0.9e-3 and 0.7e-3.) So it is measured with silu, too.
+"""
 
 CHECKED_SHARE = 0.6
 """Of the seconds: when the checks are cut short, if they are not done."""
@@ -123,7 +127,9 @@ def _smooth(task: Game, sizes: Sizes) -> dict[str, Any]:
 
 
 def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Steps a second of a game, fused in both precisions and torch's; and the costs of the shapes that were to choose from."""
+    """Steps a second of a game, fused in both precisions and torch's; and the costs of the shapes that were to choose
+    from.
+    """
     for kernels, precision in (("fused", "tf32"), ("fused", "bf16"), ("torch", "tf32")):
         said = {"kernels": kernels, "precision": precision}
         try:
@@ -138,7 +144,7 @@ def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[st
                     **rates(ppo, sizes, tuple(task.net["hidden"]), peak.get(precision, float("nan"))),
                 },
             )
-            if ppo.backend.name == "fused" and sizes.where == "cuda":
+            if ppo.kernels == "fused" and sizes.where == "cuda":
                 costs = Collected()
                 shape_costs(costs, ppo, tuple(task.net["hidden"]), precision)
                 for fields in costs.found:

@@ -1,9 +1,11 @@
-"""Value-based algorithms by fused kernels beside torch's on this GPU: updates and steps a second, and how far their numbers are apart. JSON lines.
+"""Value-based algorithms by fused kernels beside torch's on this GPU: updates and steps a second, and how far their
+numbers are apart. JSON lines.
 
     python benches/fused_q.py [--only numbers,dqn,pqn] [--part I/N] [--once]
 
-DQN's rates count one tick of all lanes an update: act, step, store, sample, update; `update_us` is the update alone. With --once nothing is timed: every
-kernel is compiled into Triton's cache, by N processes at once where each is given a part.
+DQN's rates count one tick of all lanes an update: act, step, store, sample, update; `update_us` is the update alone.
+With --once nothing is timed: every kernel is compiled into Triton's cache, by N processes at once where each is given a
+part.
 """
 
 from __future__ import annotations
@@ -82,9 +84,16 @@ def numbers(algo, env, net, config, lanes) -> None:
     )
     again = one_update(algo, env, net, config, lanes, "fused")[0]
     say(
-        numbers=algo, env=env.name, net=net, precision=config["precision"], gradient=float((ours - theirs).norm() / theirs.norm()),
-        stats=difference(stats, others), other_actions=int((actions != chosen).sum()), of=actions.numel(), same_bits=bool(torch.equal(ours, again)),
-    )  # fmt: skip
+        numbers=algo,
+        env=env.name,
+        net=net,
+        precision=config["precision"],
+        gradient=float((ours - theirs).norm() / theirs.norm()),
+        stats=difference(stats, others),
+        other_actions=int((actions != chosen).sum()),
+        of=actions.numel(),
+        same_bits=bool(torch.equal(ours, again)),
+    )
 
 
 # SPEED
@@ -103,14 +112,14 @@ def dqn(env, net, config, lanes, kernels="fused", count=10) -> None:
     for _ in range(3):
         made.train()
     whole, ticks = median_us(made.train, count), made.config.horizon
-    found = {"dqn": env.name, "kernels": made.backend.name, "lanes": lanes, "net": net, "config": config}
+    found = {"dqn": env.name, "kernels": made.kernels, "lanes": lanes, "net": net, "config": config}
     rates = {
         "tick_us": whole / ticks,
         "updates_per_s": 1e6 * made.config.updates / whole,
         "MSPS": lanes * ticks / whole,
     }
-    if made.backend.name == "fused":
-        learner, due = made.backend.learner, [(t, k) for t in range(ticks) for k in made.config.due(t)]
+    if made.kernels == "fused":
+        learner, due = made.engine, [(t, k) for t in range(ticks) for k in made.config.due(t)]
         store, learner._stores = learner._stores, 0
 
         def updates() -> None:
@@ -122,10 +131,13 @@ def dqn(env, net, config, lanes, kernels="fused", count=10) -> None:
         learner._stores = store
         t, k = due[0]
         kinds = {
-            "learn": lambda: learner._act_and_learn(t, k, learn=True, act=False), "act": lambda: learner._act_and_learn(t, k, learn=False, act=True),
-            "both": lambda: learner._act_and_learn(t, k, learn=True, act=True), "step": lambda: learner._reduce_and_step(0, t, k, store),
-            "store": lambda: learner._store(t, 0), "world": lambda: made.world.step(made.cycle.collector._slots[t], t),
-        }  # fmt: skip
+            "learn": lambda: learner._act_and_learn(t, k, learn=True, act=False),
+            "act": lambda: learner._act_and_learn(t, k, learn=False, act=True),
+            "both": lambda: learner._act_and_learn(t, k, learn=True, act=True),
+            "step": lambda: learner._reduce_and_step(0, t, k, store),
+            "store": lambda: learner._store(t, 0),
+            "world": lambda: made.world.step(made.cycle.collector._slots[t], t),
+        }
 
         def repeated(work):
             return lambda: [work() for _ in range(50)]
@@ -149,11 +161,18 @@ def pqn(env, net, config, lanes, kernels="fused", count=10) -> None:
     )
     times = {phase.name: median_us(phase.run, count) for phase in made.phases}
     whole = sum(times.values())
-    shape = str(made.backend.learner.config) if made.backend.name == "fused" else ""
+    shape = str(made.backend.learner.config) if made.kernels == "fused" else ""
     say(
-        pqn=env.name, kernels=made.backend.name, lanes=lanes, net=net, precision=config.get("precision", "tf32"), shape=shape, us=times,
-        MSPS=lanes * made.config.horizon / whole, finite=bool(torch.isfinite(made.stats).all()),
-    )  # fmt: skip
+        pqn=env.name,
+        kernels=made.kernels,
+        lanes=lanes,
+        net=net,
+        precision=config.get("precision", "tf32"),
+        shape=shape,
+        us=times,
+        MSPS=lanes * made.config.horizon / whole,
+        finite=bool(torch.isfinite(made.stats).all()),
+    )
 
 
 def jobs(tiny: bool):

@@ -1,7 +1,9 @@
-"""SAC's and TD3's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
+"""SAC's and TD3's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes.
+Prints JSON lines.
 
-python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--parts] ...
-python benches/fused_sac.py --fast: FastSAC's own shape (8,192 x (512-256-128 | 768-384-192), layer normalization, silu, bf16, 4,096 lanes) in its own ratios.
+python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256]
+[--kernels fused,torch] [--parts] ... python benches/fused_sac.py --fast: FastSAC's own shape (8,192 x (512-256-128 |
+768-384-192), layer normalization, silu, bf16, 4,096 lanes) in its own ratios.
 """
 
 from __future__ import annotations
@@ -77,9 +79,16 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
     """The algorithm on a fresh world, with a replay that is full enough to learn from."""
     kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
     config = kind.Config(
-        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio,
-        critics=arguments.critics, critic=arguments.critic, actor_delay=arguments.delay,
-    )  # fmt: skip
+        kernels=kernels,
+        precision=precision,
+        batch_size=arguments.batch,
+        horizon=arguments.horizon,
+        learning_starts=1000,
+        updates_per_step=arguments.ratio,
+        critics=arguments.critics,
+        critic=arguments.critic,
+        actor_delay=arguments.delay,
+    )
     judging = widths(arguments.critic_hidden) if arguments.critic_hidden else None
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
     network = NetConfig(
@@ -99,7 +108,7 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     large = arguments.batch > 2048
     whole = replay_microseconds(made.train, 10 if large else 30)
     row = {
-        "kernels": made.backend.name,
+        "kernels": made.kernels,
         "precision": precision,
         "hidden": hidden,
         "lanes": arguments.lanes,
@@ -122,9 +131,9 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
         "updates_with_tick": round(updates * 1e6 / whole, -1),
         "sps": round(ticks * arguments.lanes * 1e6 / whole, -3),
     }
-    learner = getattr(made.backend, "learner", None)
+    learner = made.engine
     numbers = itertools.count()
-    alone = microseconds(lambda: made.backend.update(ticks, next(numbers)), *((16, 10) if large else ()))
+    alone = microseconds(lambda: (made.engine or made).update(ticks, next(numbers)), *((16, 10) if large else ()))
     row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone, -1)}
     if learner is not None and arguments.parts:
         parts = {
@@ -141,7 +150,9 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
 
 
 def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ...]) -> None:
-    """One line: how far Adam's first moments by fused kernels are from torch's after an iteration's updates, and from their own in a second run."""
+    """One line: how far Adam's first moments by fused kernels are from torch's after an iteration's updates, and from
+    their own in a second run.
+    """
     found = []
     for kernels, kind in (("fused", precision), ("torch", precision), ("fused", precision), ("torch", "fp32")):
         made = begun(arguments, kernels, kind, hidden)
@@ -174,7 +185,8 @@ def widths(words: str) -> tuple[int, ...]:
 
 
 FAST = (
-    # Kernels, critic, updates a tick, the actor's delay, ticks of an iteration, and whether actor and critics have widths of their own.
+    # Kernels, critic, updates a tick, the actor's delay, ticks of an iteration, and whether actor and critics have
+    # widths of their own.
     ("fused", "c51", 8.0, 4, 4, True),
     ("fused", "c51", 1.0, 4, 16, True),
     ("fused", "scalar", 8.0, 4, 4, True),
@@ -186,7 +198,9 @@ FAST = (
     ("fused", "scalar", 1.0, 1, 16, False),
     ("torch", "scalar", 1.0, 1, 16, False),
 )
-"""FastSAC's own shape: eight updates of a batch of 8,192 a tick of 4,096 lanes, the actor in every fourth; with one update a tick; and as it was before."""
+"""FastSAC's own shape: eight updates of a batch of 8,192 a tick of 4,096 lanes, the actor in every fourth; with one
+update a tick; and as it was before.
+"""
 
 
 def fast(arguments: argparse.Namespace) -> None:

@@ -1,10 +1,12 @@
-"""Wide networks through the fused kernels on this machine's GPU: gradients in every shape beside float64 autograd's, actions, bits, then speed beside torch's.
+"""Wide networks through the fused kernels on this machine's GPU: gradients in every shape beside float64 autograd's,
+actions, bits, then speed beside torch's.
 
     OUT=FOLDER python benches/fused.py --wide [--seconds 90]
 
-Every number is a line of JSON in $OUT/wide.jsonl as soon as it is there. Gradients come from processes side by side, which leaves their kernels in Triton's
-cache too; what is timed runs alone afterwards, the widest network first, and nothing more is begun once the seconds are over. `--tiny` runs the same code on a
-CPU through Triton's interpreter, on a few lanes, to see that nothing breaks.
+Every number is a line of JSON in $OUT/wide.jsonl as soon as it is there. Gradients come from processes side by side,
+which leaves their kernels in Triton's cache too; what is timed runs alone afterwards, the widest network first, and
+nothing more is begun once the seconds are over. `--tiny` runs the same code on a CPU through Triton's interpreter, on a
+few lanes, to see that nothing breaks.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ CLIPPED = PLAIN | {"value_clip": 0.1, "normalize_observations": True}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a bench is: lanes and horizon that are timed, lanes of a gradient (x 8 steps, 4 minibatches) and of runs that are compared."""
+    """How large a bench is: lanes and horizon that are timed, lanes of a gradient (x 8 steps, 4 minibatches) and of
+    runs that are compared.
+    """
 
     where: str = "cuda"
     lanes: int = 8192
@@ -80,7 +84,9 @@ class Task:
         return hash(repr(self))
 
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
-        """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with three actions."""
+        """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with
+        three actions.
+        """
         rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
         config = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
         return trainer(
@@ -148,9 +154,12 @@ def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
 
     reference = run()
     verdicts = {
-        "again": run() == reference, "eager": run(eager=True) == reference, "resumed": run(break_at=sizes.iterations // 2) == reference,
-        "other seed differs": run(seed=2) != reference, "finite": reference != b"",
-    }  # fmt: skip
+        "again": run() == reference,
+        "eager": run(eager=True) == reference,
+        "resumed": run(break_at=sizes.iterations // 2) == reference,
+        "other seed differs": run(seed=2) != reference,
+        "finite": reference != b"",
+    }
     return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
 
 
@@ -172,7 +181,9 @@ def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
 
 
 def tasks(sizes: Sizes) -> list[Task]:
-    """What matters most first: every network in the shape that is likely taken, actions and bits, other actions and activations, then all other shapes."""
+    """What matters most first: every network in the shape that is likely taken, actions and bits, other actions and
+    activations, then all other shapes.
+    """
     precisions = tuple(LIMITS) if sizes.where == "cuda" else ("fp32",)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if sizes.where == "cuda" else 2
     likely, others = [], []
@@ -240,7 +251,9 @@ def peaks() -> dict[str, float]:
 
 
 def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float]) -> None:
-    """Steps a second, TFLOP/s of the update (without padding) and their share of the measured peak; and what each shape costs."""
+    """Steps a second, TFLOP/s of the update (without padding) and their share of the measured peak; and what each shape
+    costs.
+    """
     timed = (
         (hidden, kernels, precision)
         for hidden in sizes.networks
@@ -261,7 +274,7 @@ def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float])
                 precision=precision,
                 **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))),
             )
-            if ppo.backend.name == "fused" and sizes.where == "cuda":
+            if ppo.kernels == "fused" and sizes.where == "cuda":
                 shape_costs(records, ppo, hidden, precision)
         except Exception as error:
             traceback.print_exc(limit=-5)
@@ -301,9 +314,16 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.updates / ppo.config.minibatches
     return {
         "shape": ppo.chosen.get("kernel_config"),
-        "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
-        "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
-    }  # fmt: skip
+        "sps": samples / whole_s,
+        "iteration_ms": whole_s * 1e3,
+        "collect_ms": collect_s * 1e3,
+        "update_ms": update_s * 1e3,
+        "tflops": done / update_s / 1e12,
+        "peak_tflops": peak / 1e12,
+        "share": done / update_s / peak,
+        "not_finite": float(ppo.stats[8]),
+        "verdict": "ok",
+    }
 
 
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:

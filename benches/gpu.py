@@ -1,8 +1,10 @@
-"""What Operant does on this machine's GPU, in one run and one table: correctness first, then speed. Prints Markdown for benches/LOG.md.
+"""What Operant does on this machine's GPU, in one run and one table: correctness first, then speed. Prints Markdown for
+benches/LOG.md.
 
     python benches/gpu.py [--out FILE] [--only checks,stepping,ppo,solve] [--repeats 5]
 
-Every time is the median of `repeats` regions timed with CUDA events after a warm-up; a region is many replays of a captured graph.
+Every time is the median of `repeats` regions timed with CUDA events after a warm-up; a region is many replays of a
+captured graph.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
 ONE_STEP, TYPICAL = 1e-4, 1e-3
-"""What counts as equal: in one step from the same state, every lane, relative to max(1, |x|); over 200 free steps, the median lane.
+"""What counts as equal: in one step from the same state, every lane, relative to max(1, |x|); over 200 free steps, the
+median lane.
 
 Free steps cannot be held to more: near the top of a pendulum's swing the last bit decides which way it falls.
 """
@@ -82,7 +85,9 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
 
 
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
-    """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each half."""
+    """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each
+    half.
+    """
     world = DeviceWorld(envs.find("cartpole"), lanes, seed=1, device=CUDA)
     algo = PPO(
         world,
@@ -108,7 +113,9 @@ def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, flo
 
 
 def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 475.0) -> tuple[float, int]:
-    """Seconds of training after the first two iterations (compilation, capture) until a greedy evaluation reaches the target, and steps."""
+    """Seconds of training after the first two iterations (compilation, capture) until a greedy evaluation reaches the
+    target, and steps.
+    """
     world = DeviceWorld(envs.find("cartpole"), lanes, seed=seed, device=CUDA)
     algo = PPO(world, config, mlp.Config(), seed=seed, steps=20_000_000)
     evaluator = Evaluator(algo.policy, world.spec, world.params, episodes=128, seed=seed)
@@ -128,7 +135,9 @@ def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 4
 
 
 def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
-    """CPU against CUDA over free steps with the same actions: integers equal, states within a stated tolerance where no episode forked."""
+    """CPU against CUDA over free steps with the same actions: integers equal, states within a stated tolerance where no
+    episode forked.
+    """
     env = envs.find(name)
     worlds = [DeviceWorld(env, lanes, seed=3, device=device) for device in (torch.device("cpu"), CUDA)]
     slots = [world.slot() for world in worlds]
@@ -158,11 +167,16 @@ def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
     good = share == 1.0 and one_step <= ONE_STEP and typical <= TYPICAL and ages and same.float().mean() >= 0.99
     forked = int((~same).sum())
     verdict = "ok" if good else "FAILED"
-    return f"| {name} | {one_step:.1e} | {typical:.1e} | {most:.1e} | {worst:.1e} | {forked} of {lanes} | {'yes' if ages else 'NO'} | {verdict} |"
+    return (
+        f"| {name} | {one_step:.1e} | {typical:.1e} | {most:.1e} | {worst:.1e} | {forked} of {lanes} | "
+        f"{'yes' if ages else 'NO'} | {verdict} |"
+    )
 
 
 def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: int | None = None) -> bytes:
-    """The parameters after some iterations with every normalisation on; with `break_at` the state moves into a fresh trainer half way."""
+    """The parameters after some iterations with every normalisation on; with `break_at` the state moves into a fresh
+    trainer half way.
+    """
     config = Config(horizon=16, normalize_observations=True, normalize_rewards=True, target_kl=0.05)
 
     def fresh() -> PPO:
@@ -185,9 +199,11 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
 def checks() -> list[str]:
     """Correctness on the GPU, a line each."""
     lines = [
-        "Largest difference of a lane's state, CPU - CUDA, under the same actions: in one step from the same state, and over 200 free steps.",
+        "Largest difference of a lane's state, CPU - CUDA, under the same actions: in one step from the same state, "
+        "and over 200 free steps.",
         "",
-        f"| environment | one step, worst lane (allowed {ONE_STEP:g}) | median lane (allowed {TYPICAL:g}) | 99 % of lanes | worst lane "
+        f"| environment | one step, worst lane (allowed {ONE_STEP:g}) | median lane (allowed {TYPICAL:g}) | 99 % of "
+        "lanes | worst lane "
         "| lanes whose flags differed | ages equal | |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -2,15 +2,15 @@
 
     python benches/gpu_faults.py [--device cuda:0] [--only crowded,oom,fault,lost,hang]
 
-crowded   another process holds nearly all of the device's memory before training starts
-oom       an algorithm that takes more memory in each iteration
-fault     an environment that writes through a wild address from step 200 on
-hang      an environment that does not come back from step 200 on, ended by `operant stop --now`
-illegal   what torch raises for `fault`, raised by an algorithm: for a machine without a GPU
-lost      an algorithm that raises what torch raises for a device that fell off the bus, which cannot be provoked (simulated)
+crowded   another process holds nearly all of the device's memory before training starts oom       an algorithm that
+takes more memory in each iteration fault     an environment that writes through a wild address from step 200 on hang
+an environment that does not come back from step 200 on, ended by `operant stop --now` illegal   what torch raises for
+`fault`, raised by an algorithm: for a machine without a GPU lost      an algorithm that raises what torch raises for a
+device that fell off the bus, which cannot be provoked (simulated)
 
-On a CPU, `crowded` and `fault` are left out: the first needs a device, and the second is a crash of the process.
-Each line holds the exit code, the state and its cause, the last lines of what was printed, and the seconds from the last record to the end.
+On a CPU, `crowded` and `fault` are left out: the first needs a device, and the second is a crash of the process. Each
+line holds the exit code, the state and its cause, the last lines of what was printed, and the seconds from the last
+record to the end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def observe(s, obs, p):
 ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=1000, reset=reset, step=step, observe=observe)
 '''
 WILD = """        s[int(s[0]) * 1_000_000_000] = reward"""
-# A minute or more of work on a GPU, hours on a CPU, whose result is used: a loop without an end and an effect would be left out by the compiler.
+# A minute or more of work on a GPU, hours on a CPU, whose result is used: a loop without an end and an effect would be
+# left out by the compiler.
 ENDLESS = """        word = uint32(key[0]) | uint32(1)
         for _ in range(1 << 32):
             word ^= word << uint32(13)
@@ -82,7 +83,9 @@ ALGO = Failing
 LEAK = """            size = 1 << (50 if self.device.type == "cpu" else 33)
             while True:
                 self.taken.append(torch.empty(size, dtype=torch.uint8, device=self.device))"""
-LOST = """            raise torch.AcceleratorError("CUDA error: unknown error (simulated: the GPU has fallen off the bus)")"""
+LOST = """            raise torch.AcceleratorError(
+                "CUDA error: unknown error (simulated: the GPU has fallen off the bus)"
+            )"""
 HOG = """
 import sys, torch
 free, _ = torch.cuda.mem_get_info(0)
@@ -160,15 +163,22 @@ def provoke(place: Path, name: str, device: str) -> dict[str, Any]:
             hog.communicate()
     described = shown(place, name)
     return {
-        "fault": name, "exit": trainer.returncode, **{key: described.get(key) for key in ("state", "cause", "step", "last_checkpoint_step")},
-        "while it hung": {key: live.get(key) for key in ("state", "cause")} if live else None, "operant stop --now": stop,
-        "seconds": round(time.monotonic() - began_s, 1), "last lines": said.strip().splitlines()[-6:],
-        "traceback": "Traceback" in said, "last record s before the end": seconds_since_the_last_record(place / "runs" / name),
-    }  # fmt: skip
+        "fault": name,
+        "exit": trainer.returncode,
+        **{key: described.get(key) for key in ("state", "cause", "step", "last_checkpoint_step")},
+        "while it hung": {key: live.get(key) for key in ("state", "cause")} if live else None,
+        "operant stop --now": stop,
+        "seconds": round(time.monotonic() - began_s, 1),
+        "last lines": said.strip().splitlines()[-6:],
+        "traceback": "Traceback" in said,
+        "last record s before the end": seconds_since_the_last_record(place / "runs" / name),
+    }
 
 
 def seconds_since_the_last_record(path: Path) -> float | None:
-    """From the last record to the end of the process, by exit.json: how long a fault took to end it, an iteration included."""
+    """From the last record to the end of the process, by exit.json: how long a fault took to end it, an iteration
+    included.
+    """
     from operant import runs
     from operant.runs.metrics import Reader
 

@@ -1,11 +1,13 @@
-"""How long the shipped configurations of the games take on this machine's GPU to play as well as is asked. Prints Markdown for benches/LOG.md.
+"""How long the shipped configurations of the games take on this machine's GPU to play as well as is asked. Prints
+Markdown for benches/LOG.md.
 
     python benches/learn.py [NAME ...] [--seeds 1,2,3] [--limit 30] [--override section.key=value ...]
 
-Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
-evaluations are left out. After each half second or tenth of what has gone by, whichever is more, 512 greedy games are played; the first evaluation at the mark
-ends the run, and 1,024 fresh games, of another seed, say how well it plays. `--limit` is in the same seconds: what is not there by then is a miss, with the
-curve of its evaluations.
+Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are
+compiled and captured, and evaluations are left out. After each half second or tenth of what has gone by, whichever is
+more, 512 greedy games are played; the first evaluation at the mark ends the run, and 1,024 fresh games, of another
+seed, say how well it plays. `--limit` is in the same seconds: what is not there by then is a miss, with the curve of
+its evaluations.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ MARKS = {
 
 
 def settled(policy: Policy, config: Config) -> float:
-    """Mean reward of a step from step `SWING_S` on, greedily, over 512 lanes (one that ended counts with what it gains after its next start)."""
+    """Mean reward of a step from step `SWING_S` on, greedily, over 512 lanes (one that ended counts with what it gains
+    after its next start).
+    """
     world = DeviceWorld(
         config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1
     )
@@ -119,9 +123,10 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
     ).run(0)
     steps, last = iterations * algo.steps_per_iteration, found(mark, fresh, algo.policy, config)
     reached = "ok" if value >= mark.least else f"MISSED: {', '.join(curve[-12:])}"
-    kernels = algo.backend.name
+    kernels = algo.kernels
     say(
-        f"| {name} | {seed} | {spent:.2f} | {steps / 1e6:.1f} | {steps / max(spent, 1e-9) / 1e6:.1f} | {kernels}, {config.algo.precision} "
+        f"| {name} | {seed} | {spent:.2f} | {steps / 1e6:.1f} | {steps / max(spent, 1e-9) / 1e6:.1f} | {kernels}, "
+        f"{config.algo.precision} "
         f"| {mark.what} {value:.4g}, fresh {last:.4g} (return {fresh.mean:.4g}) | {mark.least:g} | {reached} |"
     )
 
@@ -137,7 +142,8 @@ def main() -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{where}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}\n", flush=True)
     print(
-        "| configuration | seed | training s | M steps | M SPS | kernels | greedy games | mark | |\n|---|---|---|---|---|---|---|---|---|",
+        "| configuration | seed | training s | M steps | M SPS | kernels | greedy games | mark | "
+        "|\n|---|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     for name in arguments.names or list(MARKS):

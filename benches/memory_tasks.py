@@ -1,13 +1,16 @@
-"""What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy games reach its mark. JSON lines.
+"""What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy
+games reach its mark. JSON lines.
 
-    python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile] [--tiny]
+    python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile]
+    [--tiny]
         [--fresh 65536] [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
 
-Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
-evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games or more, of
-another seed (--fresh: so many), say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its steps all the same,
-and greedy games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten iterations
-are timed. With --tiny every experiment takes a few steps on a CPU.
+Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are
+compiled and captured, and evaluations are left out. An experiment ends at its mark, after its limit in seconds or at
+the end of its recipe's steps; then 1,024 fresh games or more, of another seed (--fresh: so many), say how well the
+policy plays. No experiment stops another. With --curve each goes on to the end of its steps all the same, and greedy
+games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile
+the kernels of ten iterations are timed. With --tiny every experiment takes a few steps on a CPU.
 """
 
 from __future__ import annotations
@@ -118,7 +121,9 @@ def value_of(task: Task, found: Evaluation) -> float:
 def trained(
     name: str, seed: int, more: list[str], limit_s: float | None, games: int | None, tiny: bool, parts: int
 ) -> None:
-    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`, all of its steps in so many parts."""
+    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`,
+    all of its steps in so many parts.
+    """
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
     config = configuration.load(source, words)
@@ -165,11 +170,24 @@ def trained(
     )
     steps = iterations * algo.steps_per_iteration
     say(
-        task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
-        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), ci95=round(fresh.ci95 or 0.0, 5), sampled=round(sampled.mean, 4),
-        unfinished=fresh.unfinished, tally=fresh.tally,
-        first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
-    )  # fmt: skip
+        task=name,
+        seed=seed,
+        reached=value >= task.least,
+        mark=task.least,
+        seconds=round(spent, 3),
+        steps=steps,
+        msps=round(steps / max(spent, 1e-9) / 1e6, 2),
+        value=round(value, 3),
+        best=round(best, 3),
+        fresh=round(fresh.mean, 4),
+        ci95=round(fresh.ci95 or 0.0, 5),
+        sampled=round(sampled.mean, 4),
+        unfinished=fresh.unfinished,
+        tally=fresh.tally,
+        first_s=round(first_s, 1),
+        kernels=algo.kernels,
+        words=words,
+    )
 
 
 def built(config: Any, tiny: bool) -> Any:
@@ -190,7 +208,7 @@ def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
     algo.start()
     iterate(algo, 3)
     Evaluator(algo.actor, config.environment, config.params, episodes=GAMES, seed=seed, max_steps=64).run(0)
-    say(compiled=name, kernels=algo.backend.name, seconds=round(wait() - began, 1), words=more)
+    say(compiled=name, kernels=algo.kernels, seconds=round(wait() - began, 1), words=more)
     if not profile:
         return
     iterate(algo, 10)

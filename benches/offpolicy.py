@@ -1,13 +1,17 @@
-"""What the off-policy algorithms (and PQN) reach on a GPU, in one process: rates, replay in host memory, times to a score. JSON lines; no part stops another.
+"""What the off-policy algorithms (and PQN) reach on a GPU, in one process: rates, replay in host memory, times to a
+score. JSON lines; no part stops another.
 
-    python benches/offpolicy.py [--only rates,place,pqn,learn,tune,minatar] [--seeds 1,2,3] [--part I/N] [--once] [--tiny]
+    python benches/offpolicy.py [--only rates,place,pqn,learn,tune,minatar] [--seeds 1,2,3] [--part I/N] [--once]
+    [--tiny]
 
-`rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096
-lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the
-replay on the device and in host memory, with the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations
-and evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, by their own rules and by gymnax's
-(no sticky actions, games of 1,000 steps, Freeway's 2,500), and the mean of greedy games then. `tune`: `learn` with other values. With --once nothing is timed:
-kernels are compiled, by N processes at once where each is given a part. With --tiny all of it runs on a CPU.
+`rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in
+FastSAC's shape (8,192 x 768, 4,096 lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes.
+`place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the replay on the device and in host memory, with
+the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations and
+evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps,
+by their own rules and by gymnax's (no sticky actions, games of 1,000 steps, Freeway's 2,500), and the mean of greedy
+games then. `tune`: `learn` with other values. With --once nothing is timed: kernels are compiled, by N processes at
+once where each is given a part. With --tiny all of it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -34,9 +38,15 @@ FRESH_SEED = 10_007
 ONCE = False
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 LEARN = {  # recipe -> what greedy games must reach, and the most seconds
-    "sac/pendulum": (-170.0, 3.0), "sac/swingup": (3.5, 5.0), "td3/mountaincar_continuous": (90.0, 6.0), "sac/mountaincar_continuous": (90.0, 8.0),
-    "dqn/cartpole": (475.0, 4.0), "dqn/snake": (27.0, 12.0), "td3/pendulum": (-170.0, 5.0), "td3/swingup": (3.5, 12.0),
-}  # fmt: skip
+    "sac/pendulum": (-170.0, 3.0),
+    "sac/swingup": (3.5, 5.0),
+    "td3/mountaincar_continuous": (90.0, 6.0),
+    "sac/mountaincar_continuous": (90.0, 8.0),
+    "dqn/cartpole": (475.0, 4.0),
+    "dqn/snake": (27.0, 12.0),
+    "td3/pendulum": (-170.0, 5.0),
+    "td3/swingup": (3.5, 12.0),
+}
 TINY = [
     "env.lanes=8",
     "algo.horizon=4",
@@ -99,7 +109,7 @@ def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> N
         iterate(algo, times)
         best = min(best, (wait() - began) / times)
     updates = getattr(algo.config, "updates", None)
-    row = {"rate": name, "kernels": algo.backend.name, "lanes": config.env.lanes, "precision": algo.config.precision}
+    row = {"rate": name, "kernels": algo.kernels, "lanes": config.env.lanes, "precision": algo.config.precision}
     row |= {"us": round(best * 1e6, 1), "MSPS": round(algo.steps_per_iteration / best / 1e6, 3)}
     if updates is not None:
         row |= {
@@ -169,8 +179,8 @@ def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
     ]
     for precision in ("bf16", "tf32"):
         yield (
-            lambda name=f"dqn snake {precision}", words=[*snake, "net.hidden=[128,128]", f"algo.precision={precision}"]: (
-                rate(name, words, tiny)
+            lambda precision=precision: rate(
+                f"dqn snake {precision}", [*snake, "net.hidden=[128,128]", f"algo.precision={precision}"], tiny
             )
         )
 
@@ -225,7 +235,7 @@ def same_bits(words: list[str], tiny: bool) -> None:
         same_bits=words,
         other=[name for name, tensor in one.items() if not torch.equal(tensor, other[name])],
         of=len(one),
-        kernels=algo.backend.name,
+        kernels=algo.kernels,
     )
 
 
@@ -324,9 +334,17 @@ def learnt(recipe: str, seed: int, tiny: bool, overrides: list[str]) -> None:
         value = score(config, algo, evaluator, iterations)
         best = max(best, value)
     say(
-        learn=recipe, seed=seed, reached=value >= mark, mark=mark, seconds=round(spent, 3), steps=iterations * algo.steps_per_iteration, value=round(value, 2),
-        best=round(best, 2), kernels=algo.backend.name, overrides=overrides,
-    )  # fmt: skip
+        learn=recipe,
+        seed=seed,
+        reached=value >= mark,
+        mark=mark,
+        seconds=round(spent, 3),
+        steps=iterations * algo.steps_per_iteration,
+        value=round(value, 2),
+        best=round(best, 2),
+        kernels=algo.kernels,
+        overrides=overrides,
+    )
 
 
 def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
@@ -338,21 +356,32 @@ def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 TUNE = {
     "sac/swingup": [
-        "env.lanes=256 learning_starts=20k", "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3 tau=0.05",
-        "env.lanes=256 learning_starts=20k batch_size=512 tau=0.05", "env.lanes=256 learning_starts=20k n_step=3",
+        "env.lanes=256 learning_starts=20k",
+        "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3 tau=0.05",
+        "env.lanes=256 learning_starts=20k batch_size=512 tau=0.05",
+        "env.lanes=256 learning_starts=20k n_step=3",
         "env.lanes=256 learning_starts=20k n_step=10",
-        "env.lanes=256 learning_starts=20k gamma=0.98 tau=0.05", "env.lanes=128 learning_starts=20k batch_size=512 net.hidden=[128,128] tau=0.05",
-        "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16 tau=0.05", "env.lanes=64 tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3",
+        "env.lanes=256 learning_starts=20k gamma=0.98 tau=0.05",
+        "env.lanes=128 learning_starts=20k batch_size=512 net.hidden=[128,128] tau=0.05",
+        "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16 tau=0.05",
+        "env.lanes=64 tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3",
         "env.lanes=256 learning_starts=20k initial_temperature=0.1 tau=0.05",
     ],
     "dqn/snake": [
-        "run.steps=400M env.lanes=1024 batch_size=1024 learning_rate=4e-4 n_step=5 target_every=500 epsilon_end=0.002 epsilon_steps=8M replay_capacity=2M "
+        "run.steps=400M env.lanes=1024 batch_size=1024 learning_rate=4e-4 n_step=5 target_every=500 epsilon_end=0.002 "
+        "epsilon_steps=8M replay_capacity=2M "
         "precision=bf16",
-        "run.steps=60M epsilon_steps=2M", "run.steps=60M epsilon_steps=1M n_step=5", "run.steps=60M updates_per_step=2 precision=bf16",
+        "run.steps=60M epsilon_steps=2M",
+        "run.steps=60M epsilon_steps=1M n_step=5",
+        "run.steps=60M updates_per_step=2 precision=bf16",
         "run.steps=60M env.lanes=960 epsilon_steps=2M batch_size=1024 precision=bf16",
     ],
-    "td3/mountaincar_continuous": ["env.lanes=256", "env.lanes=256 batch_size=256 tau=0.05", "env.lanes=512 batch_size=512 learning_rate=2e-3"],
-}  # fmt: skip
+    "td3/mountaincar_continuous": [
+        "env.lanes=256",
+        "env.lanes=256 batch_size=256 tau=0.05",
+        "env.lanes=512 batch_size=512 learning_rate=2e-3",
+    ],
+}
 """Other values of recipes: keys of `[algo]`, unless they name their section."""
 
 
@@ -366,7 +395,9 @@ def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
-    """One MinAtar game over the steps of its recipe; by gymnax's rules without sticky actions, and judged by games of its length."""
+    """One MinAtar game over the steps of its recipe; by gymnax's rules without sticky actions, and judged by games of
+    its length.
+    """
     config, algo = made(f"pqn/minatar_{name}", ["env.params.sticky=0"] if gymnax else [], tiny, seed)
     iterate(algo, 3)
     count = max(1, config.run.steps // algo.steps_per_iteration - 3) if not tiny and not ONCE else 1
@@ -388,7 +419,7 @@ def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
     row = {"minatar": name, "rules": "gymnax" if gymnax else "shipped", "seed": seed, "seconds": round(spent, 2)}
     row |= {
         "steps": (count + 3) * algo.steps_per_iteration,
-        "kernels": algo.backend.name,
+        "kernels": algo.kernels,
         "precision": algo.config.precision,
     }
     say(**row, score=round(found.mean, 2), length=round(found.length, 1))

@@ -1,17 +1,18 @@
-"""Outside environments and a learner on the device: their own rate alone, then rates and curves with learning included. JSON lines.
+"""Outside environments and a learner on the device: their own rate alone, then rates and curves with learning included.
+JSON lines.
 
     python benches/outside_worlds.py                          on a GPU with 16 cores: everything (some minutes)
     python benches/outside_worlds.py --tiny --device cpu      the same in small, to try the script
 
 Parts
-    ale_alone     Pong by ale-py with random actions and nothing else: its vector environment with a thread a core, and in a process a core that waits for no
+    ale_alone     Pong by ale-py with random actions and nothing else: its vector environment with a thread a core, and
+    in a process a core that waits for no
                   other; then our processes without a learner
-    ale           Pong by PPO with the Nature CNN: training, beside those
-    ale_learn     the curve of Pong
-    mujoco_alone  HalfCheetah-v5 by Gymnasium, one environment in a process a core that waits for no other, random actions
-    mujoco        HalfCheetah-v5 by PPO and SAC: training, beside that
-    mujoco_learn  the curves of HalfCheetah-v5
-    resize        a user's pictures of 210 x 160 in colour, made grey and small and stacked by the processes, and on the device: the same bytes, rates
+    ale           Pong by PPO with the Nature CNN: training, beside those ale_learn     the curve of Pong mujoco_alone
+    HalfCheetah-v5 by Gymnasium, one environment in a process a core that waits for no other, random actions mujoco
+    HalfCheetah-v5 by PPO and SAC: training, beside that mujoco_learn  the curves of HalfCheetah-v5 resize        a
+    user's pictures of 210 x 160 in colour, made grey and small and stacked by the processes, and on the device: the
+    same bytes, rates
 
 "Alone" is measured over whole episodes and their beginnings: a game of Pong that begins takes as long as some steps.
 """
@@ -197,12 +198,7 @@ def mujoco_configs(tiny: bool) -> Iterator:
             if tiny
             else ()
         )
-        every = (
-            f"algo.name={name}",
-            "env.name=gymnasium:HalfCheetah-v5",
-            f"env.lanes={lanes}",
-            f"env.buffers={buffers}",
-        )
+        every = f"algo.name={name}", "env.name=gymnasium:HalfCheetah-v5", f"env.lanes={lanes}", f"env.buffers={buffers}"
         yield configuration.load(None, [*every, *words, *small])
 
 
@@ -227,7 +223,8 @@ SCREEN = """
 import gymnasium, numpy
 NOISE = numpy.random.default_rng(1).integers(0, 256, (16, 210, 160, 3), dtype=numpy.uint8)
 class Screen(gymnasium.Env):
-    observation_space, action_space, at = gymnasium.spaces.Box(0, 255, (210, 160, 3), numpy.uint8), gymnasium.spaces.Discrete(2), 0
+    observation_space = gymnasium.spaces.Box(0, 255, (210, 160, 3), numpy.uint8)
+    action_space, at = gymnasium.spaces.Discrete(2), 0
     def reset(self, *, seed=None, options=None):
         self.at = 0
         return NOISE[0], {}
@@ -288,7 +285,9 @@ def mujoco_learn(device: torch.device, tiny: bool) -> None:
 
 
 def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
-    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those are near the mark, and at the end."""
+    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those
+    are near the mark, and at the end.
+    """
     algo = build(config, device)
     evaluator = Evaluator(
         algo.actor,

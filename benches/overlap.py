@@ -1,10 +1,12 @@
-"""What collecting the next iteration while learning from the last (algo.overlap) brings on one GPU, and could bring at most. JSON lines.
+"""What collecting the next iteration while learning from the last (algo.overlap) brings on one GPU, and could bring at
+most. JSON lines.
 
     python benches/overlap.py [--tiny] [--cases WORD,WORD] [--only rates,bits]
 
-`rates`, in microseconds: `collect` and `update` alone; `apart`, [collect, update] of two learners in turns, and `beside`, the same in two streams, which hand
-nothing over and so bound what is to be had; `turns` and `ahead`, an iteration of one learner without algo.overlap and with it. `bits`: the same after 30
-iterations twice, and without CUDA graphs.
+`rates`, in microseconds: `collect` and `update` alone; `apart`, [collect, update] of two learners in turns, and
+`beside`, the same in two streams, which hand nothing over and so bound what is to be had; `turns` and `ahead`, an
+iteration of one learner without algo.overlap and with it. `bits`: the same after 30 iterations twice, and without CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -24,20 +26,68 @@ from operant.training.build import build
 
 CASES: dict[str, list[str]] = {
     "2048 x 16, two towers": ["env.lanes=2048", "algo.horizon=16", "algo.epochs=4", "algo.minibatches=4"],
-    "2048 x 16, one trunk": ["env.lanes=2048", "algo.horizon=16", "net.shared=true", "algo.epochs=4", "algo.minibatches=4"],
-    "pictures, nature": ["env.name=pong", "env.pixels=64", "net.kind=cnn", "net.cnn=nature", "env.lanes=1024", "algo.horizon=32", "algo.microbatch=4096"],
-    "host: breakout 1 epoch": ["env.name=breakout", "env.device=cpu", "env.lanes=65536", "algo.horizon=32", "net.hidden=[128,128]", "algo.epochs=1"],
-    "host: breakout 4 epochs": ["env.name=breakout", "env.device=cpu", "env.lanes=65536", "algo.horizon=32", "net.hidden=[128,128]", "algo.epochs=4"],
-    "host: gymnasium": ["env.name=gymnasium:CartPole-v1", "env.lanes=64", "algo.horizon=64", "algo.epochs=8", "algo.minibatches=8"],
+    "2048 x 16, one trunk": [
+        "env.lanes=2048",
+        "algo.horizon=16",
+        "net.shared=true",
+        "algo.epochs=4",
+        "algo.minibatches=4",
+    ],
+    "pictures, nature": [
+        "env.name=pong",
+        "env.pixels=64",
+        "net.kind=cnn",
+        "net.cnn=nature",
+        "env.lanes=1024",
+        "algo.horizon=32",
+        "algo.microbatch=4096",
+    ],
+    "host: breakout 1 epoch": [
+        "env.name=breakout",
+        "env.device=cpu",
+        "env.lanes=65536",
+        "algo.horizon=32",
+        "net.hidden=[128,128]",
+        "algo.epochs=1",
+    ],
+    "host: breakout 4 epochs": [
+        "env.name=breakout",
+        "env.device=cpu",
+        "env.lanes=65536",
+        "algo.horizon=32",
+        "net.hidden=[128,128]",
+        "algo.epochs=4",
+    ],
+    "host: gymnasium": [
+        "env.name=gymnasium:CartPole-v1",
+        "env.lanes=64",
+        "algo.horizon=64",
+        "algo.epochs=8",
+        "algo.minibatches=8",
+    ],
     "8192 x 64, two towers": ["env.lanes=8192", "algo.horizon=64", "algo.epochs=4", "algo.minibatches=4"],
-    "65536 x 64, one trunk": ["env.lanes=65536", "algo.horizon=64", "net.shared=true", "algo.epochs=4", "algo.minibatches=4"],
+    "65536 x 64, one trunk": [
+        "env.lanes=65536",
+        "algo.horizon=64",
+        "net.shared=true",
+        "algo.epochs=4",
+        "algo.minibatches=4",
+    ],
     "breakout, 4096 x 32": ["env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]"],
     "one epoch: breakout": [
-        "env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]", "net.shared=true", "net.activation=relu", "algo.epochs=1",
-        "algo.minibatches=8", "algo.normalize_observations=true", "algo.normalize_rewards=true",
+        "env.name=breakout",
+        "env.lanes=4096",
+        "algo.horizon=32",
+        "net.hidden=[128,128]",
+        "net.shared=true",
+        "net.activation=relu",
+        "algo.epochs=1",
+        "algo.minibatches=8",
+        "algo.normalize_observations=true",
+        "algo.normalize_rewards=true",
     ],
     "snake, 4096 x 32": ["env.name=snake", "env.lanes=4096", "algo.horizon=32"],
-}  # fmt: skip
+}
 
 
 def microseconds(work: Callable[[], None], device: torch.device, times: int) -> float:
@@ -120,7 +170,7 @@ def rates(name: str, words: list[str], device: torch.device) -> None:
         "most": round(found["apart"] / found["beside"] - 1.0, 3),
         "gain": round(found["turns"] / found["ahead"] - 1.0, 3),
     }
-    kernels = {"kernels": one.backend.name, "times": times}
+    kernels = {"kernels": one.kernels, "times": times}
     print(
         json.dumps(
             {

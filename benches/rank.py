@@ -94,7 +94,7 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
     found = {
         "seconds": seconds,
         "ready_s": round(ready, 1),
-        "kernels": algo.backend.name,
+        "kernels": algo.kernels,
         "bits_by_ranks": algo.bits_by_ranks,
     }
     found |= {
@@ -115,7 +115,9 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
 
 
 def spin(job: dict[str, Any], rank: int, ranks: int, device: Any, exchange: Any) -> None:
-    """The last rank is killed in the middle of it; the others say when they see that it is gone, and end in another thread, as training does."""
+    """The last rank is killed in the middle of it; the others say when they see that it is gone, and end in another
+    thread, as training does.
+    """
     from operant.config import load
     from operant.training.build import build
 
@@ -136,7 +138,9 @@ def spin(job: dict[str, Any], rank: int, ranks: int, device: Any, exchange: Any)
 
 
 def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any]) -> None:
-    """One rank's part of the jobs; it prints what was found. Ends without taking the process group apart, which hangs after a capture."""
+    """One rank's part of the jobs; it prints what was found. Ends without taking the process group apart, which hangs
+    after a capture.
+    """
     faulthandler.dump_traceback_later(given["limit_s"] - 3.0)
     import torch
     import torch.distributed as dist
@@ -165,10 +169,17 @@ def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any
 
 
 def on_ranks(
-    ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gpu: bool, limit_s: float, look: Callable[[list[list[dict[str, Any]]]], None] = len,
-) -> list[list[dict[str, Any]]]:  # fmt: skip
-    """What each rank of a set of processes has printed, which `look` is shown meanwhile; where one does not end well, the ends of all their error streams are
-    printed.
+    ranks: int,
+    part: str,
+    kind: str,
+    jobs: list[dict[str, Any]],
+    *,
+    gpu: bool,
+    limit_s: float,
+    look: Callable[[list[list[dict[str, Any]]]], None] = len,
+) -> list[list[dict[str, Any]]]:
+    """What each rank of a set of processes has printed, which `look` is shown meanwhile; where one does not end well,
+    the ends of all their error streams are printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}
@@ -194,8 +205,9 @@ def on_ranks(
                 for rank in range(ranks)
             ]
             processes = [
-                subprocess.Popen([*command, str(rank)], env=environment, stdout=out, stderr=err) for rank, (out, err) in enumerate(streams)
-            ]  # fmt: skip
+                subprocess.Popen([*command, str(rank)], env=environment, stdout=out, stderr=err)
+                for rank, (out, err) in enumerate(streams)
+            ]
             deadline = time.monotonic() + limit_s
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
                 if any(process.poll() for process in processes):

@@ -1,14 +1,18 @@
-"""PPO with a memory on a GPU: what fused kernels compute beside float64, beside torch and beside themselves, then a game's steps a second, all included, beside
-torch's. Prints JSON lines.
+"""PPO with a memory on a GPU: what fused kernels compute beside float64, beside torch and beside themselves, then a
+game's steps a second, all included, beside torch's. Prints JSON lines.
 
-python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
-    [--checks gradient,acting,acting8192,bytes,kinds,game,bits,carried,torch] [--time mingru:fused:bf16:4096,gru:torch:tf32]
+python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32]
+[--lanes 4096,8192] [--profile] [--tiny]
+    [--checks gradient,acting,acting8192,bytes,kinds,game,bits,carried,torch] [--time
+    mingru:fused:bf16:4096,gru:torch:tf32]
 
-The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios. `--time` lists what is timed, and in which order.
+The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios. `--time`
+lists what is timed, and in which order.
 
-`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles, of which acting
-keeps the fastest. A part that fails says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1
-PYTHONPATH=tests), on a few lanes, to see that nothing breaks.
+`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch
+take in other tiles, of which acting keeps the fastest. A part that fails says so in its line, and the others go on.
+`--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1 PYTHONPATH=tests), on a few lanes, to see that
+nothing breaks.
 """
 
 from __future__ import annotations
@@ -107,9 +111,15 @@ def checks(
         wide(30, 3, seen="uint8", categories=4),
     )
     every = {
-        "gradient": gradient, "acting": acting, "acting8192": many, "bytes": functools.partial(acting, env=numbers),
-        "kinds": functools.partial(acting, env=kinds), "bits": bits, "carried": carried, "torch": beside_torch,
-    }  # fmt: skip
+        "gradient": gradient,
+        "acting": acting,
+        "acting8192": many,
+        "bytes": functools.partial(acting, env=numbers),
+        "kinds": functools.partial(acting, env=kinds),
+        "bits": bits,
+        "carried": carried,
+        "torch": beside_torch,
+    }
     for precision, case, name in itertools.product(precisions, only, asked):
         every["game"] = functools.partial(acting, env=envs.find(CASES[case].env), normalize=CASES[case].normalize)
         net = CASES[case].net(tiny=tiny)
@@ -126,7 +136,9 @@ def sizes_of(tiny: bool, net: dict) -> dict[str, int]:
 
 
 def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """Relative errors beside float64, and what the first update says of a policy that has not changed since it acted."""
+    """Relative errors beside float64, and what the first update says of a policy that has not changed since
+    it acted.
+    """
     from fused_probe import trainer, wide
     from memory_interpreted import gradient_case
 
@@ -158,7 +170,9 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 def acting(
     net: dict, precision: str, tiny: bool, lanes: int | None = None, env: envs.Env | None = None, normalize: bool = True
 ) -> dict[str, object]:
-    """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same weights: equal to the bit or how far off."""
+    """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same
+    weights: equal to the bit or how far off.
+    """
     from fused_probe import trainer, wide
     from memory_interpreted import third_iteration
 
@@ -191,9 +205,11 @@ def acting(
     states[-1][:, ended] = 0.0
     wanted = torch.cat([ppo.backend.learner.starts[1:], ppo.backend.tensors()["state/0"][None]])  # after each segment
     sides = {
-        "values": (found["value"], kept.value[:-1]), "log-probabilities": (found["log_probability"], kept.log_probability),
-        "actions": (found["raw"], kept.raw[:, 0].float()), "states": (states, wanted),
-    }  # fmt: skip
+        "values": (found["value"], kept.value[:-1]),
+        "log-probabilities": (found["log_probability"], kept.log_probability),
+        "actions": (found["raw"], kept.raw[:, 0].float()),
+        "states": (states, wanted),
+    }
     told = {name: apart(ours, theirs) for name, (ours, theirs) in sides.items()}
     ppo.update()
     # The update's own way to the log-probabilities: 0 where all ratios are 1.
@@ -208,7 +224,9 @@ def acting(
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
-    """Shares of numbers that differ, and by more than 64 units in the last place of the largest; by how much at most, also in such units and in their own."""
+    """Shares of numbers that differ, and by more than 64 units in the last place of the largest; by how much at most,
+    also in such units and in their own.
+    """
     ours, theirs = ours.contiguous(), theirs.contiguous()
     most = (ours - theirs).abs().max()
     unit = torch.finfo(torch.float32).eps * 2.0 ** torch.floor(torch.log2(theirs.abs().max()))
@@ -217,13 +235,18 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
         (ours * theirs > 0) & (theirs.abs() > 1e-3)
     ]
     return {
-        "differ": float((ours != theirs).double().mean()), "much": float(((ours - theirs).abs() > 64 * unit).double().mean()),
-        "most": float(f"{float(most):.3g}"), "ulps_of_largest": round(float(most / unit), 2), "ulps_of_own": int(places.max()) if len(places) else 0,
-    }  # fmt: skip
+        "differ": float((ours != theirs).double().mean()),
+        "much": float(((ours - theirs).abs() > 64 * unit).double().mean()),
+        "most": float(f"{float(most):.3g}"),
+        "ulps_of_largest": round(float(most / unit), 2),
+        "ulps_of_own": int(places.max()) if len(places) else 0,
+    }
 
 
 def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What learning's way forward makes of the rollout, drawn with the same noise, (T, N) each; and what lanes remember after each segment, (K, R, N)."""
+    """What learning's way forward makes of the rollout, drawn with the same noise, (T, N) each; and what lanes remember
+    after each segment, (K, R, N).
+    """
     from operant.kernels.dense import per_layer
 
     learner, (T, N) = ppo.backend.learner, ppo.rollout.reward.shape
@@ -248,9 +271,22 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         del tiling["BLOCK_N"]
         legal = learner._legal_mask if ppo.rollout.legal is None else ppo.rollout.legal[t, :, lane].t().contiguous()
         learner.launch(
-            per_layer.act_head, (-(-rows // learner._head_block_m), 1), learner._hidden[-1], learner._packed, learner._values, legal, given,
-            0, 0, rows, rows, rows, SPEC=learner.spec, SAMPLE=learner.work.sample, **tiling,
-        )  # fmt: skip
+            per_layer.act_head,
+            (-(-rows // learner._head_block_m), 1),
+            learner._hidden[-1],
+            learner._packed,
+            learner._values,
+            legal,
+            given,
+            0,
+            0,
+            rows,
+            rows,
+            rows,
+            SPEC=learner.spec,
+            SAMPLE=learner.work.sample,
+            **tiling,
+        )
         for name in found:
             found[name][(t * N + lane).long()] = scratch[name].float()
         learner._remember(where._replace(state=states), rows // learner.shape.length, acting=False, write=True)
@@ -294,14 +330,19 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
     reference = run()
     verdicts = {
-        "again": run() == reference, "eager": run(eager=True) == reference, "resumed": run(break_at=3) == reference,
-        "other seed differs": run(seed=2) != reference, "finite": reference != b"",
-    }  # fmt: skip
+        "again": run() == reference,
+        "eager": run(eager=True) == reference,
+        "resumed": run(break_at=3) == reference,
+        "other seed differs": run(seed=2) != reference,
+        "finite": reference != b"",
+    }
     return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
 
 
 def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """Whether two iterations act to the bit as one that is as long as both, and differ from it where the state is not carried."""
+    """Whether two iterations act to the bit as one that is as long as both, and differ from it where the state is not
+    carried.
+    """
     from fused_probe import ENVS, trainer
 
     def acting(horizon: int, **more: object) -> PPO:
@@ -329,7 +370,9 @@ def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
 
 def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """What two short iterations from the same seed differ in, by fused kernels and by torch's; judged in fp32 alone: else actions soon lead elsewhere."""
+    """What two short iterations from the same seed differ in, by fused kernels and by torch's; judged in fp32 alone:
+    else actions soon lead elsewhere.
+    """
     from memory_interpreted import rollout_case
 
     sizes = sizes_of(tiny, net) | {"horizon": 4 if tiny else 16}
@@ -351,9 +394,18 @@ def begun(case: str, kernels: str, precision: str, lanes: int, minibatches: int,
     """A trainer that has done three iterations: it is compiled and captured."""
     asked = CASES[case]
     config = PPOConfig(
-        horizon=8 if tiny else asked.horizon, minibatches=minibatches, precision=precision, kernels=kernels, anneal=False, learning_rate=1e-3,
-        gamma=0.975, gae_lambda=0.9, normalize_observations=asked.normalize, normalize_rewards=True, **asked.algo,
-    )  # fmt: skip
+        horizon=8 if tiny else asked.horizon,
+        minibatches=minibatches,
+        precision=precision,
+        kernels=kernels,
+        anneal=False,
+        learning_rate=1e-3,
+        gamma=0.975,
+        gae_lambda=0.9,
+        normalize_observations=asked.normalize,
+        normalize_rewards=True,
+        **asked.algo,
+    )
     world = DeviceWorld(envs.find(asked.env), lanes, seed=1, device=torch.device("cpu" if tiny else "cuda"))
     ppo = PPO(world, config, asked.net(tiny=tiny), seed=1, steps=10**9, eager=tiny)
     ppo.start()
@@ -372,9 +424,13 @@ def rates(ppo: PPO) -> dict[str, object]:
 
     whole, collect, update = (replay_microseconds(work, 5) for work in (both, ppo.collect, ppo.update))
     return {
-        "backend": ppo.backend.name, "updates": ppo.config.updates, "M_SPS": round(ppo.steps_per_iteration / whole, 1), "collect_us": round(collect),
-        "update_us": round(update), "not_finite": float(ppo.stats[8]),
-    }  # fmt: skip
+        "backend": ppo.kernels,
+        "updates": ppo.config.updates,
+        "M_SPS": round(ppo.steps_per_iteration / whole, 1),
+        "collect_us": round(collect),
+        "update_us": round(update),
+        "not_finite": float(ppo.stats[8]),
+    }
 
 
 def profile(ppo: PPO) -> list[list[object]]:
@@ -451,9 +507,14 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
         )
     ]
     dense = [
-        {"block_m": 64, "warps": 4}, {"block_n": 64, "warps": 4}, {"stages": 2}, {"stages": 4}, {"block_m": 64, "warps": 4, "block_k": deep},
-        {"chunks": ppo.backend.learner.config.chunks // 2}, {"chunks": ppo.backend.learner.config.chunks * 2},
-    ]  # fmt: skip
+        {"block_m": 64, "warps": 4},
+        {"block_n": 64, "warps": 4},
+        {"stages": 2},
+        {"stages": 4},
+        {"block_m": 64, "warps": 4, "block_k": deep},
+        {"chunks": ppo.backend.learner.config.chunks // 2},
+        {"chunks": ppo.backend.learner.config.chunks * 2},
+    ]
     every = [{}, *cells, *(dense if wide else ())]
     return {"us": {str(changes): took(changes) for changes in every}}
 

@@ -1,7 +1,8 @@
-"""Names that have changed, in one table: keys of configurations, and what a user's Python file imports and calls. Standard library only.
+"""Names that have changed, in one table: keys of configurations, and what a user's Python file imports and calls.
+Standard library only.
 
-Three readers: a run's own configuration is read with the keys of its time; an unknown key's message names the new one; a user's file is translated while it is
-loaded. Knows nothing of what the names mean, and of no file but its text.
+Three readers: a run's own configuration is read with the keys of its time; an unknown key's message names the new one;
+a user's file is translated while it is loaded. Knows nothing of what the names mean, and of no file but its text.
 """
 
 from __future__ import annotations
@@ -9,41 +10,111 @@ from __future__ import annotations
 import ast
 
 KEYS = {"algo.kernels_shape": "algo.kernel_config"}
-"""Keys of configurations. Runs made before keep theirs; anywhere else the old key is an error that names the new one."""
+"""Keys of configurations. Runs made before keep theirs; anywhere else the old key is an error that names the new one.
+"""
 
 ALIASES = {"env.num_envs": "env.lanes"}
 """Keys that are accepted everywhere beside Operant's own."""
 
 SYNONYMS = {
-    "lr": "algo.learning_rate", "n_steps": "algo.horizon", "num_steps": "algo.horizon", "rollout_length": "algo.horizon", "n_epochs": "algo.epochs",
-    "num_epochs": "algo.epochs", "update_epochs": "algo.epochs", "batch_size": "algo.minibatches", "minibatch_size": "algo.minibatches",
-    "mini_batch_size": "algo.minibatches", "n_minibatches": "algo.minibatches", "num_minibatches": "algo.minibatches", "num_mini_batches": "algo.minibatches",
-    "discount": "algo.gamma", "discount_factor": "algo.gamma", "lam": "algo.gae_lambda", "lambda": "algo.gae_lambda", "clip_range": "algo.clip",
-    "clip_coef": "algo.clip", "clip_epsilon": "algo.clip", "clip_range_vf": "algo.value_clip", "ent_coef": "algo.entropy_coefficient",
-    "entropy_coef": "algo.entropy_coefficient", "vf_coef": "algo.value_coefficient", "value_coef": "algo.value_coefficient",
-    "max_grad_norm": "algo.max_gradient_norm", "anneal_lr": "algo.anneal", "norm_adv": "algo.normalize_advantages",
-    "normalize_advantage": "algo.normalize_advantages", "norm_obs": "algo.normalize_observations", "norm_reward": "algo.normalize_rewards",
-    "adam_eps": "algo.adam_epsilon", "num_envs": "env.lanes", "n_envs": "env.lanes", "env_id": "env.name", "total_timesteps": "run.steps",
-    "total_steps": "run.steps", "max_steps": "run.steps", "hidden_sizes": "net.hidden", "hidden_size": "net.hidden", "hidden_dim": "net.hidden",
-    "net_arch": "net.hidden", "log_std_init": "net.initial_log_std", "eval_freq": "eval.every", "n_eval_episodes": "eval.episodes",
-    "save_freq": "checkpoint.every", "train_batch_size": "algo.minibatches", "sgd_minibatch_size": "algo.minibatches", "gae": "algo.gae_lambda",
-    "grad_clip": "algo.max_gradient_norm", "gradient_clip": "algo.max_gradient_norm", "max_norm": "algo.max_gradient_norm", "envs": "env.lanes",
-    "n_lanes": "env.lanes", "nsteps": "algo.horizon", "layers": "net.hidden", "width": "net.hidden", "lr_schedule": "algo.anneal",
-}  # fmt: skip
+    "lr": "algo.learning_rate",
+    "n_steps": "algo.horizon",
+    "num_steps": "algo.horizon",
+    "rollout_length": "algo.horizon",
+    "n_epochs": "algo.epochs",
+    "num_epochs": "algo.epochs",
+    "update_epochs": "algo.epochs",
+    "batch_size": "algo.minibatches",
+    "minibatch_size": "algo.minibatches",
+    "mini_batch_size": "algo.minibatches",
+    "n_minibatches": "algo.minibatches",
+    "num_minibatches": "algo.minibatches",
+    "num_mini_batches": "algo.minibatches",
+    "discount": "algo.gamma",
+    "discount_factor": "algo.gamma",
+    "lam": "algo.gae_lambda",
+    "lambda": "algo.gae_lambda",
+    "clip_range": "algo.clip",
+    "clip_coef": "algo.clip",
+    "clip_epsilon": "algo.clip",
+    "clip_range_vf": "algo.value_clip",
+    "ent_coef": "algo.entropy_coefficient",
+    "entropy_coef": "algo.entropy_coefficient",
+    "vf_coef": "algo.value_coefficient",
+    "value_coef": "algo.value_coefficient",
+    "max_grad_norm": "algo.max_gradient_norm",
+    "anneal_lr": "algo.anneal",
+    "norm_adv": "algo.normalize_advantages",
+    "normalize_advantage": "algo.normalize_advantages",
+    "norm_obs": "algo.normalize_observations",
+    "norm_reward": "algo.normalize_rewards",
+    "adam_eps": "algo.adam_epsilon",
+    "num_envs": "env.lanes",
+    "n_envs": "env.lanes",
+    "env_id": "env.name",
+    "total_timesteps": "run.steps",
+    "total_steps": "run.steps",
+    "max_steps": "run.steps",
+    "hidden_sizes": "net.hidden",
+    "hidden_size": "net.hidden",
+    "hidden_dim": "net.hidden",
+    "net_arch": "net.hidden",
+    "log_std_init": "net.initial_log_std",
+    "eval_freq": "eval.every",
+    "n_eval_episodes": "eval.episodes",
+    "save_freq": "checkpoint.every",
+    "train_batch_size": "algo.minibatches",
+    "sgd_minibatch_size": "algo.minibatches",
+    "gae": "algo.gae_lambda",
+    "grad_clip": "algo.max_gradient_norm",
+    "gradient_clip": "algo.max_gradient_norm",
+    "max_norm": "algo.max_gradient_norm",
+    "envs": "env.lanes",
+    "n_lanes": "env.lanes",
+    "nsteps": "algo.horizon",
+    "layers": "net.hidden",
+    "width": "net.hidden",
+    "lr_schedule": "algo.anneal",
+}
 """What other libraries call a key, by its last part: a hint in the message about an unknown key."""
 
 REPLAY_SYNONYMS = {
-    "buffer_size": "algo.replay_capacity", "replay_buffer_size": "algo.replay_capacity", "replay_size": "algo.replay_capacity",
-    "memory_size": "algo.replay_capacity", "buffer_capacity": "algo.replay_capacity", "gradient_steps": "algo.updates_per_step",
-    "utd": "algo.updates_per_step", "utd_ratio": "algo.updates_per_step", "start_steps": "algo.learning_starts", "start_timesteps": "algo.learning_starts",
-    "warmup_steps": "algo.learning_starts", "ent_coef": "algo.temperature", "alpha": "algo.temperature", "q_lr": "algo.critic_learning_rate",
-    "critic_lr": "algo.critic_learning_rate", "policy_lr": "algo.learning_rate", "actor_lr": "algo.learning_rate", "policy_delay": "algo.actor_delay",
-    "policy_frequency": "algo.actor_delay", "policy_noise": "algo.target_noise", "target_policy_noise": "algo.target_noise",
-    "noise_clip": "algo.target_noise_clip", "target_update_interval": "algo.target_every", "target_network_frequency": "algo.target_every",
-    "exploration_initial_eps": "algo.epsilon_start", "start_e": "algo.epsilon_start", "exploration_final_eps": "algo.epsilon_end",
-    "end_e": "algo.epsilon_end", "exploration_fraction": "algo.epsilon_steps", "dueling": "algo.duelling", "double_q": "algo.double",
-    "per": "algo.replay_sampling", "prioritized_replay": "algo.replay_sampling", "n_atoms": "algo.atoms", "num_atoms": "algo.atoms",
-}  # fmt: skip
+    "buffer_size": "algo.replay_capacity",
+    "replay_buffer_size": "algo.replay_capacity",
+    "replay_size": "algo.replay_capacity",
+    "memory_size": "algo.replay_capacity",
+    "buffer_capacity": "algo.replay_capacity",
+    "gradient_steps": "algo.updates_per_step",
+    "utd": "algo.updates_per_step",
+    "utd_ratio": "algo.updates_per_step",
+    "start_steps": "algo.learning_starts",
+    "start_timesteps": "algo.learning_starts",
+    "warmup_steps": "algo.learning_starts",
+    "ent_coef": "algo.temperature",
+    "alpha": "algo.temperature",
+    "q_lr": "algo.critic_learning_rate",
+    "critic_lr": "algo.critic_learning_rate",
+    "policy_lr": "algo.learning_rate",
+    "actor_lr": "algo.learning_rate",
+    "policy_delay": "algo.actor_delay",
+    "policy_frequency": "algo.actor_delay",
+    "policy_noise": "algo.target_noise",
+    "target_policy_noise": "algo.target_noise",
+    "noise_clip": "algo.target_noise_clip",
+    "target_update_interval": "algo.target_every",
+    "target_network_frequency": "algo.target_every",
+    "exploration_initial_eps": "algo.epsilon_start",
+    "start_e": "algo.epsilon_start",
+    "exploration_final_eps": "algo.epsilon_end",
+    "end_e": "algo.epsilon_end",
+    "exploration_fraction": "algo.epsilon_steps",
+    "dueling": "algo.duelling",
+    "double_q": "algo.double",
+    "per": "algo.replay_sampling",
+    "prioritized_replay": "algo.replay_sampling",
+    "n_atoms": "algo.atoms",
+    "num_atoms": "algo.atoms",
+}
 """The same for algorithms of Q values, where the key is not one of SYNONYMS'."""
 
 _SAMPLES = "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"

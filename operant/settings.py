@@ -1,4 +1,6 @@
-"""The base of every configuration section, and the number types they share. Knows no section: each lives in the module that uses it."""
+"""The base of every configuration section, and the number types they share. Knows no section: each lives in the module
+that uses it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _number(value: object) -> object:
-    """Turn "20M", "1e7" or "10_000_000" into a number; leave everything else, and everything that is no number, to pydantic."""
+    """Turn "20M", "1e7" or "10_000_000" into a number; leave everything else, and everything that is no number, to
+    pydantic.
+    """
     if not isinstance(value, str):
         return value
     text, factor = value.strip(), 1
@@ -59,11 +63,17 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fixed_on_resume: ClassVar[Mapping[str, str]] = {}
-    """An algorithm's own keys that a resumed run cannot change (see `operant.config.resuming`), and why: what its checkpoints hold depends on them."""
+    """An algorithm's own keys that a resumed run cannot change (see `operant.config.resuming`), and why: what its
+    checkpoints hold depends on them.
+    """
 
     schedulable: ClassVar[tuple[str, ...]] = ()
-    """An algorithm's own keys that may change while it trains (see `operant.config.schedules`): it reads them from scalars on the device."""
+    """An algorithm's own keys that may change while it trains (see `operant.config.schedules`): it reads them from
+    scalars on the device.
+    """
 
     def completed(self, steps: int) -> Self:
-        """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that plans others keeps it."""
+        """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that
+        plans others keeps it.
+        """
         return self

@@ -1,4 +1,5 @@
-"""Text for people: the one filter for everything untrusted that is printed, and the one place that words numbers. Standard library only.
+"""Text for people: the one filter for everything untrusted that is printed, and the one place that words numbers.
+Standard library only.
 
 Knows nothing of runs, files or terminals.
 """
@@ -15,16 +16,20 @@ _HIDDEN = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400), *range(0xE0100, 0xE01F0))))
 )
-"""Characters Python calls printable that draw nothing, or nothing by themselves: fillers, variation selectors, skin tones."""
+"""Characters Python calls printable that draw nothing, or nothing by themselves: fillers, variation selectors, skin
+tones.
+"""
 _MOST_MARKS = 3  # on one character: as Vietnamese and Hebrew need; a higher pile is drawn over the lines around
 
 
 def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
-    """`text` as plain text that a terminal neither obeys nor hides, at most `limit_cells` cells wide (an ellipsis shows a cut).
+    """`text` as plain text that a terminal neither obeys nor hides, at most `limit_cells` cells wide (an ellipsis shows
+    a cut).
 
-    Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and lone surrogates are removed, of marks
-    piled on one character the fourth and those above, and those with no character below; white space
-    of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width is counted within each line.
+    Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and
+    lone surrogates are removed, of marks piled on one character the fourth and those above, and those with no character
+    below; white space of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width
+    is counted within each line.
     """
     if isinstance(text, (bytes, bytearray)):
         text = bytes(text).decode("utf-8", "replace")
@@ -51,7 +56,9 @@ def _without_piles(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """How many terminal cells one printable character takes: 0, 1 or 2. Marks and the later letters of a Hangul syllable take none, as Textual has it."""
+    """How many terminal cells one printable character takes: 0, 1 or 2. Marks and the later letters of a Hangul
+    syllable take none, as Textual has it.
+    """
     if character.isascii():
         return 1
     if (

@@ -1,4 +1,6 @@
-"""Iterations of the value-based algorithms by fused kernels and by torch, from the same seed: for `fused_interpreted` and the bench."""
+"""Iterations of the value-based algorithms by fused kernels and by torch, from the same seed: for `fused_interpreted`
+and the bench.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def iterations_case(algo, env, net, config, lanes=12, iterations=2):
         actions += int((ours.rollout.action != theirs.rollout.action).sum())
     tensors = ours.state("all")
     return {
-        "backend": ours.backend.name,
+        "backend": ours.kernels,
         "actions": actions,
         "stats": difference(ours.stats, theirs.stats),
         "state": {name: difference(tensors[name], other) for name, other in theirs.state("all").items()},

@@ -16,13 +16,25 @@ from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
 
 RARELY = {
-    "autoencode", "cartpole_positions", "concentration", "count_recall", "higher_lower", "memory_chain", "pendulum_positions", "repeat_first", "tmaze",
-}  # fmt: skip
-"""Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled for these in the long versions alone."""
+    "autoencode",
+    "cartpole_positions",
+    "concentration",
+    "count_recall",
+    "higher_lower",
+    "memory_chain",
+    "pendulum_positions",
+    "repeat_first",
+    "tmaze",
+}
+"""Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled
+for these in the long versions alone.
+"""
 
 
 def by_name(names: Any, plain: Any = None) -> list[Any]:
-    """Names of environments as the parameters of a test: the plain suite takes all but the rare ones or, of those, the ones in `plain`."""
+    """Names of environments as the parameters of a test: the plain suite takes all but the rare ones or, of those, the
+    ones in `plain`.
+    """
 
     def marks(name: str) -> Any:
         return (
@@ -40,8 +52,8 @@ class NoParams(NamedTuple):
     """Nothing to choose."""
 
 
-# COUNT: the observation counts the steps of the episode, the reward is the count after the step. Lane k > 0 terminates when the count reaches k,
-# lane 0 never; the time limit of 3 truncates. So lane 3 terminates and is truncated at once.
+# COUNT: the observation counts the steps of the episode, the reward is the count after the step. Lane k > 0 terminates
+# when the count reaches k, lane 0 never; the time limit of 3 truncates. So lane 3 terminates and is truncated at once.
 
 COUNTED, LAST, COUNT_FIELDS = range(3)
 
@@ -75,7 +87,8 @@ COUNT = Env(
 )
 
 
-# PUSH: two places in [-1, 1], two pushes of different bounds; it pays to stand at zero. Terminates outside, truncates after 10 steps.
+# PUSH: two places in [-1, 1], two pushes of different bounds; it pays to stand at zero. Terminates outside, truncates
+# after 10 steps.
 
 
 @device
@@ -149,8 +162,9 @@ PICK = Env(
 )
 
 
-# GATE: one of three and one of two, of which not all are legal: never the number shown, and the second's 1 not while that is 1. Naming the number that
-# follows pays, and so does the second's 1. What was illegal is counted, and changes nothing else.
+# GATE: one of three and one of two, of which not all are legal: never the number shown, and the second's 1 not while
+# that is 1. Naming the number that follows pays, and so does the second's 1. What was illegal is counted, and changes
+# nothing else.
 
 
 @device
@@ -191,8 +205,9 @@ GATE = Env(
 )
 
 
-# FILL: six squares, some full from the start; putting a stone onto an empty one is legal and pays its number. Ends when all are full. A board in cells, and
-# a picture: column k is white where square k is full, grey where it is empty; the upper half is red while the number of stones is odd.
+# FILL: six squares, some full from the start; putting a stone onto an empty one is legal and pays its number. Ends when
+# all are full. A board in cells, and a picture: column k is white where square k is full, grey where it is empty; the
+# upper half is red while the number of stones is odd.
 
 SQUARES = 6
 

@@ -1,7 +1,8 @@
-"""Figures of the machine that trains a run: its GPU, the trainer's process, the disk. Light to import: the sampling thread loads psutil and NVML.
+"""Figures of the machine that trains a run: its GPU, the trainer's process, the disk. Light to import: the sampling
+thread loads psutil and NVML.
 
-Sampled once a second, in a thread of its own: a driver may take its time. What cannot be read here (another machine, another user, no NVML, no psutil)
-is None, and for the GPU a sentence. Knows nothing of records or screens.
+Sampled once a second, in a thread of its own: a driver may take its time. What cannot be read here (another machine,
+another user, no NVML, no psutil) is None, and for the GPU a sentence. Knows nothing of records or screens.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ _REASONS: Final = (
     (0x0000000000000004, POWER_LIMIT),
     (0x0000000000000010, "in step with other GPUs"),
 )
-"""NVML's reasons for a clock held down, the most telling first (nvml.h, nvmlClocksThrottleReasons). An idle GPU and clocks that were set are none."""
+"""NVML's reasons for a clock held down, the most telling first (nvml.h, nvmlClocksThrottleReasons). An idle GPU and
+clocks that were set are none.
+"""
 
 
 class Sampler:
-    """Samples the machine of the run that it `follow`s; `latest` is what it saw. Its thread starts with the first living run and ends with `close`."""
+    """Samples the machine of the run that it `follow`s; `latest` is what it saw. Its thread starts with the first
+    living run and ends with `close`.
+    """
 
     def __init__(self, *, period_s: float = _PERIOD_S, first_s: float = _FIRST_S) -> None:
         self.latest: System | None = None
@@ -42,7 +47,9 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run, *, live: bool) -> None:
-        """The run as its document is now. One that has ended, or trains on another machine, is not sampled: `latest` is None then."""
+        """The run as its document is now. One that has ended, or trains on another machine, is not sampled: `latest` is
+        None then.
+        """
         if not live or not runs.is_local(run.document):
             self._run = self.latest = None
             return
@@ -81,7 +88,9 @@ def disk_free(run: Run) -> int | None:
 
 
 class Process:
-    """The trainer's process, told from another of the same number by its start, and the machine around it. Needs psutil."""
+    """The trainer's process, told from another of the same number by its start, and the machine around it. Needs
+    psutil.
+    """
 
     def __init__(self) -> None:
         try:
@@ -167,7 +176,9 @@ class Gpus:
         return ""
 
     def _find(self, document: Mapping[str, Any]) -> Any:
-        """The GPU by its UUID where the document has one, else by the trainer's process, else the only one there is (or the only one of that name)."""
+        """The GPU by its UUID where the document has one, else by the trainer's process, else the only one there is (or
+        the only one of that name).
+        """
         uuid, pid, name = text_of(document, "gpu_uuid"), integer_of(document, "pid"), text_of(document, "device_name")
         key = (uuid, pid, name)
         if self._chosen is not None and self._chosen[0] == key:

@@ -1,7 +1,8 @@
-"""What every algorithm offers: the protocol that the training loop, evaluation, play and the tools are written against. Knows no algorithm.
+"""The protocol of an algorithm, the declaration of its metrics, and a base class for algorithms with a replay.
 
-An algorithm is one file, or a package where it owns kernels: in `operant/algos/`, where it ends in `ALGO = ItsClass`, or a user's own, as
-`algo.name = "a2c.py:A2C"`.
+The training loop, evaluation, play and the tools are written against `Algorithm`. An algorithm is one file, or a
+package where it owns kernels: in `operant/algos/`, where it ends in `ALGO = ItsClass`, or a user's own, as
+`algo.name = "a2c.py:A2C"`. `OffPolicy` is the base of SAC, TD3 and DQN.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from operant.compute.graphs import Graphed
+from operant.data import Cycle
 from operant.envs import Env
-from operant.nn import Actor
+from operant.nn import SOLO, Actor, Exchange, RunningNormalizer
 from operant.runs.metrics import MetricSpec as MetricSpec
 from operant.runs.metrics import Threshold as Threshold  # both for algorithms, too
 from operant.settings import Section
 from operant.worlds import Slot, World
 
 Tier = Literal["policy", "train", "all"]
-"""What a checkpoint holds: "policy", what an actor needs; "train", what a resumed run needs but a replay; "all", with the replay."""
+"""What a checkpoint holds: "policy", what an actor needs; "train", what a resumed run needs but a replay; "all", with
+the replay.
+"""
 
 
 class Phase(NamedTuple):
-    """A part of an iteration. An iteration runs all phases in their order; each uses fixed buffers and reads nothing back to the host."""
+    """A part of an iteration. An iteration runs all phases in their order; each uses fixed buffers and reads nothing
+    back to the host.
+    """
 
     name: str  # of its column seconds/NAME in the metrics file
     run: Callable[[], None]
@@ -36,7 +43,9 @@ class Estimate(NamedTuple):
     steps: int  # environment steps
     flops: float  # of the products of the networks, at least
     bytes: float  # that must move to and from memory, at least
-    trial: Section  # the configuration whose memory is measured on a small copy on the CPU: it takes as much per lane, and no more time than it must
+    # the configuration whose memory is measured on a small copy on the CPU: it takes as much per lane, and no more time
+    # than it must
+    trial: Section
 
 
 class AlgorithmConfig(Protocol):
@@ -47,13 +56,17 @@ class AlgorithmConfig(Protocol):
 
 
 class Algorithm(Protocol):
-    """A learner on a world, made as `Class(world, config, net, seed=, steps=, eager=)`. Its phases in order are one iteration."""
+    """A learner on a world, made as `Class(world, config, net, seed=, steps=, eager=)`. Its phases in order are one
+    iteration.
+    """
 
     Config: ClassVar[type[Section]]
     parts: ClassVar[dict[str, str]]
     """What a profile calls the time of which function, by the function's path from the algorithm; may be left out."""
     sequences: ClassVar[bool]
-    """Whether it trains policies with a memory (`net.memory`); may be left out, where it does not. Its `problems` then take `memory`, whether there is one."""
+    """Whether it trains policies with a memory (`net.memory`); may be left out, where it does not. Its `problems` then
+    take `memory`, whether there is one.
+    """
 
     world: World
     device: torch.device
@@ -62,7 +75,8 @@ class Algorithm(Protocol):
     actor: Actor
     rollout: Slot  # the steps of the last iteration
     metrics: tuple[MetricSpec, ...]
-    stats: Tensor  # (M + 1) float32: a mean over the iteration for each of the M metrics, then how many numbers are NaN or infinite
+    # (M + 1) float32: a mean over the iteration for each of the M metrics, then how many numbers are NaN or infinite
+    stats: Tensor
     steps_per_iteration: int
     scheduled: dict[
         str, tuple[Any, Tensor]
@@ -83,10 +97,36 @@ class Algorithm(Protocol):
         """Begin every lane anew. A resumed run copies into `state` instead."""
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier by name: copy into these to load. Those of "policy" are `policy/` and the actor's own names.
+        """The tensors of a tier by name: copy into these to load. Those of "policy" are `policy/` and the actor's own
+        names.
 
-        Schedules are counted in environment steps, which are `algo/iteration` (1) int64 times `steps_per_iteration`: a resume with another horizon sets it so.
+        Schedules are counted in environment steps, which are `algo/iteration` (1) int64 times `steps_per_iteration`: a
+        resume with another horizon sets it so.
         """
+
+
+NOT_FINITE: Any = None
+"""Default of the last field of a `Stats` class: see `metric`."""
+
+
+def metric(name: str, label: str = "", **fields: Any) -> Any:
+    """Declare one metric as the default of a `Stats` field; the arguments are those of `MetricSpec`.
+
+    `Stats` is a NamedTuple: its fields are the columns of `stats`, in order, and every other list of them (terms of a
+    loss, offsets in kernels, metrics of the run) is derived from it. The last field is
+    `not_finite: Tensor = NOT_FINITE`, the count of values that are NaN or infinite, which is not a metric.
+    """
+    return MetricSpec(name, label, **fields)
+
+
+def metric_specs(stats: type, **changed: dict[str, Any]) -> tuple[MetricSpec, ...]:
+    """Return the MetricSpec of each metric of a `Stats` class, in the order of its fields.
+
+    `changed` replaces attributes of some specs by the field's name, where they depend on the environment:
+    `metric_specs(Stats, entropy={"thresholds": (...)})`.
+    """
+    defaults: dict[str, MetricSpec] = stats._field_defaults  # type: ignore[attr-defined]
+    return tuple(spec._replace(**changed.get(name, {})) for name, spec in defaults.items() if spec is not NOT_FINITE)
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:
@@ -94,16 +134,214 @@ def policy_state(actor: Actor) -> dict[str, Tensor]:
     return {f"policy/{name}": tensor for name, tensor in actor.tensors().items()}
 
 
-def replay_metrics(updates: str) -> tuple[MetricSpec, MetricSpec]:
-    """Of every algorithm with a replay: how full that is, and optimizer steps a second, `updates` saying of what."""
+def replay_metrics(updates: str) -> tuple[Any, Any]:
+    """Declare the metrics of a replay: its fill, and optimizer steps a second; `updates` says of which networks."""
     emptiness = "most of the replay stays empty: a smaller algo.replay_capacity would take less memory"
     return (
-        MetricSpec(
-            "replay_fill", "replay fill", figure="replay fill", order=120, thresholds=(Threshold("warn", below=0.02, after=0.5, advice=emptiness),),
-            explanation="The share of the replay's capacity that is filled: the oldest go once it is 1. What it takes is among the facts about the run.",
+        metric(
+            "replay_fill",
+            "replay fill",
+            figure="replay fill",
+            order=120,
+            thresholds=(Threshold("warn", below=0.02, after=0.5, advice=emptiness),),
+            explanation="The share of the replay's capacity that is filled; once it is 1 the oldest transitions are "
+            "overwritten. The memory it takes is among the facts about the run.",
         ),
-        MetricSpec(
-            "updates_per_second", "updates/s", "1/s", higher_better=True, figure="updates/s", order=25, kind="rate",
+        metric(
+            "updates_per_second",
+            "updates/s",
+            unit="1/s",
+            higher_better=True,
+            figure="updates/s",
+            order=25,
+            kind="rate",
             explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps are taken.",
         ),
-    )  # fmt: skip
+    )
+
+
+class Engine(Protocol):
+    """Fused kernels that act, store and learn in place of an `OffPolicy` algorithm's torch methods."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Choose the actions of tick t, random ones while `cycle.warming` is 1."""
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Learn from one batch."""
+
+
+class OffPolicy:
+    """Base of algorithms that learn from a replay.
+
+    One iteration is T ticks of act -> step the world -> store -> the updates that are due. It touches fixed buffers
+    and never reads back to the host, so on a GPU it is one CUDA graph.
+
+    A subclass declares `Config`, `Stats` and `TERMS`. Its `__init__` calls `super().__init__`, creates networks and
+    optimizers, and ends with `self.capture(...)`. It writes `make_actor`, `estimate`, `act`, `update` and `tensors`,
+    and where needed `iteration_stats` and `start`.
+
+    Shape letters: T ticks, N lanes, A rows of an action, B samples of a batch.
+    """
+
+    Config: ClassVar[type[Section]]
+    Stats: ClassVar[Any]
+    """NamedTuple of metrics: terms of an update, `iteration_stats`, `replay_metrics` and `not_finite`."""
+    TERMS: ClassVar[tuple[str, ...]]
+    """The first fields of `Stats`: means over the updates of an iteration, which `record` adds up."""
+    ACTOR_TERMS: ClassVar[tuple[str, ...]] = ()
+    """Those of `TERMS` that only updates of the actor have (`algo.actor_delay`)."""
+    parts: ClassVar[dict[str, str]] = {
+        "world.step": "environment",
+        "act": "network",
+        "store": "replay",
+        "cycle.sampler.sample": "replay",
+        "update": "learning",
+        "engine.act": "network",
+        "engine.store": "replay",
+        "engine.update": "learning",
+    }
+    """Functions by their path from the algorithm, and the name under which a profile shows their time."""
+    engine: Engine | None = None
+    """The fused kernels in use, if any."""
+    kernels = "torch"
+    """Name of the kernels in use: "torch", "manual_backward" or "fused"."""
+    normalizer: RunningNormalizer | None = None
+    """Running mean and variance of observations, set by a subclass that normalizes them."""
+    bits_by_ranks = "each rank adds up its own part of a batch"
+    scheduled: dict[str, tuple[Any, Tensor]]
+
+    def __init__(
+        self,
+        world: World,
+        config: Any,
+        actor: Actor,
+        *,
+        seed: int,
+        steps: int,
+        acting_noise: int,
+        update_noise: int = 0,
+        stored_action: torch.dtype | None = None,
+        exchange: Exchange = SOLO,
+    ) -> None:
+        """Create the cycle of rollout and replay, and the buffers of the statistics.
+
+        `world` holds this rank's lanes where an exchange joins several ranks. `acting_noise` and `update_noise` are the
+        rows of uniform numbers that acting takes per lane and an update per sample; `stored_action` is the type of
+        `cycle.action` where the replay stores other actions than the environment takes; `steps` is `run.steps`.
+        """
+        self.world, self.config, self.device, self.exchange, self.actor = world, config, world.device, exchange, actor
+        self.steps_per_iteration = config.horizon * world.count * exchange.ranks
+        self.chosen = dict[str, str]()
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
+        self.cycle = Cycle(
+            world,
+            config.share(exchange.ranks),
+            seed=seed,
+            steps=steps,
+            acting_noise=acting_noise,
+            update_noise=update_noise,
+            stored=stored_action,
+            exchange=exchange,
+        )
+        self.rollout = self.cycle.rollout
+        self.metrics = metric_specs(self.Stats)
+        self.stats = torch.zeros(len(self.Stats._fields), device=self.device)
+        self.totals = torch.zeros(len(self.TERMS), device=self.device)  # sums over an iteration's updates
+        counts = [config.actor_updates if term in self.ACTOR_TERMS else config.updates for term in self.TERMS]
+        self._counts = torch.tensor(counts, dtype=torch.float32, device=self.device)
+
+    def capture(self, *, eager: bool) -> None:
+        """Make the iteration a phase: a CUDA graph where the world allows it. The end of a subclass's `__init__`."""
+        if self.engine is not None:
+            self.kernels = "fused"
+        work = self.cycle.single_threaded(self._train)
+        self.train = Graphed(work, self.device, eager=eager or not self.world.capturable)
+        self.phases = (Phase("train", self.train),)
+
+    # TO BE WRITTEN
+
+    def act(self, t: int) -> None:
+        """Write the actions of tick t to `cycle.action[t]` and, as the environment takes them, to `rollout.action[t]`.
+
+        While `cycle.warming` is 1 they are random.
+        """
+        raise NotImplementedError
+
+    def update(self, ticks: int, number: int) -> None:
+        """Learn from one batch, `cycle.sampler.sample(ticks, number)`; change nothing where `cycle.skip` is 1.
+
+        `ticks` of the iteration are stored; `number` counts the updates of the iteration.
+        """
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a resumed run needs besides actor, world and replay, by the names it has in a checkpoint."""
+        raise NotImplementedError
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Return the vectors of learned parameters, which are searched for NaN and infinite values."""
+        raise NotImplementedError
+
+    def iteration_stats(self) -> tuple[Tensor, ...]:
+        """Return the fields of `Stats` between the terms and `replay_fill`, (1) each."""
+        return ()
+
+    def prepare(self) -> None:
+        """Set what changes from iteration to iteration, such as an epsilon."""
+
+    # AN ITERATION
+
+    def start(self) -> None:
+        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        self.cycle.start()
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay."""
+        self.cycle.replay.store(t)
+
+    def record(self, **terms: Tensor) -> None:
+        """Add the terms of an update, scalars by the names in `TERMS`, to the totals; nothing where `skip` is 1."""
+        first = self.TERMS.index(next(iter(terms)))
+        assert self.TERMS[first : first + len(terms)] == tuple(terms), f"in the order of TERMS: {tuple(terms)}"
+        skip = self.cycle.skip
+        self.totals[first : first + len(terms)].add_(torch.where(skip > 0, 0.0, torch.stack([*terms.values()])))
+
+    def _train(self) -> None:
+        """Run one iteration, write its statistics, then update the normalizers, which are constant during it."""
+        self.totals.zero_()
+        self.prepare()
+        if self.engine is not None:
+            self.engine.prepare()
+        self.cycle.run(self.engine or self)
+        self._write_stats()
+        self.update_normalizers()
+
+    @torch.no_grad()
+    def _write_stats(self) -> None:
+        cycle = self.cycle
+        means = self.exchange.gather(self.totals[None]).mean(0) / self._counts
+        not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in (*self.parameters(), means)]).sum()
+        fill = cycle.replay.fill(0) / cycle.replay.capacity
+        updates = (self.config.updates * (1.0 - cycle.skip))[None]
+        self.stats.copy_(torch.cat([means, *self.iteration_stats(), fill, updates, not_finite[None].float()]))
+
+    @torch.no_grad()
+    def update_normalizers(self) -> None:
+        """Update the running mean and variance of observations by the iteration's, if they are normalized."""
+        if self.normalizer is not None:
+            observations = self.rollout.observation[1:].transpose(0, 1)  # (O, T, N)
+            self.normalizer.update(observations, self.cycle.replay.shards, self.exchange)
+
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """Return the tensors of a tier by name; copy into them to load. With those of "all" a resume is exact."""
+        named = policy_state(self.actor)
+        if tier == "policy":
+            return named
+        world = {f"world/{name}": tensor for name, tensor in self.world.state().items()}
+        return named | self.tensors() | world | self.cycle.state(replay=tier == "all")

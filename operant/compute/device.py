@@ -22,14 +22,18 @@ FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """The liberties the compiler may take on the CPU. Not `nnan`: with it `isnan(nan)` is false, and guards lie."""
 
 UNCOUNTED: Any = {"_nrt": False}
-"""Numba counts no references to arrays: nothing here allocates, and counting took more than half of a step's time (on a GPU there is no such count)."""
+"""Numba counts no references to arrays: nothing here allocates, and counting took more than half of a step's time (on a
+GPU there is no such count).
+"""
 
 LEAST_NUMBER = 10**18
 """Numba numbers the functions it compiles, here from some place above this on: see `_number_apart`."""
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on a CPU)."""
+    """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on
+    a CPU).
+    """
     _number_apart()
     paste_without_copies(inline_closurecall)
     return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", **UNCOUNTED)(function)
@@ -42,7 +46,8 @@ def device_call(function: Callable[..., Any]) -> Any:
     called: Any = njit(**options)(function)
     if not hasattr(called, "get_call_template"):  # NUMBA_DISABLE_JIT: plain Python
         return called
-    # Compiled code calls one without numba's wrappers for calls from Python and C: they take a tenth of all compilation.
+    # Compiled code calls one without numba's wrappers for calls from Python and C: they take a tenth of all
+    # compilation.
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     bare: Any = njit(**options)(function)
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload
@@ -63,9 +68,11 @@ def device_params(params: Any) -> Any:
 
 @functools.cache
 def paste_without_copies(numbas: ModuleType) -> None:
-    """Have numba paste a function as it has just read it, rather than two copies of that, each block with all variables: a quarter of all compilation.
+    """Have numba paste a function as it has just read it, rather than two copies of that, each block with all
+    variables: a quarter of all compilation.
 
-    `numbas` is the module of a backend that pastes. What is read to be pasted is used once, there, so that nothing else sees it change.
+    `numbas` is the module of a backend that pastes. What is read to be pasted is used once, there, so that nothing else
+    sees it change.
     """
     if not hasattr(numbas, "copy"):  # a numba that copies in another way, or not at all
         return
@@ -86,8 +93,9 @@ def paste_without_copies(numbas: ModuleType) -> None:
 def _number_apart() -> None:
     """Make compiled functions' names differ from those of any other process.
 
-    A name holds the function's place in the order of compilation. Code that another process compiled and left on disk would otherwise bring names that mean
-    something else here, and whichever of the two came first would run in place of both.
+    A name holds the function's place in the order of compilation. Code that another process compiled and left on disk
+    would otherwise bring names that mean something else here, and whichever of the two came first would run in place of
+    both.
     """
 
     def begin() -> None:

@@ -1,9 +1,11 @@
-"""Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of what a body does.
+"""Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of
+what a body does.
 
-A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a whole number. The same body gets two
-shells: a loop over chunks of indices on the CPU, and one thread an index on a GPU. The index is a uint32: without a sign, no access need look whether it
-counts from the end. On a GPU a launch goes to torch's current stream, so it can be captured in a CUDA graph; numbers handed in by value (`offset`, scalars
-in a tuple) are then frozen into the graph.
+A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a
+whole number. The same body gets two shells: a loop over chunks of indices on the CPU, and one thread an index on a GPU.
+The index is a uint32: without a sign, no access need look whether it counts from the end. On a GPU a launch goes to
+torch's current stream, so it can be captured in a CUDA graph; numbers handed in by value (`offset`, scalars in a tuple)
+are then frozen into the graph.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ THREADS = 64
 """Threads a block on a GPU."""
 
 SERIAL_BELOW = 8192
-"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it saves. With more the fewer, in worlds."""
+"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it
+saves. With more the fewer, in worlds.
+"""
 
 LINE = 16
-"""Numbers of a board that lie apart from those of others: two threads that write would otherwise wait for each other."""
+"""Numbers of a board that lie apart from those of others: two threads that write would otherwise wait for each other.
+"""
 
 GIVEN, STOPPED = 0, LINE
-"""Places on a board: how many orders there are, and whether no more will come. From 3 LINE on there are three lines an order: what it is (first index, last,
-offset, pieces), how many pieces are taken, how many are done."""
+"""Places on a board: how many orders there are, and whether no more will come. From 3 LINE on there are three lines an
+order: what it is (first index, last, offset, pieces), how many pieces are taken, how many are done.
+"""
 
 
 class _Mapped:
-    """Host memory of `host_zeros` as `cuda.as_cuda_array` takes it: a GPU reads and writes it in place, at the same address (unified addressing)."""
+    """Host memory of `host_zeros` as `cuda.as_cuda_array` takes it: a GPU reads and writes it in place, at the same
+    address (unified addressing).
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor  # which lives as long as this
@@ -44,7 +52,9 @@ class _Mapped:
 
 
 def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros in host memory that kernels on the device, numba's and Triton's, read and write in place: page-locked where it is a GPU. A tensor of the CPU."""
+    """Zeros in host memory that kernels on the device, numba's and Triton's, read and write in place: page-locked where
+    it is a GPU. A tensor of the CPU.
+    """
     if device.type != "cuda":
         return torch.zeros(tuple(shape), dtype=dtype)
     from numba import cuda
@@ -55,7 +65,9 @@ def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
-    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array, which host memory of `host_zeros` may be, too."""
+    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array, which host memory of
+    `host_zeros` may be, too.
+    """
     if not (tensor.is_cuda or on_gpu):
         return tensor.numpy()
     from numba import cuda
@@ -66,7 +78,8 @@ def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
 def bind(group: Any, device: torch.device | None = None) -> Any:
     """A named tuple of tensors and scalars as one of arrays and scalars, None (a buffer that is not there) as 0.
 
-    `device` is where kernels run, which has to be told if tensors of `host_zeros` are among them. Bind once and launch often: it costs more than a launch.
+    `device` is where kernels run, which has to be told if tensors of `host_zeros` are among them. Bind once and launch
+    often: it costs more than a launch.
     """
     on_gpu = device is not None and device.type == "cuda"
     return type(group)(
@@ -83,7 +96,9 @@ def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
 
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
-    """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
+    """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a
+    GPU.
+    """
     from numba import cuda  # here: a start without a GPU is spared a third of a second
     from numba.cuda.core import inline_closurecall
 
@@ -98,7 +113,9 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 
 
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
-    """The CPU's shells: one thread, all of numba's, and one of several that share what is ordered on a board (operant/compute/crew.py): a piece, or all."""
+    """The CPU's shells: one thread, all of numba's, and one of several that share what is ordered on a board
+    (operant/compute/crew.py): a piece, or all.
+    """
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
     @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **UNCOUNTED)
@@ -106,7 +123,8 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
 
-    # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches through a tuple.
+    # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches
+    # through a tuple.
     @njit(parallel=True, nogil=True)
     def parallel(count, chunks, lanes, slot, offset):
         for chunk in prange(chunks):
@@ -146,10 +164,11 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 class Kernel:
     """A body and the shell its device asks for.
 
-    On the CPU the shell follows from the count and the number of threads or, `by_count`, from the count alone: where the compiler rounds differently in the
-    two shells, the same seed gives the same bits with any number of threads.
+    On the CPU the shell follows from the count and the number of threads or, `by_count`, from the count alone: where
+    the compiler rounds differently in the two shells, the same seed gives the same bits with any number of threads.
 
-    Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a capture.
+    Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a
+    capture.
     """
 
     def __init__(self, body: Callable[..., Any], device: torch.device, *, by_count: bool = False) -> None:
@@ -168,7 +187,9 @@ class Kernel:
             self.take, self.share = keep(take, f"{name} by pieces"), keep(share, f"{name} shared")
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
-        """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that `bind` made."""
+        """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that
+        `bind` made.
+        """
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
@@ -183,7 +204,9 @@ class Kernel:
 
 @functools.cache
 def _numba_stream(device: torch.device, handle: int) -> Any:
-    """One of torch's few streams as numba has it. Made once: numba makes a class each time, and keeps the last hundred beyond the end of a run."""
+    """One of torch's few streams as numba has it. Made once: numba makes a class each time, and keeps the last hundred
+    beyond the end of a run.
+    """
     from numba import cuda
 
     return cuda.external_stream(handle)
@@ -191,5 +214,7 @@ def _numba_stream(device: torch.device, handle: int) -> Any:
 
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
-    """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms and evaluations use it."""
+    """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms
+    and evaluations use it.
+    """
     return Kernel(body, device, by_count=True)

@@ -1,4 +1,6 @@
-"""The sections of the configuration that belong to no other package: `[run]`, `[env]`, `[checkpoint]`, `[eval]`. Knows no file and no command line."""
+"""The sections of the configuration that belong to no other package: `[run]`, `[env]`, `[checkpoint]`, `[eval]`. Knows
+no file and no command line.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class Run(Section, use_attribute_docstrings=True):
     steps: Count = Field(2_000_000, gt=0, lt=2**62)
     """Environment steps of the run, summed over all lanes; rounded up to whole iterations."""
     target: Real | None = None
-    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm it; none: train for all steps."""
+    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm
+    it; none: train for all steps.
+    """
     record_hz: Real = Field(50.0, ge=0.1, le=1000)
     """Maximum rate of records in the metrics file, per second."""
     name: RunName | None = None
@@ -84,7 +88,9 @@ class Run(Section, use_attribute_docstrings=True):
     threads: Count = Field(0, ge=0, le=4096)
     """CPU threads; 0: one per core."""
     gpus: Gpus = 0
-    """GPUs of this machine that share the lanes: 2, 4 or 8 of them, "all", or a list of their numbers; 0: run.device decides."""
+    """GPUs of this machine that share the lanes: 2, 4 or 8 of them, "all", or a list of their numbers; 0: run.device
+    decides.
+    """
     ranks: Ranks = 1
     """Processes that share the lanes on the CPU: 1, 2, 4 or 8, with the same bits. On GPUs: run.gpus."""
     peer_timeout: Real = Field(30.0, ge=1, le=86400)
@@ -96,14 +102,16 @@ class Run(Section, use_attribute_docstrings=True):
             return [
                 (
                     "gpus",
-                    f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got gpus = {self.gpus})",
+                    f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got "
+                    f"gpus = {self.gpus})",
                 )
             ]
         if self.ranks > 1 and (self.gpus != 0 or self.device.startswith("cuda")):
             return [
                 (
                     "ranks",
-                    f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got {self.ranks} ranks)",
+                    f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got "
+                    f"{self.ranks} ranks)",
                 )
             ]
         return []
@@ -113,39 +121,58 @@ class Environment(Section, use_attribute_docstrings=True):
     """The environment, and the number of lanes: copies of it that are stepped in parallel."""
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
-    """A shipped environment, its Gymnasium id, or your own file: my_env.py. An outside one: gymnasium:LunarLander-v3, ale:pong, my_envs.py:make."""
+    """A shipped environment, its Gymnasium id, or your own file: my_env.py. An outside one: gymnasium:LunarLander-v3,
+    ale:pong, my_envs.py:make.
+    """
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
-    """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run. Also `num_envs`."""
+    """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run.
+    Also `num_envs`.
+    """
     pixels: Count | None = Field(None, ge=16, le=128)
     """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
     flicker: float = Field(0.0, ge=0.0, le=1.0)
     """Probability that an observation is blank (all zeros, a black picture): a task for a memory."""
     device: Literal["auto", "cpu"] = "auto"
-    """Where the lanes are stepped; "auto": on the device that learns; cpu: by the CPU's threads, though a GPU learns."""
+    """Where the lanes are stepped; "auto": on the device that learns; cpu: by the CPU's threads, though a GPU learns.
+    """
     threads: Annotated[Count, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
-    """Of an outside environment: worker processes of each rank; "auto": one per core, in all; 0: none, the trainer steps the lanes itself, for a debugger."""
+    """Of an outside environment: worker processes of each rank; "auto": one per core, in all; 0: none, the trainer
+    steps the lanes itself, for a debugger.
+    """
     buffers: Count = Field(2, ge=1, le=64)
     """Of lanes that are stepped on the host: parts, of which one is stepped while another's numbers are copied."""
     asynchronous: bool = False
-    """Of an outside environment: each worker has buffers of its own, which beside a GPU are acted on in the order in which they are done; the same results."""
+    """Of an outside environment: each worker has buffers of its own, which beside a GPU are acted on in the order in
+    which they are done; the same results.
+    """
     timeout_s: Real = Field(60.0, gt=0, le=86_400)
     """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
     time_limit: Count | None = Field(None, ge=1, lt=2**31)
     """Of an outside environment: steps after which an episode is truncated; not set: its own limit."""
     frame_skip: Count | None = Field(None, ge=1, le=1000)
-    """Of an outside environment: how often each action is taken; rewards are added up; not set: once, in an Atari game 4 times."""
+    """Of an outside environment: how often each action is taken; rewards are added up; not set: once, in an Atari game
+    4 times.
+    """
     frame_stack: Count | None = Field(None, ge=1, le=64)
-    """Of an outside environment: how many of the last observations are shown together; not set: one, of an Atari game 4."""
+    """Of an outside environment: how many of the last observations are shown together; not set: one, of an Atari game
+    4.
+    """
     grayscale: bool = False
     """Of an outside environment that shows pictures: in shades of grey."""
     resize: Count | None = Field(None, ge=8, le=1024)
     """Of an outside environment that shows pictures: to so many pixels a side."""
     sticky: Real = Field(0.0, ge=0, lt=1)
-    """Of an outside environment: the probability that the action before is taken again instead. 0.25 is usual for Atari."""
+    """Of an outside environment: the probability that the action before is taken again instead. 0.25 is usual for
+    Atari.
+    """
     reward_clip: Real | None = Field(None, gt=0)
-    """Of an outside environment: rewards are clipped to plus and minus this to learn from; returns are of the whole ones."""
+    """Of an outside environment: rewards are clipped to plus and minus this to learn from; returns are of the whole
+    ones.
+    """
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments of its constructor."""
+    """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments
+    of its constructor.
+    """
 
 
 _OUTSIDE = (
@@ -174,7 +201,9 @@ class Checkpoint(Section, use_attribute_docstrings=True):
     keep: Count = Field(3, ge=1, lt=2**31)
     """Number of latest checkpoints to keep, besides the best one."""
     replay: Literal["auto"] | bool = "auto"
-    """Save the replay of an off-policy run; "auto": up to 4 GiB and 10 % of the free disk, in at most 5 % of the time. Without it a resume is a warm one."""
+    """Save the replay of an off-policy run; "auto": up to 4 GiB and 10 % of the free disk, in at most 5 % of the time.
+    Without it a resume is a warm one.
+    """
 
 
 class Evaluation(Section, use_attribute_docstrings=True):

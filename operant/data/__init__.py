@@ -1,8 +1,8 @@
 """What lies between acting and learning: noise, minibatches, returns, replay. Knows no network and no loss."""
 
 from operant.data.minibatches import Layout, Minibatches, layout, segments_layout
-from operant.data.off_policy import Backend, Cycle, DelayedActorConfig, Fused, OffPolicyConfig
-from operant.data.priorities import Aged, Prioritised
+from operant.data.off_policy import Cycle, DelayedActorConfig, OffPolicyConfig
+from operant.data.priorities import Prioritised
 from operant.data.replay import Batch, Replay
 from operant.data.returns import Accrual, AccruedReturns, Discount, Trace, accrual_body, advantage_body
 from operant.data.rollout import Collector
@@ -10,14 +10,11 @@ from operant.data.rollout import Collector
 __all__ = [
     "Accrual",
     "AccruedReturns",
-    "Aged",
-    "Backend",
     "Batch",
     "Collector",
     "Cycle",
     "DelayedActorConfig",
     "Discount",
-    "Fused",
     "Layout",
     "Minibatches",
     "OffPolicyConfig",
@@ -28,4 +25,4 @@ __all__ = [
     "advantage_body",
     "layout",
     "segments_layout",
-]  # fmt: skip
+]

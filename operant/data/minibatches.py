@@ -1,13 +1,16 @@
-"""Minibatches: which samples of a rollout each optimizer step learns from, and how its sums are cut. Knows lanes and steps; knows no network and no loss.
+"""Minibatches: which samples of a rollout each optimizer step learns from, and how its sums are cut. Knows lanes and
+steps; knows no network and no loss.
 
-A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory. Lanes form *shards*, aligned ranges of equal
-size; a device owns whole shards. Blocks are permuted within their shard, and every minibatch takes equally many of each: which samples a minibatch holds is a
-function of (seed, iteration, shard), whichever device has them. What learns from sequences takes *segments* of a lane, of L steps, in the place of single
-steps. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed
-over a minibatch is one row of partial sums a chunk, added in a fixed binary tree, so the sum does not depend on who computed which row.
+A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory.
+Lanes form *shards*, aligned ranges of equal size; a device owns whole shards. Blocks are permuted within their shard,
+and every minibatch takes equally many of each: which samples a minibatch holds is a function of (seed, iteration,
+shard), whichever device has them. What learns from sequences takes *segments* of a lane, of L steps, in the place of
+single steps. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed over a
+minibatch is one row of partial sums a chunk, added in a fixed binary tree, so the sum does not depend on who computed
+which row.
 
-Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples of a minibatch, L steps of a segment,
-K = T / L segments of a lane.
+Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples
+of a minibatch, L steps of a segment, K = T / L segments of a lane.
 """
 
 from __future__ import annotations
@@ -28,10 +31,14 @@ MOST_SHARDS = 8
 """Shards of the lanes, at most, and so devices."""
 
 SHARD_SAMPLES = 512
-"""Samples of a shard in a minibatch, at least: smaller products cost a CPU a quarter of its speed, and several devices would not pay."""
+"""Samples of a shard in a minibatch, at least: smaller products cost a CPU a quarter of its speed, and several devices
+would not pay.
+"""
 
 CPU_CHUNK = 1024
-"""Samples of a chunk on a CPU, at most: with fewer, calls cost more than work; with more, activations leave the cache before the backward pass reads them."""
+"""Samples of a chunk on a CPU, at most: with fewer, calls cost more than work; with more, activations leave the cache
+before the backward pass reads them.
+"""
 
 
 class Layout(NamedTuple):
@@ -77,7 +84,9 @@ class Layout(NamedTuple):
         return -(-self.shard_blocks // (self.chunks // self.shards))
 
     def share(self, ranks: int) -> Layout:
-        """One rank's part of the whole: as many lanes, shards and chunks as each of so many has. Raises ValueError where the shards do not divide so."""
+        """One rank's part of the whole: as many lanes, shards and chunks as each of so many has. Raises ValueError
+        where the shards do not divide so.
+        """
         if self.shards % ranks:
             raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
         return self._replace(
@@ -103,7 +112,9 @@ def block_lanes(lanes: int) -> int:
 
 
 def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
-    """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's number of chunks, where none is given."""
+    """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's
+    number of chunks, where none is given.
+    """
     block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
     while shards > 1 and (
@@ -114,7 +125,9 @@ def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) 
 
 
 def cpu_chunks(samples: int, shards: int) -> int:
-    """Chunks of a minibatch of so many samples on a CPU: the fewest of at most 1,024 samples. A function of the layout, not of the number of threads."""
+    """Chunks of a minibatch of so many samples on a CPU: the fewest of at most 1,024 samples. A function of the layout,
+    not of the number of threads.
+    """
     chunks = shards
     while samples > chunks * CPU_CHUNK:
         chunks *= 2
@@ -122,7 +135,9 @@ def cpu_chunks(samples: int, shards: int) -> int:
 
 
 def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunks: int | None = None) -> Layout:
-    """How a rollout is cut into minibatches of segments of `length` steps, which divides the steps. Blocks have fewer lanes where minibatches want it so."""
+    """How a rollout is cut into minibatches of segments of `length` steps, which divides the steps. Blocks have fewer
+    lanes where minibatches want it so.
+    """
     segments, block, shards = steps // length, block_lanes(lanes), MOST_SHARDS
     while block > 1 and segments * lanes // block % minibatches:
         block //= 2
@@ -149,7 +164,10 @@ def segment_problems(
         ]
     segments = steps // length * lanes
     if segments % minibatches:
-        cut = f"{lanes:,} lanes x {steps // length} segments of {length} steps are {segments:,} segments, which {minibatches} minibatches do not divide"
+        cut = (
+            f"{lanes:,} lanes x {steps // length} segments of {length} steps are {segments:,} segments, which "
+            f"{minibatches} minibatches do not divide"
+        )
         return [("minibatches", f"{cut} (use a power of two, or change env.lanes or algo.bptt)")]
     return _chunk_problems(segments_layout(steps, lanes, minibatches, length), chunks)
 
@@ -159,7 +177,10 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
     block = block_lanes(lanes)
     blocks = steps * lanes // block
     if blocks % minibatches:
-        cut = f"{lanes:,} lanes x {steps} steps are {blocks:,} blocks of {block} lanes, which {minibatches} minibatches do not divide"
+        cut = (
+            f"{lanes:,} lanes x {steps} steps are {blocks:,} blocks of {block} lanes, which {minibatches} "
+            "minibatches do not divide"
+        )
         return [("minibatches", f"{cut} (use a power of two, or change env.lanes or algo.horizon)")]
     return _chunk_problems(layout(steps, lanes, minibatches), chunks)
 
@@ -178,11 +199,12 @@ class Minibatches:
     """The minibatches of a rollout, in an order that is drawn anew each iteration."""
 
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
-        """`iteration` (1) int64 is read at each shuffle; the order lies on its device. `rank` says whose part of the lanes the layout is."""
+        """`iteration` (1) int64 is read at each shuffle; the order lies on its device. `rank` says whose part of the
+        lanes the layout is.
+        """
         self.layout, device = cut, iteration.device
-        self.order = torch.zeros(
-            epochs, cut.blocks, dtype=torch.int32, device=device
-        )  # (E, M): block t N / block + n / block, minibatch after minibatch
+        # (E, M): block t N / block + n / block, minibatch after minibatch
+        self.order = torch.zeros(epochs, cut.blocks, dtype=torch.int32, device=device)
         self._clock = bind(Clock(iteration, seed_words(seed, 0, device), 0))
         self._fill = kernel(noise.order_body, device)
         self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches, rank * cut.shards))
@@ -206,9 +228,8 @@ class Minibatches:
         cut = self.layout
         if buffer.ndim == 2:
             return self.gather_segments(buffer[:, None], blocks)[0]
-        parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(
-            0, (cut.steps, cut.length)
-        )  # (K, L, R, N / block, block)
+        # (K, L, R, N / block, block)
+        parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(0, (cut.steps, cut.length))
         return parts[blocks // cut.groups, :, :, blocks % cut.groups].permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The order of minibatches: a pure function of (seed, iteration, index), so every device draws the same. Knows nothing of policies or losses."""
+"""The order of minibatches: a pure function of (seed, iteration, index), so every device draws the same. Knows nothing
+of policies or losses.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,21 @@ from operant.compute import rng
 from operant.compute.device import device
 
 FEW_BLOCKS = 64
-"""Up to so many blocks of a shard are ordered by ranking random keys, which costs less than the Feistel network; more by the network."""
+"""Up to so many blocks of a shard are ordered by ranking random keys, which costs less than the Feistel network; more
+by the network.
+"""
 
-_ROUNDS = 12  # of the Feistel network: with 8, places of an order of 5 blocks are up to 12 % off uniform; with 12 none differs in 27,000 orders
+# of the Feistel network: with 8, places of an order of 5 blocks are up to 12 % off uniform; with 12 none differs in
+# 27,000 orders
+_ROUNDS = 12
 _SHARD_BIT = 24  # a shard's number stands above so many bits of the counter's first word
 _LOW_32 = 0xFFFFFFFF
 
 
 class Order(NamedTuple):
-    """Where the order of the blocks goes, an epoch a row, minibatch after minibatch, and within one shard after shard."""
+    """Where the order of the blocks goes, an epoch a row, minibatch after minibatch, and within one shard
+    after shard.
+    """
 
     order: Any  # (E, M) int32, written: each row a permutation of the blocks 0 ... M - 1
     groups: int  # blocks of a step; a multiple of the shards
@@ -29,7 +37,9 @@ class Order(NamedTuple):
 
 @device
 def order_body(i, clock, out, offset):
-    """Which block comes at place i of all epochs: blocks of a shard are permuted by themselves, from (seed, iteration, epoch, shard)."""
+    """Which block comes at place i of all epochs: blocks of a shard are permuted by themselves, from (seed, iteration,
+    epoch, shard).
+    """
     size, shards = out.order.shape[1], out.shards
     index = int64(i)
     epoch, place = index // size, index % size
@@ -67,7 +77,9 @@ def _with_lane(key, word):
 
 @device
 def _ranked(key, epoch, value, size):
-    """The rank of number `value` among `size` random 64-bit keys, ties by number: all permutations are as likely (but for a tie, once in 2^53 orders)."""
+    """The rank of number `value` among `size` random 64-bit keys, ties by number: all permutations are as likely (but
+    for a tie, once in 2^53 orders).
+    """
     own = rng.block(_with_lane(key, value // 2), epoch * _ROUNDS)
     mine = _word64(own, value % 2)
     rank = int64(0)
@@ -89,9 +101,11 @@ def _word64(words, half):
 
 @device
 def _walked(key, epoch, value, size):
-    """Number `value` of a permutation of `size`: a Feistel network over the next power of two, walked until it lands inside (Black & Rogaway 2002).
+    """Number `value` of a permutation of `size`: a Feistel network over the next power of two, walked until it lands
+    inside (Black & Rogaway 2002).
 
-    Neither a sort nor one thread that waits for another. A network of 4 bits and more makes even permutations alone, so few blocks are ranked instead.
+    Neither a sort nor one thread that waits for another. A network of 4 bits and more makes even permutations alone, so
+    few blocks are ranked instead.
     """
     bits = 2
     while (1 << bits) < size:

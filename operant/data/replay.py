@@ -1,20 +1,26 @@
-"""Replay: the last steps of every lane in a ring on the device, and random batches of n-step transitions from it. Knows no network and no loss.
+"""Replay: the last steps of every lane in a ring on the device, and random batches of n-step transitions from it. Knows
+no network and no loss.
 
-A *tick* is one step of all N lanes. Tick s lies in row s mod C of the ring, each observation once: the next observation is the next tick's, but where a time
-limit ended the episode it is the true final one, kept in a side buffer. A lane is truncated at most once in L ticks, L its time limit: tick s has its
-place in row (s // L) mod F of the side buffer, F = ceil(C / L) + 1 (a single row, never read, where there is no limit). An observation of a lane is one
-contiguous row, padded to 16 bytes.
+A *tick* is one step of all N lanes. Tick s lies in row s mod C of the ring, each observation once: the next observation
+is the next tick's, but where a time limit ended the episode it is the true final one, kept in a side buffer. A lane is
+truncated at most once in L ticks, L its time limit: tick s has its place in row (s // L) mod F of the side buffer, F =
+ceil(C / L) + 1 (a single row, never read, where there is no limit). An observation of a lane is one contiguous row,
+padded to 16 bytes.
 
-A batch takes as many transitions from each shard of lanes (8 aligned ranges, fewer where lanes or batch do not divide): which ones is a function of
-(seed, update, shard, k). The newest n ticks are left out, since their n-step returns are not known yet. n-step returns (Sutton 1988) are made when they are
-sampled: cut where the episode terminated, and bootstrapped with its true final observation where it was truncated.
+A batch takes as many transitions from each shard of lanes (8 aligned ranges, fewer where lanes or batch do not divide):
+which ones is a function of (seed, update, shard, k). The newest n ticks are left out, since their n-step returns are
+not known yet. n-step returns (Sutton 1988) are made when they are sampled: cut where the episode terminated, and
+bootstrapped with its true final observation where it was truncated.
 
-Observations may lie in host memory, page-locked, which a GPU's kernels read and write in place: a batch crosses the bus once, a tick is transposed on the
-device and crosses it in whole rows. What else is stored (some ten bytes a transition, and legal actions) stays on the device. The same bits either way.
+Observations may lie in host memory, page-locked, which a GPU's kernels read and write in place: a batch crosses the bus
+once, a tick is transposed on the device and crosses it in whole rows. What else is stored (some ten bytes a transition,
+and legal actions) stays on the device. The same bits either way.
 
-Nothing is read back to the host, and all buffers are fixed: `store`, `sample` and `advance` may be captured in a CUDA graph.
+Nothing is read back to the host, and all buffers are fixed: `store`, `sample` and `advance` may be captured in a CUDA
+graph.
 
-Shape letters: C ticks of the ring, T ticks of an iteration, N lanes, O observation, P the same padded, W its 32-bit words, A action, H legal actions, B batch.
+Shape letters: C ticks of the ring, T ticks of an iteration, N lanes, O observation, P the same padded, W its 32-bit
+words, A action, H legal actions, B batch.
 """
 
 from __future__ import annotations
@@ -46,8 +52,9 @@ DEVICE_SHARE = 0.5
 Place = Literal["auto", "device", "host"]
 
 EARLY_BLOCKS, EARLY_THREADS, LATE_THREADS = 32, 512, 65_536
-"""Threads that gather a batch ahead: enough reads under way to fill the bus, on so few multiprocessors that others learn meanwhile; and those that add the
-rest."""
+"""Threads that gather a batch ahead: enough reads under way to fill the bus, on so few multiprocessors that others
+learn meanwhile; and those that add the rest.
+"""
 
 
 class Batch(NamedTuple):
@@ -56,17 +63,19 @@ class Batch(NamedTuple):
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B)
     reward: Tensor  # (B) float32, the n-step return: r_t + gamma r_{t+1} + ...
-    discount: Tensor  # (B) float32, of the value of `next_observation`: gamma^m after m <= n steps, 0 where the episode terminated
+    # (B) float32, of the value of `next_observation`: gamma^m after m <= n steps, 0 where the episode terminated
+    discount: Tensor
     next_observation: Tensor  # (O, B)
     legal: Tensor | None  # (H, B) uint8, of `observation`; None where the environment judges no actions
-    next_legal: (
-        Tensor | None
-    )  # (H, B) uint8, of `next_observation`; all legal where that is the final one of a truncated episode
+    # (H, B) uint8, of `next_observation`; all legal where that is the final one of a truncated episode
+    next_legal: Tensor | None
     noise: Tensor  # (R, B) float32, uniform in [0, 1): keyed as the samples are
 
 
 def shard_count(lanes: int, batch: int) -> int:
-    """Shards of the lanes from which a batch takes as many transitions each: up to 8, a power of two that divides both."""
+    """Shards of the lanes from which a batch takes as many transitions each: up to 8, a power of two that
+    divides both.
+    """
     shards = MOST_SHARDS
     while lanes % shards or batch % shards:
         shards //= 2
@@ -76,7 +85,8 @@ def shard_count(lanes: int, batch: int) -> int:
 class Replay:
     """A ring of ticks over the rollout of an iteration, and the buffers of one batch.
 
-    In an iteration `store` each tick t once the world has written it, then `sample` for each update; `advance` once at its end.
+    In an iteration `store` each tick t once the world has written it, then `sample` for each update; `advance` once at
+    its end.
     """
 
     def __init__(
@@ -94,10 +104,11 @@ class Replay:
         place: Place = "auto",
         exchange: Exchange = SOLO,
     ) -> None:
-        """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts transitions.
+        """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts
+        transitions.
 
-        `place` is where observations lie; with an exchange this is one rank's part, of its own lanes and of each batch. Raises MachineError where the host
-        lacks the memory.
+        `place` is where observations lie; with an exchange this is one rank's part, of its own lanes and of each batch.
+        Raises MachineError where the host lacks the memory.
         """
         N, O = world.count, world.spec.observation.size
         action = rollout.action if action is None else action
@@ -151,9 +162,17 @@ class Replay:
             zeros(ring.action.shape[2], batch, dtype=ring.action.dtype),
         )
         sample = Sample(
-            place, next_place, action, zeros(batch), zeros(batch), zeros(self._noise_rows, batch), self.shards, self.n_step,
-            float32(self.gamma), self.first_shard,  # type: ignore[arg-type]
-        )  # fmt: skip
+            place,
+            next_place,
+            action,
+            zeros(batch),
+            zeros(batch),
+            zeros(self._noise_rows, batch),
+            self.shards,
+            self.n_step,
+            float32(self.gamma),  # type: ignore[arg-type]
+            self.first_shard,
+        )
         seen, after = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
         legal, next_legal = (zeros(H, batch, dtype=torch.uint8) if H else None for _ in range(2))
         span = P * kind.itemsize // 4 if where.type == "cpu" else 1
@@ -218,14 +237,21 @@ class Replay:
         self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)
-        final = (
-            rollout.observation if rollout.final_observation is None else rollout.final_observation
-        )  # not read where nothing is truncated
+        # not read where nothing is truncated
+        final = rollout.observation if rollout.final_observation is None else rollout.final_observation
         self._source = bind(
             Source(
-                rollout.observation, final, self._action, rollout.reward, rollout.terminated, rollout.truncated, rollout.legal, N, self.world.final_window,
+                rollout.observation,
+                final,
+                self._action,
+                rollout.reward,
+                rollout.terminated,
+                rollout.truncated,
+                rollout.legal,
+                N,
+                self.world.final_window,
             )
-        )  # fmt: skip
+        )
 
     @property
     def bytes(self) -> int:
@@ -257,7 +283,9 @@ class Replay:
         self._choose(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, update))
 
     def gather(self, ticks: int, drawn: Drawn | None = None) -> Batch:
-        """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks of the iteration are stored."""
+        """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks
+        of the iteration are stored.
+        """
         drawn = drawn or self._first
         self.find(ticks, drawn)
         self._rows(drawn.copies, drawn.rows, drawn.rows)
@@ -274,7 +302,8 @@ class Replay:
         return drawn.batch
 
     def ahead(self, stored: Sequence[int], *, sampling: bool = True) -> Ahead | None:
-        """From now on make batches of host memory one update ahead: `stored` (U) are the ticks that each update of an iteration finds stored.
+        """From now on make batches of host memory one update ahead: `stored` (U) are the ticks that each update of an
+        iteration finds stored.
 
         None where the ring lies on the device. Without `sampling` the caller alone takes batches of it.
         """
@@ -293,7 +322,9 @@ class Replay:
         self.ring.updates.add_(updates)
 
     def cut(self, observation: Tensor) -> None:
-        """End the episodes under way with the last tick, as a time limit would: every lane begins anew. `observation` (O, N) is what that tick showed."""
+        """End the episodes under way with the last tick, as a time limit would: every lane begins anew. `observation`
+        (O, N) is what that tick showed.
+        """
         ring, last = self.ring, int(self.ring.ticks) - 1  # sync: a resume
         if last < 0:
             return
@@ -324,9 +355,11 @@ class Drawn(NamedTuple):
 
 
 class Ahead:
-    """Batches from host memory, gathered one update ahead: while the GPU learns from one, a few of its multiprocessors read the next over the bus.
+    """Batches from host memory, gathered one update ahead: while the GPU learns from one, a few of its multiprocessors
+    read the next over the bus.
 
-    What the next batch takes of ticks that are not stored yet is gathered once they are. The same transitions as without, to the bit.
+    What the next batch takes of ticks that are not stored yet is gathered once they are. The same transitions as
+    without, to the bit.
     """
 
     def __init__(self, replay: Replay, stored: Sequence[int]) -> None:
@@ -342,7 +375,8 @@ class Ahead:
         )
 
     def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> Batch:
-        """The batch of an update, in the buffers of its parity, now that so many ticks of the iteration are stored whole; and begin the next one's.
+        """The batch of an update, in the buffers of its parity, now that so many ticks of the iteration are stored
+        whole; and begin the next one's.
 
         `choose` writes `place` of buffers for (ticks, update).
         """
@@ -393,7 +427,9 @@ def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
 
 
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
-    """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where there is not so much of it."""
+    """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where
+    there is not so much of it.
+    """
     on_gpu = device.type == "cuda"
     on_host = place == "host" or (
         place == "auto" and on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]

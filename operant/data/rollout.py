@@ -15,11 +15,15 @@ Act = Callable[..., None]
 """`act(t)` of all lanes, or `act(t, lanes)` of some."""
 
 FINAL_SAMPLES = 2**19
-"""In a graph, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+"""In a graph, values of final observations are computed for so many samples at a time: fewer launches, and memory that
+stays small.
+"""
 
 
 class Collector:
-    """The buffers of T steps of a world's lanes. The world writes what comes of step t straight into its place; the next collection begins where it ended."""
+    """The buffers of T steps of a world's lanes. The world writes what comes of step t straight into its place; the
+    next collection begins where it ended.
+    """
 
     def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
         """`eager`: without CUDA graphs."""
@@ -37,9 +41,11 @@ class Collector:
         self.world.reset(self._first)
 
     def collect(self, act: Act, after: Callable[[int], None] | None = None, *, apart: bool = False) -> None:
-        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is told that step t is done.
+        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is
+        told that step t is done.
 
-        `apart`: `act` may be asked for some of the lanes, and `after` has nothing to do. Lanes on the host are then acted on beside a GPU while others step.
+        `apart`: `act` may be asked for some of the lanes, and `after` has nothing to do. Lanes on the host are then
+        acted on beside a GPU while others step.
         """
         self.world.noise(self.noise)
         if self._overlap is not None and apart:
@@ -71,10 +77,11 @@ class Collector:
         return None if self.rollout.legal is None else self.rollout.legal[t]
 
     def final_values(self, value: Callable[[Tensor], Tensor], out: Tensor, *, shards: int, captured: bool) -> None:
-        """Values of the true final observations of truncated episodes, into `out` (T, N), of which other places may be written, too.
+        """Values of the true final observations of truncated episodes, into `out` (T, N), of which other places may be
+        written, too.
 
-        `value` takes observations (O, B) and gives (B). The lanes lie in so many shards, each of which is evaluated by itself: the shape of a product
-        decides its last bits. `captured`: a graph may hold this, which cannot choose.
+        `value` takes observations (O, B) and gives (B). The lanes lie in so many shards, each of which is evaluated by
+        itself: the shape of a product decides its last bits. `captured`: a graph may hold this, which cannot choose.
         """
         rollout, world, window = self.rollout, self.world, self.world.final_window
         lanes = world.count // shards

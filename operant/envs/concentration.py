@@ -1,16 +1,21 @@
-"""Concentration: turn cards over, two at a time, and find those that match. As POPGym's Concentration (Morad et al. 2023, popgym 1.0).
+"""Concentration: turn cards over, two at a time, and find those that match. As POPGym's Concentration (Morad et al.
+2023, popgym 1.0).
 
 The rules of a step
-- 52 cards lie face down. The action turns one over. With the second, two of a kind stay face up; others are turned back after they were seen once more.
+- 52 cards lie face down. The action turns one over. With the second, two of a kind stay face up; others are turned back
+  after they were seen once more.
 - The kind is a card's colour, or with `ranks` its rank.
-- Reward: 1 / 26 for a match, -2 / 104 for two that are none, or for one card turned over twice; turning over a card that is face up already ends the try and
-  costs 1 / 104 as its first card, twice that as its second. The episode ends when all cards are face up, and is truncated after 104 steps.
+- Reward: 1 / 26 for a match, -2 / 104 for two that are none, or for one card turned over twice; turning over a card
+  that is face up already ends the try and costs 1 / 104 as its first card, twice that as its second. The episode ends
+  when all cards are face up, and is truncated after 104 steps.
 - `ranks` = false and true are POPGym's easy and hard. Its medium, two decks of colours, is a file of your own:
-  `from operant.envs.concentration import concentration` and `ENV = concentration(decks=2)`. A match pays 1 / 52 then, and faults 1 / 208, within 208 steps.
+  `from operant.envs.concentration import concentration` and `ENV = concentration(decks=2)`. A match pays 1 / 52 then,
+  and faults 1 / 208, within 208 steps.
 
 The observation is the kind of each card, 13 where it is face down (POPGym writes 2 there in the game of colours).
-Optimum: a player who forgets nothing, and turns over cards not seen yet until two are known to match, gains 0.813, with `ranks` 0.699 (averages of 2,000
-tables). Without memory: two cards at random of those that lie face down gain 0.450, with `ranks` -0.817.
+Optimum: a player who forgets nothing, and turns over cards not seen yet until two are known to match, gains 0.813, with
+`ranks` 0.699 (averages of 2,000 tables). Without memory: two cards at random of those that lie face down gain 0.450,
+with `ranks` -0.817.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +26,9 @@ from operant.envs import BLUE, GREY, GROUND, ORANGE, Box, Discrete, Env, IntStat
 from operant.envs.cards import DECK, RANKS
 
 FIRST, SEEN_FIRST, SEEN_SECOND, MATCHED, FIELDS = range(5)
-"""Rows of the state: the card of the try under way (-1: none), the cards of the try that are seen in this observation, how many cards are face up."""
+"""Rows of the state: the card of the try under way (-1: none), the cards of the try that are seen in this observation,
+how many cards are face up.
+"""
 
 FACE_DOWN, UP = RANKS, 16  # a code of the observation; what is added to the kind of a card that is face up
 COLUMNS = 13  # of the table in the picture

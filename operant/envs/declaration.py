@@ -1,4 +1,6 @@
-"""What is wrong with an environment's declaration: its spaces, functions, parameters and how it is played. Compiles and runs nothing."""
+"""What is wrong with an environment's declaration: its spaces, functions, parameters and how it is played. Compiles and
+runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def _space_problems(env: Env) -> Iterator[str]:
             if not sizes or not all(isinstance(n, int) and n >= 1 for n in sizes):
                 yield f"action is {space!r}: each n must be a whole number, at least 1"
         elif not isinstance(space, Box):
-            yield f"{name} is {space!r}: it must be {'a Box' if name == 'observation' else 'Discrete, MultiDiscrete or a Box'}"
+            yield (
+                f"{name} is {space!r}: it must be "
+                f"{'a Box' if name == 'observation' else 'Discrete, MultiDiscrete or a Box'}"
+            )
         elif not isinstance(space.size, int) or space.size < 1:
             yield f"{name} has size {space.size!r}: at least 1"
         elif any(len(bound) != space.size for bound in space.bounds()):
@@ -71,16 +76,25 @@ def _space_problems(env: Env) -> Iterator[str]:
         elif space.shape and math.prod(space.shape) != space.size:
             yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
         elif isinstance(space.categories, tuple) and len(space.categories) != space.size:
-            yield f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for a numeric one"
+            yield (
+                f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for "
+                "a numeric one"
+            )
         elif not all(isinstance(categories, int) for categories in space.category_counts()):
-            yield f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 for a numeric one"
+            yield (
+                f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 "
+                "for a numeric one"
+            )
         elif wrong := [
             k
             for k, high in zip(space.category_counts(), space.bounds()[1], strict=True)
             if k and not _may_be_categorical(space, k, high)
         ]:
             categories = wrong[0]
-            yield f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 and high is at most that"
+            yield (
+                f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 "
+                "and high is at most that"
+            )
     if env.legal is not None and isinstance(env.action, Box):
         yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
 
@@ -98,9 +112,14 @@ def _playing_problems(env: Env) -> Iterator[str]:
     elif names and not isinstance(env.action, Discrete):
         yield "`actions` names the actions of a Discrete: this action is not one"
     elif names and isinstance(env.action, Discrete) and len(names) != env.action.n:
-        yield f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, or none at all"
+        yield (
+            f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, "
+            "or none at all"
+        )
     elif len({name.lower() for name in names}) != len(names):
-        yield f"actions has a name twice: {', '.join(sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1}))}"
+        lower = [name.lower() for name in names]
+        repeated = sorted({name for name in names if lower.count(name.lower()) > 1})
+        yield f"actions has a name twice: {', '.join(repeated)}"
     if not isinstance(env.turns, bool):
         yield f"turns is {env.turns!r}: True or False"
     if env.step_s is not None and (not isinstance(env.step_s, (int, float)) or not 0.0 < env.step_s < math.inf):
@@ -130,4 +149,7 @@ def _function_problems(env: Env) -> Iterator[str]:
         elif name in ("observe", "legal") and (given[-1] == "shard") != bool(
             env.observation_shards
         ):  # beside int state, as many arguments either way
-            yield f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it must be {name}({arguments})"
+            yield (
+                f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it "
+                f"must be {name}({arguments})"
+            )

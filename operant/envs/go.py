@@ -1,35 +1,46 @@
-"""Go against a greedy opponent, which answers in the same step. Rules: Tromp & Taylor's, but suicide is forbidden and a ko is a simple one. The opponent and
-the limit of moves are as PufferLib's go has them (pufferlib/ocean/go).
+"""Go against a greedy opponent, which answers in the same step. Rules: Tromp & Taylor's, but suicide is forbidden and a
+ko is a simple one. The opponent and the limit of moves are as PufferLib's go has them (pufferlib/ocean/go).
 
 The rules of a game
-- The agent is black and begins on an empty board. An action is a point, counted along the rows from the top left, or, the last one, a pass. A stone is put
-  on an empty point; then the opponent's chains without liberties are taken off. A move after which its own chain would have no liberty is illegal.
-- Ko: no move may bring back the position before the opponent's last one. That is what a stone alone in having taken one stone, and left with that one liberty,
-  forbids for one move. Longer cycles (a triple ko) are left to the limit of moves, as in PufferLib: to forbid every position of the game would take the keys
-  of up to 3 size^2 of them a lane, ten times the board, and a search through them for each point of the mask.
+- The agent is black and begins on an empty board. An action is a point, counted along the rows from the top left, or,
+  the last one, a pass. A stone is put on an empty point; then the opponent's chains without liberties are taken off. A
+  move after which its own chain would have no liberty is illegal.
+- Ko: no move may bring back the position before the opponent's last one. That is what a stone alone in having taken one
+  stone, and left with that one liberty, forbids for one move. Longer cycles (a triple ko) are left to the limit of
+  moves, as in PufferLib: to forbid every position of the game would take the keys of up to 3 size^2 of them a lane, ten
+  times the board, and a search through them for each point of the mask.
 - **An illegal action is a pass**, and leaves the board as it is.
-- The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one side; a step is two, or one at the end).
-- The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are reached. White has komi beside it.
-- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for a loss, less `Params.rout` times the
-  share by which it was lost, of all points and komi: nearly all games of a beginner's are lost, and it learns from losing them by less. So **the share of wins
-  is at least (1 + the mean return) / 2**, and just that where `rout` and `passing` are 0.
-- On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then: a
-  capture pays when it happens, and the sum over a game is what its end alone would give (Ng, Harada & Russell 1999: such a hint changes
-  no optimal policy, but for the discount). And each pass costs `Params.passing`; a win gives that back. Without it, doing nothing is what is learnt first.
+- The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one
+  side; a step is two, or one at the end).
+- The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are
+  reached. White has komi beside it.
+- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for
+  a loss, less `Params.rout` times the share by which it was lost, of all points and komi: nearly all games of a
+  beginner's are lost, and it learns from losing them by less. So **the share of wins is at least (1 + the mean return)
+  / 2**, and just that where `rout` and `passing` are 0.
+- On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less
+  as the lead has brought till then: a capture pays when it happens, and the sum over a game is what its end alone would
+  give (Ng, Harada & Russell 1999: such a hint changes no optimal policy, but for the discount). And each pass costs
+  `Params.passing`; a win gives that back. Without it, doing nothing is what is learnt first.
 
-The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as likely:
-1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with 2, 3, 4 liberties; 6. any.
-Only where it has no legal move does it pass. (PufferLib's `hard` opponent: but that one mixes 1 and 2, and takes the first point where this one draws.)
+The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as
+likely:
+1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with
+   2, 3, 4 liberties; 6. any. Only where it has no legal move does it pass. (PufferLib's `hard` opponent: but that one
+   mixes 1 and 2, and takes the first point where this one draws.)
 
-Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`, counted along the rows.
+Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`,
+counted along the rows.
 
-The observation has five bytes a point, (size, size, 5), so that a convolutional network can read it: 255 for a stone of black's; 255 for one of white's; the
-liberties l of a stone's chain as 255 >> (l - 1), so 255 in atari; 255 for white's last stone (there is none where it passed), 128 for the point that ko
-forbids; and, everywhere the same, the plies played, of the limit, times 255.
+The observation has five bytes a point, (size, size, 5), so that a convolutional network can read it: 255 for a stone of
+black's; 255 for one of white's; the liberties l of a stone's chain as 255 >> (l - 1), so 255 in atari; 255 for white's
+last stone (there is none where it passed), 128 for the point that ko forbids; and, everywhere the same, the plies
+played, of the limit, times 255.
 
-What is kept, and why. Each point has two cells: how many liberties its chain has, negative where it is white's, 0 where it is empty; and its chain's name,
-which is one of its points, or -1. Whether a move is legal, what it takes, and how urgent it seems to the opponent can then be told from the four neighbours.
-A move costs three passes over the board: over stones that are taken off or renamed, over empty points to count liberties, over stones to write them down.
+What is kept, and why. Each point has two cells: how many liberties its chain has, negative where it is white's, 0 where
+it is empty; and its chain's name, which is one of its points, or -1. Whether a move is legal, what it takes, and how
+urgent it seems to the opponent can then be told from the four neighbours. A move costs three passes over the board:
+over stones that are taken off or renamed, over empty points to count liberties, over stones to write them down.
 """
 
 from typing import Any, NamedTuple
@@ -39,24 +50,22 @@ from numpy import float32, int32
 from operant.envs import GROUND, RED, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
-"""Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1: none); whether white passed; black's stones
-less white's; how often black passed."""
+"""Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1:
+none); whether white passed; black's stones less white's; how often black passed.
+"""
 
 WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
 
 BLACK, WHITE = 1, -1
 EMPTY, NO_CHAIN = 0, -1  # liberties and name of what is not a chain
 PLANES = 5  # bytes of a point in the observation
-BEYOND = 100  # the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
+# the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
+BEYOND = 100
 
 COLUMNS = "abcdefghjklmnopqrst"  # as players name them, from the left, without i; rows are numbered from the bottom
 
-TAKE, SAVE, ANY, ILLEGAL = (
-    0,
-    1,
-    5,
-    6,
-)  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
+# the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
+TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6
 
 WOOD = (float32(0.82), float32(0.65), float32(0.38))
 LINE = (float32(0.36), float32(0.26), float32(0.13))
@@ -65,7 +74,9 @@ WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
 
 
 class Params(NamedTuple):
-    """White's points for moving second; how much worse than by a hair it is to lose the whole board; the hint for a stone; what a pass costs."""
+    """White's points for moving second; how much worse than by a hair it is to lose the whole board; the hint for a
+    stone; what a pass costs.
+    """
 
     komi: float = 7.5
     rout: float = 1.0
@@ -75,7 +86,9 @@ class Params(NamedTuple):
 
 @device
 def neighbours(board, size, first, row, column, beyond):
-    """The cells above, left, right and below of a point, of the kind that begins at cell `first`; `beyond` where the board ends."""
+    """The cells above, left, right and below of a point, of the kind that begins at cell `first`; `beyond` where the
+    board ends.
+    """
     cell = first + row * size + column
     above = int32(board[cell - size]) if row > 0 else int32(beyond)
     left = int32(board[cell - 1]) if column > 0 else int32(beyond)
@@ -86,7 +99,9 @@ def neighbours(board, size, first, row, column, beyond):
 
 @device
 def opens(liberties, colour):
-    """Whether a neighbour lets `colour` move to a point: it is empty, a chain of its own with another liberty, or one of the other's that it takes."""
+    """Whether a neighbour lets `colour` move to a point: it is empty, a chain of its own with another liberty, or one
+    of the other's that it takes.
+    """
     own = liberties * colour
     return own == 0 or own > 1 or own == -1
 
@@ -103,14 +118,14 @@ def may_play(cells, size, point, colour, ko):
 @device
 def within(name, first, second, third, fourth):
     """Whether a chain is one of four."""
-    return (
-        name == first or name == second or name == third or name == fourth
-    )  # numba has no `in` for numbers of several types
+    return name == first or name == second or name == third or name == fourth  # numba has no `in` for several types
 
 
 @device_call
 def count_liberties(cells, workspace, size):
-    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `workspace` has a 0 for each name."""
+    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `workspace` has a 0
+    for each name.
+    """
     count = size * size
     for row in range(size):
         for column in range(size):
@@ -132,7 +147,9 @@ def count_liberties(cells, workspace, size):
 
 @device_call
 def play(cells, workspace, size, point, colour):
-    """Put a stone on a point where it may be, and take off what that leaves without liberties. How many stones, and the point that ko now forbids, or -1."""
+    """Put a stone on a point where it may be, and take off what that leaves without liberties. How many stones, and the
+    point that ko now forbids, or -1.
+    """
     count = size * size
     row, column = point // size, point % size
     liberties = neighbours(cells, size, 0, row, column, EMPTY)
@@ -230,7 +247,8 @@ def join(workspace, other, point):
 def area(cells, workspace, size):
     """Black's area less white's.
 
-    In `workspace` an empty point names another of its region, and the one that stands for the region holds -1, less 1 for black beside it, less 2 for white.
+    In `workspace` an empty point names another of its region, and the one that stands for the region holds -1, less 1
+    for black beside it, less 2 for white.
     """
     lead = 0
     for row in range(size):
@@ -256,7 +274,9 @@ def area(cells, workspace, size):
 
 @device_call
 def shade_board(cells, size, ko, last, x, y):
-    """The colour of a point of the picture: a board with lines and dots, stones, a mark on white's last one, and a small box where ko forbids black to play."""
+    """The colour of a point of the picture: a board with lines and dots, stones, a mark on white's last one, and a
+    small box where ko forbids black to play.
+    """
     side = float32(size + 1)
     right, down = x * side - float32(1.0), y * side - float32(1.0)  # the board's first point is at (0, 0)
     edge = float32(size - 1)

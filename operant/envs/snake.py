@@ -1,18 +1,23 @@
-"""Snake: eat to grow, and run into neither the wall nor yourself. The game of the arcades (Blockade, Gremlin 1976), for one, in a walled field.
+"""Snake: eat to grow, and run into neither the wall nor yourself. The game of the arcades (Blockade, Gremlin 1976), for
+one, in a walled field.
 
 The rules of a step
-- The action turns the snake up, right, down or left (0 to 3). It cannot turn back into its neck: told to, it goes on ahead.
-- Its head moves a cell. Beyond the wall, or on its own body, it dies where it was; the cell that its tail leaves in the same step is free.
-- On food it grows by a cell, and new food appears on one of the free cells, each as likely; with none left the board is full and the game is won.
+- The action turns the snake up, right, down or left (0 to 3). It cannot turn back into its neck: told to, it goes on
+  ahead.
+- Its head moves a cell. Beyond the wall, or on its own body, it dies where it was; the cell that its tail leaves in the
+  same step is free.
+- On food it grows by a cell, and new food appears on one of the free cells, each as likely; with none left the board is
+  full and the game is won.
 - After as many steps without food as the board has cells it starves.
 - Reward: +1 for food, -1 for a death of any kind. It begins three cells long in the middle of the board, heading right.
 
-Random numbers: one draw for each food, draw 0 of the step or the reset that it appears in: with f free cells it is the one numbered `integer(key, 0, f)` from
-0, counted along the rows from the top left.
+Random numbers: one draw for each food, draw 0 of the step or the reset that it appears in: with f free cells it is the
+one numbered `integer(key, 0, f)` from 0, counted along the rows from the top left.
 
-What is kept, and why. Each cell keeps the clock's reading when the head came into it, and is body for as many steps after that as the snake is long: a step
-reads one cell and writes one, and there is no tail to move. The observation has three bytes a cell, (H, W, 3): how many steps the cell stays body (the tail 1,
-the head as many as the snake is long, or 255 where that is more), 255 at the head, 255 at the food. The first tells the order of the segments, without which a
+What is kept, and why. Each cell keeps the clock's reading when the head came into it, and is body for as many steps
+after that as the snake is long: a step reads one cell and writes one, and there is no tail to move. The observation has
+three bytes a cell, (H, W, 3): how many steps the cell stays body (the tail 1, the head as many as the snake is long, or
+255 where that is more), 255 at the head, 255 at the food. The first tells the order of the segments, without which a
 position would not tell what can happen next.
 """
 
@@ -38,7 +43,9 @@ from operant.envs import (
 )
 
 ROW, COLUMN, HEADING, LENGTH, FOOD, CLOCK, HUNGER, FIELDS = range(8)
-"""Rows of the state, whole numbers all: the head's place, where it heads, cells of the snake, the food's cell (-1: none), steps, steps without food."""
+"""Rows of the state, whole numbers all: the head's place, where it heads, cells of the snake, the food's cell (-1:
+none), steps, steps without food.
+"""
 
 LENGTH_AT_END, WON, HIT_WALL, HIT_ITSELF, STARVED = range(5)  # tallies
 
@@ -46,7 +53,8 @@ UP, RIGHT, DOWN, LEFT = range(4)
 START_LENGTH = 3
 MOST_CELLS = 4096  # whose square, the most that the clock reads, is the largest whole number that a float32 counts to
 PLANES = 3  # bytes of a cell in the observation
-TOGETHER = 4  # cells of a shard of the observation, which are read before any is written; a board has a whole number of such shards
+# cells of a shard of the observation, which are read before any is written; a board has a whole number of such shards
+TOGETHER = 4
 
 
 class Params(NamedTuple):
@@ -61,7 +69,8 @@ def free_cell(cells, clock, length, key):
     """A cell that is not body, each as likely; -1 where there is none."""
     ahead = int32(integer(key, 0, cells.shape[0] - length))
     for cell in range(0, cells.shape[0], TOGETHER):
-        # Several cells are asked for at once, or a GPU would wait for each. How many of the first one, two and so on are free:
+        # Several cells are asked for at once, or a GPU would wait for each. How many of the first one, two and so on
+        # are free:
         one = int32(1 if clock - cells[cell] >= length else 0)
         two = one + int32(1 if clock - cells[cell + 1] >= length else 0)
         three = two + int32(1 if clock - cells[cell + 2] >= length else 0)
@@ -74,7 +83,9 @@ def free_cell(cells, clock, length, key):
 
 @device
 def paint(obs, cell, remaining, length, food):
-    """Write a cell's three bytes. `remaining` is how many steps it stays body, 0 or less where it is none: of the head's as many as the snake is long."""
+    """Write a cell's three bytes. `remaining` is how many steps it stays body, 0 or less where it is none: of the
+    head's as many as the snake is long.
+    """
     obs[PLANES * cell] = min(max(remaining, int32(0)), int32(255))
     obs[PLANES * cell + 1] = 255 if remaining == length else 0
     obs[PLANES * cell + 2] = 255 if cell == food else 0
@@ -182,7 +193,8 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
         born, last = cells[cell], int(s[CLOCK]) - int(s[LENGTH])
         if born <= last:
             return GROUND
-        # A segment reaches out to the ones before and behind it, whose heads came a step later and earlier: so one sees how it winds.
+        # A segment reaches out to the ones before and behind it, whose heads came a step later and earlier: so one sees
+        # how it winds.
         outside_across, outside_below = abs(across) > half, abs(below) > half
         if outside_across and outside_below:
             return GROUND
@@ -200,9 +212,11 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
 
 
 def snake(height: int = 10, width: int = 10) -> Env:
-    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError for others.
+    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError
+    for others.
 
-    An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV = snake(16, 16)` is an environment.
+    An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV
+    = snake(16, 16)` is an environment.
     """
     if (
         not (isinstance(height, int) and isinstance(width, int))
@@ -212,7 +226,8 @@ def snake(height: int = 10, width: int = 10) -> Env:
         or height * width > MOST_CELLS
     ):
         raise ValueError(
-            f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}"
+            f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not "
+            f"{height} x {width}"
         )
     count = height * width
     (reset, step), (observe, pixel_shader) = _rules(height, width), _views(height, width)

@@ -1,9 +1,12 @@
-"""Writes a policy as a plain function of a batch of observations, (B, O) -> (B, A), and checks the file. Knows no run and no algorithm.
+"""Writes a policy as a plain function of a batch of observations, (B, O) -> (B, A), and checks the file. Knows no run
+and no algorithm.
 
-Normalization, one-hot reading, legal actions, the choice among actions and the scaling to their bounds lie within. What is written is the actor's own `act`,
-traced by torch.export: there is no second description of any network. A file is put in its place only after it has been loaded again and has chosen the same
-actions as the actor, on observations of the environment. Both compute in float32, with sums in orders of their own: where large numbers meet in wide layers,
-that alone is more than the tolerance. Then both are compared with the same policy in float64, from which the file must not be further than the actor is.
+Normalization, one-hot reading, legal actions, the choice among actions and the scaling to their bounds lie within. What
+is written is the actor's own `act`, traced by torch.export: there is no second description of any network. A file is
+put in its place only after it has been loaded again and has chosen the same actions as the actor, on observations of
+the environment. Both compute in float32, with sums in orders of their own: where large numbers meet in wide layers,
+that alone is more than the tolerance. Then both are compared with the same policy in float64, from which the file must
+not be further than the actor is.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ STEPS, LANES = 200, 5
 """The observations of a check: so many steps of so many lanes."""
 TOLERANCE = 1e-5
 ROUNDING = 2.0
-"""How many times the actor's own distance from float64 the file's may be, where they differ by more than the tolerance."""
+"""How many times the actor's own distance from float64 the file's may be, where they differ by more than the tolerance.
+"""
 
 Arrays = list[NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
@@ -43,8 +47,9 @@ Runner = Callable[[Arrays], Arrays]
 
 
 class Exported(NamedTuple):
-    """What was written. `difference` is the largest between the file's actions and states and the actor's, `ties` how often it took another one of two actions
-    whose scores differ by no more than rounding. Where the difference is above the tolerance: how far the actor and the file are from float64.
+    """What was written. `difference` is the largest between the file's actions and states and the actor's, `ties` how
+    often it took another one of two actions whose scores differ by no more than rounding. Where the difference is above
+    the tolerance: how far the actor and the file are from float64.
     """
 
     path: Path
@@ -58,7 +63,9 @@ class Exported(NamedTuple):
 
 
 class PlainPolicy(nn.Module):
-    """An actor as a function of (B, ...) tensors: observations, legal actions where there are such, and the state of a memory; greedy."""
+    """An actor as a function of (B, ...) tensors: observations, legal actions where there are such, and the state of a
+    memory; greedy.
+    """
 
     def __init__(self, actor: Actor) -> None:
         super().__init__()
@@ -83,12 +90,13 @@ def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS) -> Exported:
-    """Write the policy of an actor on the CPU as a file of a format of `ENDINGS`, and check it; `params` are the environment's constants.
+    """Write the policy of an actor on the CPU as a file of a format of `ENDINGS`, and check it; `params` are the
+    environment's constants.
 
     The check takes `steps` steps of 5 lanes.
 
-    Raises MachineError where a package is missing or the file cannot be written, OperantError where the policy cannot be expressed in the format or the file
-    does not choose as the actor does: `path` is then as it was.
+    Raises MachineError where a package is missing or the file cannot be written, OperantError where the policy cannot
+    be expressed in the format or the file does not choose as the actor does: `path` is then as it was.
     """
     with torch.no_grad(), _quiet():
         save, load = _FORMATS[target]
@@ -107,7 +115,8 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
             if not (found.difference <= TOLERANCE or rounded):
                 far = "" if found.file_rounding is None else f"; {found.words}"
                 raise OperantError(
-                    f"the exported policy differs from the run's by {found.difference:.3g} (more than {TOLERANCE:g}{far}): no file was written"
+                    f"the exported policy differs from the run's by {found.difference:.3g} (more than "
+                    f"{TOLERANCE:g}{far}): no file was written"
                 )
             os.replace(temporary, path)
         except OSError as error:
@@ -130,7 +139,8 @@ def _trace(actor: Actor) -> torch.export.ExportedProgram:
         return torch.export.export(PlainPolicy(actor), (observation, *legal, *state), dynamic_shapes=shapes)
     except Exception as error:  # a user's own network may do anything
         raise OperantError(
-            f"torch.export cannot express this policy ({_first_line(error)}): a network of your own must take any number of rows"
+            f"torch.export cannot express this policy ({_first_line(error)}): a network of your own must take any "
+            "number of rows"
         ) from error
 
 
@@ -224,7 +234,8 @@ def _require(*packages: str) -> None:
 
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(
-            f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors or numpy"
+            f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors "
+            "or numpy"
         )
 
 
@@ -299,11 +310,16 @@ class _Found(NamedTuple):
     @property
     def words(self) -> str:
         """How far both are from float64."""
-        return f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within {self.actor_rounding:.3g}"
+        return (
+            f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "
+            f"{self.actor_rounding:.3g}"
+        )
 
 
 class _Graph(torch.fx.Interpreter):
-    """Runs a traced policy, with `exact` in float64, and keeps what it chooses the largest of, (n, B) for each choice of an action."""
+    """Runs a traced policy, with `exact` in float64, and keeps what it chooses the largest of, (n, B) for each choice
+    of an action.
+    """
 
     def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
         super().__init__(traced.module())  # type: ignore[arg-type]
@@ -335,7 +351,9 @@ class _Graph(torch.fx.Interpreter):
         return super().call_function(target, *(tree_map(self._precise, given) for given in (args, kwargs)))
 
     def gap(self, action: NDArray[Any]) -> NDArray[np.float64]:
-        """How far the scores of actions (B, A) stay behind the best, at most, relative where scores are large; (B). Infinite where that cannot be told."""
+        """How far the scores of actions (B, A) stay behind the best, at most, relative where scores are large; (B).
+        Infinite where that cannot be told.
+        """
         rows = torch.from_numpy(action).t().long()  # (A, B)
         if len(self.seen) != len(rows):
             return np.full(len(action), np.inf)
@@ -354,10 +372,11 @@ def _difference(found: Arrays, others: Arrays) -> float:
 def _check(
     actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
 ) -> _Found:
-    """What differs between the file and the actor over observations that the actor meets when it plays at random; with `exact` between either and float64, too.
+    """What differs between the file and the actor over observations that the actor meets when it plays at random; with
+    `exact` between either and float64, too.
 
-    Each carries its own state from step to step. Of discrete actions either of two is right whose scores differ by no more than what numbers may differ by.
-    Without `exact` it ends at the first difference above the tolerance.
+    Each carries its own state from step to step. Of discrete actions either of two is right whose scores differ by no
+    more than what numbers may differ by. Without `exact` it ends at the first difference above the tolerance.
     """
     world = worlds.make(actor.env, LANES, seed=0, device=actor.device, params=params)
     slot, noise = world.slot(), torch.zeros(1, actor.noise_rows, LANES)

@@ -1,8 +1,10 @@
-"""Atari games by ale-py's emulator, one a lane: a `Game` is a gymnasium.Env that shows the grey picture of a step as it is. Knows no lane and no stack.
+"""Atari games by ale-py's emulator, one a lane: a `Game` is a gymnasium.Env that shows the grey picture of a step as it
+is. Knows no lane and no stack.
 
-A step is some frames with the same action, its picture the brighter of the last two at every point; an episode begins by FIRE, where the game knows it, and
-some frames of nothing, fewer than `noop_max`: as ale-py's AtariVectorEnv has it. That hands each step to threads of its own, and begins an episode by 64 frames
-more, for which all lanes wait. Here the process that is asked steps, and an episode begins from what the first beginning left, where the next ones are alike.
+A step is some frames with the same action, its picture the brighter of the last two at every point; an episode begins
+by FIRE, where the game knows it, and some frames of nothing, fewer than `noop_max`: as ale-py's AtariVectorEnv has it.
+That hands each step to threads of its own, and begins an episode by 64 frames more, for which all lanes wait. Here the
+process that is asked steps, and an episode begins from what the first beginning left, where the next ones are alike.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from typing import Any
 import numpy as np
 
 ALIKE = 4
-"""Beginnings of a game that show the same and have the same in their memory, after which it is begun from the first of them."""
+"""Beginnings of a game that show the same and have the same in their memory, after which it is begun from the first of
+them.
+"""
 
 
 class Game:
-    """A game by the name of its ROM, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for a game that it does not have."""
+    """A game by the name of its ROM, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for
+    a game that it does not have.
+    """
 
     metadata = {"render_modes": ("rgb_array",), "render_fps": 60}  # noqa: RUF012  (as Gymnasium has it)
 

@@ -1,8 +1,10 @@
-"""The Triton kernel of a loss's gradient: forward, loss and backward over tiles of a minibatch, each program into a row of partial sums of its own.
+"""The Triton kernel of a loss's gradient: forward, loss and backward over tiles of a minibatch, each program into a row
+of partial sums of its own.
 
-A program takes one tower and one chunk of the minibatch, and keeps its sums of gradients in registers from the chunk's first tile to its last. A row depends
-on its chunk alone, so it has the same bits whichever device computes it. While a tile is computed the next one's samples are on their way, and the block
-numbers of the one after it. Knows no algorithm and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
+A program takes one tower and one chunk of the minibatch, and keeps its sums of gradients in registers from the chunk's
+first tile to its last. A row depends on its chunk alone, so it has the same bits whichever device computes it. While a
+tile is computed the next one's samples are on their way, and the block numbers of the one after it. Knows no algorithm
+and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
 """
 
 from __future__ import annotations
@@ -31,23 +33,38 @@ from operant.kernels.blocks import (
 from operant.kernels.operands import chunk_begin
 
 TERM_COLUMNS = tl.constexpr(32)
-"""Columns behind the gradient's in a row of partial sums: the loss's terms, then zeros. A whole block of the reduction."""
+"""Columns behind the gradient's in a row of partial sums: the loss's terms, then zeros. A whole block of the reduction.
+"""
 
 # SAMPLES
 
 
 @triton.jit
 def _load_blocks(order, tile, count, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
-    """Which block of neighbouring lanes each row of a tile lies in, (rows). `order`: where the chunk's blocks begin; `count`: its samples."""
+    """Which block of neighbouring lanes each row of a tile lies in, (rows). `order`: where the chunk's blocks begin;
+    `count`: its samples.
+    """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     return tl.load(order + row // BLOCK, mask=row < count, other=0)
 
 
 @triton.jit
 def _load_samples(
-    block, tile, inputs, samples, tower, count, lanes, SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """A tile's observations (rows, columns_pad), what the loss asks for, and which actions are legal (where all are: anything)."""
+    block,
+    tile,
+    inputs,
+    samples,
+    tower,
+    count,
+    lanes,
+    SPEC: tl.constexpr,
+    LOSS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A tile's observations (rows, columns_pad), what the loss asks for, and which actions are legal (where all are:
+    anything).
+    """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < count
     sample = block * BLOCK + row % BLOCK  # t N + n
@@ -71,8 +88,8 @@ def _load_samples(
 
 @triton.jit
 def _zero_gradients(SPEC: tl.constexpr):
-    """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last weight's (H, out_pad), and of layer
-    normalization each layer's gain's and bias's.
+    """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last
+    weight's (H, out_pad), and of layer normalization each layer's gain's and bias's.
     """
     sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
@@ -206,10 +223,21 @@ def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
 
 @triton.jit(do_not_specialize=["minibatch"])
 def backward(
-    minibatch, inputs, samples, parameters, partial, lanes, width,
-    SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A minibatch's gradient as rows of partial sums (chunks, width), each with sums of the loss's terms behind it: program 0 is the chunk, 1 the tower."""
+    minibatch,
+    inputs,
+    samples,
+    parameters,
+    partial,
+    lanes,
+    width,
+    SPEC: tl.constexpr,
+    LOSS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A minibatch's gradient as rows of partial sums (chunks, width), each with sums of the loss's terms behind it:
+    program 0 is the chunk, 1 the tower.
+    """
     chunk, tower = tl.program_id(0), tl.program_id(1)
     begin, blocks = chunk_begin(minibatch, chunk)
     order, count = minibatch.order + begin, blocks * BLOCK

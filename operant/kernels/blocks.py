@@ -1,8 +1,10 @@
-"""Building blocks of the Triton kernels: products, activations, what the first layer reads, the network forward, distributions.
+"""Building blocks of the Triton kernels: products, activations, what the first layer reads, the network forward,
+distributions.
 
-Tiles are sample-major, (rows, features): a product's result then is the next one's left operand without leaving its registers. Rows are samples; columns
-beyond a layer's width are zero, and stay zero through every activation. Everything about a network is known when a kernel is compiled: `SPEC` is a
-`operant.kernels.spec.Spec`. Knows no rollout and no loss.
+Tiles are sample-major, (rows, features): a product's result then is the next one's left operand without leaving its
+registers. Rows are samples; columns beyond a layer's width are zero, and stay zero through every activation. Everything
+about a network is known when a kernel is compiled: `SPEC` is a `operant.kernels.spec.Spec`. Knows no rollout and no
+loss.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ LOG_2_PI = tl.constexpr(1.8378770664093453)
 TWO_PI = tl.constexpr(6.283185307179586)
 ILLEGAL = tl.constexpr(-1e9)
 CUT = tl.constexpr(3.5e-4)
-"""The share that a number loses on average where a tf32 product cuts off its last 13 bits: 2^-11 times the mean of 1 / mantissa, 0.72."""
+"""The share that a number loses on average where a tf32 product cuts off its last 13 bits: 2^-11 times the mean of 1 /
+mantissa, 0.72.
+"""
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 
@@ -48,7 +52,8 @@ def operand(x, SPEC: tl.constexpr):
 @triton.jit
 def round_to_tf32(x):
     """The nearest number that tf32 has; NaN stays."""
-    # ptxas 12.8 drops a wgmma in a loop whose result only integer operations and comparisons read, and takes zeros: so a float addition reads it first.
+    # ptxas 12.8 drops a wgmma in a loop whose result only integer operations and comparisons read, and takes zeros: so
+    # a float addition reads it first.
     x += 0.0
     nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     return tl.where(x == x, nearest, x)
@@ -135,7 +140,9 @@ def activation_gradient(saved, SPEC: tl.constexpr):
 
 @triton.jit
 def feature_of(column, normalizer, SPEC: tl.constexpr):
-    """Which number of an observation a column of the first layer reads, (columns); beyond the last column an index past the end, which loads mask."""
+    """Which number of an observation a column of the first layer reads, (columns); beyond the last column an index past
+    the end, which loads mask.
+    """
     if SPEC.partial_one_hot:
         return tl.load(normalizer + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
     else:
@@ -144,7 +151,8 @@ def feature_of(column, normalizer, SPEC: tl.constexpr):
 
 @triton.jit
 def one_hot(observed, column, normalizer, SPEC: tl.constexpr):
-    """An observation's numbers (rows, columns) as the columns read them: 1 or 0 for a category, numeric features as they are.
+    """An observation's numbers (rows, columns) as the columns read them: 1 or 0 for a category, numeric features as
+    they are.
 
     A value that is not one of the k categories has 0 in all of their columns.
     """
@@ -162,9 +170,11 @@ def one_hot(observed, column, normalizer, SPEC: tl.constexpr):
 
 @triton.jit
 def normalize(features, column, normalizer, SPEC: tl.constexpr):
-    """What columns of the first layer read (rows, columns), from what `one_hot` returns: normalized where asked for; 1 in the column behind the last.
+    """What columns of the first layer read (rows, columns), from what `one_hot` returns: normalized where asked for; 1
+    in the column behind the last.
 
-    `normalizer`: mean (O), inv_std (O). With a table for each feature (4, K): the feature that each column reads, its category (-1: numeric), mean, inv_std.
+    `normalizer`: mean (O), inv_std (O). With a table for each feature (4, K): the feature that each column reads, its
+    category (-1: numeric), mean, inv_std.
     """
     x = features.to(tl.float32)
     if SPEC.normalize:
@@ -181,7 +191,9 @@ def normalize(features, column, normalizer, SPEC: tl.constexpr):
 
 @triton.jit
 def first_operand(x, SPEC: tl.constexpr):
-    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more than those."""
+    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more
+    than those.
+    """
     return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else round_to_tf32(x)
 
 
@@ -231,7 +243,9 @@ def out_bias(parameters, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def column_mask(column, tower, SPEC: tl.constexpr):
-    """Which columns of the last product this tower computes: the actor the distribution's, the critic the value's, a shared trunk both."""
+    """Which columns of the last product this tower computes: the actor the distribution's, the critic the value's, a
+    shared trunk both.
+    """
     if SPEC.shared:
         return column <= SPEC.head_rows
     else:
@@ -268,8 +282,8 @@ def load_norms(parameters, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_network(parameters, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = True):
-    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias, and of layer
-    normalization the gains and biases, none without it.
+    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight,
+    the last bias, and of layer normalization the gains and biases, none without it.
     """
     weights = ()
     biases = ()
@@ -317,7 +331,9 @@ def activated(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def hidden_gradient(gradient, saved, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """From the gradient in a layer's activations to that in what it has computed (rows, units); and those of layer normalization's y, times x_hat and alone."""
+    """From the gradient in a layer's activations to that in what it has computed (rows, units); and those of layer
+    normalization's y, times x_hat and alone.
+    """
     if SPEC.layer_norm:
         WIDTH: tl.constexpr = SPEC.hidden[LAYER]
         x_hat, inv_std = saved[0].to(tl.float32), saved[1]
@@ -337,8 +353,11 @@ def hidden_gradient(gradient, saved, network, SPEC: tl.constexpr, LAYER: tl.cons
 
 @triton.jit
 def forward(x, network, SPEC: tl.constexpr):
-    """Outputs (rows, out_pad); of each hidden layer its activations (rows, H) as operands, and what `hidden_gradient` needs."""
-    # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product never has fewer bits than tf32.
+    """Outputs (rows, out_pad); of each hidden layer its activations (rows, H) as operands, and what `hidden_gradient`
+    needs.
+    """
+    # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product
+    # never has fewer bits than tf32.
     z = tl.dot(x, tl.trans(network[0]), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
     return forward_hidden(z, network, SPEC)
 
@@ -363,7 +382,9 @@ def forward_hidden(z, network, SPEC: tl.constexpr):
 
 @triton.jit
 def load_legal_mask(legal_mask, sample, t, in_bounds, lanes, SPEC: tl.constexpr):
-    """The mask (rows, out_pad) of samples t N + n: 0 for actions that are not legal, 1 for all other outputs. `legal_mask`: (T + 1, H, N)."""
+    """The mask (rows, out_pad) of samples t N + n: 0 for actions that are not legal, 1 for all other outputs.
+    `legal_mask`: (T + 1, H, N).
+    """
     column = tl.arange(0, SPEC.out_pad)
     mask = in_bounds[:, None] & (column < SPEC.head_rows)[None, :]
     place = (sample + t * (SPEC.head_rows - 1) * lanes)[:, None] + column[None, :] * lanes
@@ -384,7 +405,9 @@ def select_column(out, column, SELECTED: tl.constexpr):
 
 @triton.jit
 def categorical(out, column, SPEC: tl.constexpr):
-    """Of logits in their columns: log p, p, and the entropy of the choice that each column belongs to, all (rows, out_pad), zero elsewhere."""
+    """Of logits in their columns: log p, p, and the entropy of the choice that each column belongs to, all (rows,
+    out_pad), zero elsewhere.
+    """
     log_p = tl.zeros_like(out)
     p = tl.zeros_like(out)
     entropy = tl.zeros_like(out)
@@ -410,7 +433,9 @@ def softplus(x):
 
 @triton.jit
 def gaussian_log_density(mean, action, log_std, inside, SPEC: tl.constexpr):
-    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std, (rows, out_pad)."""
+    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std,
+    (rows, out_pad).
+    """
     standardized = tl.where(inside, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
     density = -0.5 * standardized * standardized - log_std[None, :] - 0.5 * LOG_2_PI
     if SPEC.squash:

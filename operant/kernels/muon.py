@@ -1,8 +1,9 @@
-"""Triton kernels of Muon's step, `operant.nn.Muon`: of small matrices in one launch, a program a matrix; of larger ones in launches of tiled products.
+"""Triton kernels of Muon's step, `operant.nn.Muon`: of small matrices in one launch, a program a matrix; of larger ones
+in launches of tiled products.
 
-Larger ones are not left to a library: on an H200 that several processes shared, cuBLAS's product of twelve matrices of 512 x 512 in bf16 (a kernel of clusters)
-died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23). What torch runs (`algo.kernels=torch`) still calls it.
-Knows no network and no algorithm.
+Larger ones are not left to a library: on an H200 that several processes shared, cuBLAS's product of twelve matrices of
+512 x 512 in bf16 (a kernel of clusters) died of an illegal instruction, again and again (benches/LOG.md, 2026-11-23).
+What torch runs (`algo.kernels=torch`) still calls it. Knows no network and no algorithm.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ MOST_SIDE = 128
 """Rows and columns of a matrix that a program holds, at most."""
 
 SIDE, TILE = tl.constexpr(64), tl.constexpr(4096)
-"""Of larger ones: what their sides are padded to a multiple of, and numbers that a program takes outside of products."""
+"""Of larger ones: what their sides are padded to a multiple of, and numbers that a program takes outside of products.
+"""
 
 PLACE, ROWS_AT, COLUMNS_AT, SHORT, LONG, X_AT, SQUARE_AT = (tl.constexpr(k) for k in range(7))
-"""What is said of a larger matrix, in this order: where it lies in the vectors, its rows and columns; the shorter and the longer of them, padded; and where
-x, its padded numbers, lies in the scratch, and x x^T."""
+"""What is said of a larger matrix, in this order: where it lies in the vectors, its rows and columns; the shorter and
+the longer of them, padded; and where x, its padded numbers, lies in the scratch, and x x^T.
+"""
 
 MOMENTUM, PER_ADAM_STEP = tl.constexpr(0.95), tl.constexpr(0.2)
 A, B, C = tl.constexpr(3.4445), tl.constexpr(-4.7750), tl.constexpr(2.0315)
@@ -35,12 +38,16 @@ ITERATIONS = 5
 
 
 class Matrices:
-    """The matrices of a vector of parameters, and their step by Muon. `launch` launches a kernel (see `operant.kernels.rehearsal`)."""
+    """The matrices of a vector of parameters, and their step by Muon. `launch` launches a kernel (see
+    `operant.kernels.rehearsal`).
+    """
 
     def __init__(
         self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool
     ) -> None:
-        """`matrices` as those of `operant.nn.Muon`: G of m x n one after the other, as (place, (G, m, n)). `half`: products in bf16, otherwise in float32."""
+        """`matrices` as those of `operant.nn.Muon`: G of m x n one after the other, as (place, (G, m, n)). `half`:
+        products in bf16, otherwise in float32.
+        """
         each = [(place + k * m * n, m, n) for place, (G, m, n) in matrices for k in range(G)]
         small = [matrix for matrix in each if max(matrix[1:]) <= MOST_SIDE]
         self._half = half
@@ -69,17 +76,40 @@ class Matrices:
         self._sums = torch.zeros(len(rows) * self._most_numbers, device=device)
 
     def step(
-        self, launch: Callable[..., None], parameters: Tensor, gradient: Tensor, momentum: Tensor, squares: Tensor, skip: Tensor, learning_rate: Tensor,
+        self,
+        launch: Callable[..., None],
+        parameters: Tensor,
+        gradient: Tensor,
+        momentum: Tensor,
+        squares: Tensor,
+        skip: Tensor,
+        learning_rate: Tensor,
         max_norm: float,
-    ) -> None:  # fmt: skip
-        """One step of all of them; their gradient is then zero. `squares`: sums of squares of the whole gradient, which is shortened to `max_norm`."""
+    ) -> None:
+        """One step of all of them; their gradient is then zero. `squares`: sums of squares of the whole gradient, which
+        is shortened to `max_norm`.
+        """
         blocks, half = len(squares), self._half
         if len(self._small):
             rows, columns = self._tile
             launch(
-                muon_step, (len(self._small),), parameters, gradient, momentum, self._small, squares, blocks, skip, learning_rate, max_norm,
-                BLOCKS=padded(blocks), ROWS=rows, COLUMNS=columns, BF16=half, num_warps=8 if rows * columns > 64 * 64 else 4,
-            )  # fmt: skip
+                muon_step,
+                (len(self._small),),
+                parameters,
+                gradient,
+                momentum,
+                self._small,
+                squares,
+                blocks,
+                skip,
+                learning_rate,
+                max_norm,
+                BLOCKS=padded(blocks),
+                ROWS=rows,
+                COLUMNS=columns,
+                BF16=half,
+                num_warps=8 if rows * columns > 64 * 64 else 4,
+            )
         if not len(self._large):
             return
         table, count, scale = self._large, len(self._large), (max_norm / (squares.sum().sqrt() + 1e-6)).clamp_max(1.0)
@@ -126,12 +156,25 @@ class Matrices:
 
 @triton.jit(do_not_specialize=["max_norm"])
 def muon_step(
-    parameters, gradient, momentum, matrices, squares, blocks, skip, learning_rate, max_norm,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
-    """Clip by the gradient's norm, step the matrices by U V^T of their momentum U S V^T, and set their gradients to zero.
+    parameters,
+    gradient,
+    momentum,
+    matrices,
+    squares,
+    blocks,
+    skip,
+    learning_rate,
+    max_norm,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Clip by the gradient's norm, step the matrices by U V^T of their momentum U S V^T, and set their gradients to
+    zero.
 
-    `matrices` (programs, 3): where each lies in the vectors, its rows and its columns. `squares` (blocks): sums of squares of the whole gradient.
+    `matrices` (programs, 3): where each lies in the vectors, its rows and its columns. `squares` (blocks): sums of
+    squares of the whole gradient.
     """
     # g <- g min(1, max_norm / |g|)
     block = tl.arange(0, BLOCKS)
@@ -180,12 +223,15 @@ def _low(x, BF16: tl.constexpr):
     return x.to(tl.bfloat16) if BF16 else x
 
 
-# LARGER MATRICES: program 1 is the matrix, whose row of the table says what there is of it; program 0 counts its tiles, and where it has fewer does nothing.
+# LARGER MATRICES: program 1 is the matrix, whose row of the table says what there is of it; program 0 counts its tiles,
+# and where it has fewer does nothing.
 
 
 @triton.jit
 def gather_momentum(gradient, momentum, table, scale, skip, sums):
-    """Momentum m <- 0.95 m + g, and in the gradient's place u = g + 0.95 m, where g is the gradient times `scale`; each program's sum of u's squares."""
+    """Momentum m <- 0.95 m + g, and in the gradient's place u = g + 0.95 m, where g is the gradient times `scale`; each
+    program's sum of u's squares.
+    """
     entry, number = table + 7 * tl.program_id(1), tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < tl.load(entry + ROWS_AT) * tl.load(entry + COLUMNS_AT)
     at = tl.load(entry + PLACE) + number
@@ -200,7 +246,9 @@ def gather_momentum(gradient, momentum, table, scale, skip, sums):
 
 @triton.jit
 def _numbers(entry):
-    """Of this program's numbers of a padded matrix: where they lie in the vectors, which there are, where in the scratch, and which of these there are."""
+    """Of this program's numbers of a padded matrix: where they lie in the vectors, which there are, where in the
+    scratch, and which of these there are.
+    """
     number, long = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.load(entry + LONG)
     m, n = tl.load(entry + ROWS_AT), tl.load(entry + COLUMNS_AT)
     i, j = number // long, number % long
@@ -224,9 +272,19 @@ def to_unit_norm(gradient, table, sums, x, PROGRAMS: tl.constexpr, BLOCKS: tl.co
 
 @triton.jit(do_not_specialize=["alpha", "beta"])
 def product(
-    left, right, added, out, table, alpha, beta,
-    SQUARED: tl.constexpr, DEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    left,
+    right,
+    added,
+    out,
+    table,
+    alpha,
+    beta,
+    SQUARED: tl.constexpr,
+    DEEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """A tile of alpha left right + beta added, (short, short) where SQUARED, otherwise (short, long).
 
     With DEEP left is x (short, long), and right its transpose; otherwise left is (short, short).

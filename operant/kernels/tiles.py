@@ -1,6 +1,8 @@
-"""Tile configs of fused kernels: block sizes, warps, and the chunks of a minibatch. Which are worth a try for a spec, best guess first; and one as a line.
+"""Tile configs of fused kernels: block sizes, warps, and the chunks of a minibatch. Which are worth a try for a spec,
+best guess first; and one as a line.
 
-The same bits come only from the same tile config: it decides in which order sums are added up. Knows no Triton and measures nothing.
+The same bits come only from the same tile config: it decides in which order sums are added up. Knows no Triton and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ MICROBATCH_BYTES = 2**30
 """What the buffers of a microbatch may take at most."""
 
 CHUNKS, CHUNKS_OF_MANY, MANY_SAMPLES = 128, 256, 2**19
-"""Chunks of a minibatch for a resident network of two narrow towers, and from MANY_SAMPLES on or with one trunk, as measured on an H200 with 8,000 to 1,000,000
-samples. Of wide towers it takes half as many: a multiprocessor holds two programs of a narrow tower, and one of a wide."""
+"""Chunks of a minibatch for a resident network of two narrow towers, and from MANY_SAMPLES on or with one trunk, as
+measured on an H200 with 8,000 to 1,000,000 samples. Of wide towers it takes half as many: a multiprocessor holds two
+programs of a narrow tower, and one of a wide.
+"""
 
 CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS = 384, 64
-"""A layer at a time, a chunk has at least so many samples, and a microbatch at most so many chunks: adding up their rows costs time, too."""
+"""A layer at a time, a chunk has at least so many samples, and a microbatch at most so many chunks: adding up their
+rows costs time, too.
+"""
 
 
 class _TileConfig:
@@ -56,7 +62,9 @@ class Resident(_TileConfig):
 
 @dataclass(frozen=True)
 class PerLayer(_TileConfig):
-    """A launch a layer: tiles of block_m samples x block_n outputs, summed over steps of block_k; a microbatch of samples at a time."""
+    """A launch a layer: tiles of block_m samples x block_n outputs, summed over steps of block_k; a microbatch of
+    samples at a time.
+    """
 
     name: ClassVar = "per-layer"
     block_m: int
@@ -71,7 +79,8 @@ class PerLayer(_TileConfig):
         _check(self.block_m, self.block_n, self.block_k, warps=(self.warps,), chunks=self.chunks)
         if min(self.stages, self.microbatch) < 1 or self.block_m % self.block_k:
             raise ValueError(
-                "a tile config has at least one stage and a microbatch of at least one sample, and block_k divides block_m"
+                "a tile config has at least one stage and a microbatch of at least one sample, and block_k "
+                "divides block_m"
             )
 
 
@@ -106,17 +115,22 @@ def from_text(line: str) -> TileConfig:
         )
     except TypeError:
         raise ValueError(
-            f"a tile config is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})"
+            f"a tile config is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got "
+            f"{line!r})"
         ) from None
 
 
 def suits(config: TileConfig, spec: Spec) -> bool:
-    """Whether a network can run in this tile config at all; whether a GPU has enough shared memory is another question."""
+    """Whether a network can run in this tile config at all; whether a GPU has enough shared memory is another
+    question.
+    """
     return isinstance(config, PerLayer) or suits_resident(spec)
 
 
 def suits_resident(spec: Spec) -> bool:
-    """Whether a program may hold a tower: of tensor cores' products it has the weights in shared memory, and to compile in vain takes as long as to compile."""
+    """Whether a program may hold a tower: of tensor cores' products it has the weights in shared memory, and to compile
+    in vain takes as long as to compile.
+    """
     number = 2 if spec.precision == "bf16" else 4
     weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
     held = 4 * weights[0] + number * sum(weights[1:-1])
@@ -142,7 +156,9 @@ def power_of_two(number: float) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What tile configs are chosen for: a minibatch's samples, a GPU's multiprocessors, the shards that a minibatch is made of, and its chunks if given."""
+    """What tile configs are chosen for: a minibatch's samples, a GPU's multiprocessors, the shards that a minibatch is
+    made of, and its chunks if given.
+    """
 
     minibatch: int
     multiprocessors: int
@@ -155,7 +171,9 @@ class Work:
 
 
 def candidates(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
-    """Tile configs in groups, best guess first: the first group of which any fits a GPU is the one to choose from. Later ones ask for less shared memory."""
+    """Tile configs in groups, best guess first: the first group of which any fits a GPU is the one to choose from.
+    Later ones ask for less shared memory.
+    """
     per_layer = list(_per_layer(spec, work))
     if suits_resident(spec):
         first, *smaller = _resident(spec, work)
@@ -205,7 +223,8 @@ def _resident(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
 def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
     """Best guess first; the last is the one that fits anywhere."""
     number = 2 if spec.precision == "bf16" else 4
-    # Activations and gradients of each layer, what the latter are worked out from, and what the first layer reads, twice.
+    # Activations and gradients of each layer, what the latter are worked out from, and what the first layer reads,
+    # twice.
     row_bytes = (
         spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
     )
@@ -214,7 +233,8 @@ def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
         microbatch = min(
             multiple(work.minibatch, 128), microbatch, max(128, MICROBATCH_BYTES // row_bytes // 128 * 128)
         )
-        # Programs of the widest weight's gradient: a power of two of chunks that gives each multiprocessor two, or up to three.
+        # Programs of the widest weight's gradient: a power of two of chunks that gives each multiprocessor two, or up
+        # to three.
         tiles = max(
             -(-wide // block_n) * -(-deep // block_n) for wide, deep in zip(spec.widths, spec.inputs, strict=True)
         )
@@ -232,10 +252,12 @@ def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
     block_k = 128 // number  # the same bytes in either precision
     yield config(128, 128, block_k, 8, 3, 65536)
     if spec.inputs[0] > WIDE_FIRST:
-        # A wide first layer is most of the work, and its sums are long: smaller tiles, of which three or four are on a multiprocessor at once, hide its waits.
-        # A game's minibatch also has few tiles of 128 rows for as many multiprocessors.
+        # A wide first layer is most of the work, and its sums are long: smaller tiles, of which three or four are on a
+        # multiprocessor at once, hide its waits. A game's minibatch also has few tiles of 128 rows for as many
+        # multiprocessors.
         yield config(64, 128, block_k, 4, 3, 65536)
     yield config(128, 128, block_k, 8, 3, 16384)
     yield config(128, 64, block_k, 4, 3, 65536)
-    # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's head.
+    # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's
+    # head.
     yield config(32, 64, 16, 4, 2, 65536)

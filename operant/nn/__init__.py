@@ -1,9 +1,9 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
 from operant.nn.actors import CategoricalActor, SquashedActor, critic_outputs, normal
-from operant.nn.critics import ActorCriticConfig, CriticHead, Judged, projected
+from operant.nn.critics import ActorCriticConfig, CriticHead, CriticLoss, critic_loss, project_onto_support
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
-from operant.nn.exploration import decayed, epsilon_greedy, ladder
+from operant.nn.exploration import decayed, epsilon_greedy
 from operant.nn.flat import FlatVector
 from operant.nn.normalization import SOLO, Exchange, RunningNormalizer, statistics
 from operant.nn.optimizer import Adam, Muon, clip_gradient, scalar
@@ -21,11 +21,11 @@ __all__ = [
     "Adam",
     "CategoricalActor",
     "CriticHead",
+    "CriticLoss",
     "Exchange",
     "Features",
     "FlatVector",
     "Gaussian",
-    "Judged",
     "Muon",
     "NetConfig",
     "Policy",
@@ -37,10 +37,10 @@ __all__ = [
     "Towers",
     "Work",
     "clip_gradient",
+    "critic_loss",
     "critic_outputs",
     "decayed",
     "epsilon_greedy",
-    "ladder",
     "masked",
     "network",
     "network_flops",
@@ -48,8 +48,8 @@ __all__ = [
     "observation_bytes",
     "on_policy_work",
     "products",
-    "projected",
+    "project_onto_support",
     "scalar",
     "statistics",
     "step_bytes",
-]  # fmt: skip
+]

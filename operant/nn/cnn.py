@@ -1,16 +1,21 @@
-"""Convolutional networks for pictures and boards of bytes: one trunk, from which actor and critic are read. Knows shapes; knows no environment's rules.
+"""Convolutional networks for pictures and boards of bytes: one trunk, from which actor and critic are read. Knows
+shapes; knows no environment's rules.
 
-- nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning": 8 x 8 with stride 4, 4 x 4 with stride 2, 3 x 3, a dense layer.
-- impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves, and two residual blocks; a dense layer.
+- nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning": 8 x 8 with stride 4, 4 x 4 with
+  stride 2, 3 x 3, a dense layer.
+- impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves,
+  and two residual blocks; a dense layer.
 - board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
-- minatar: one convolution of 3 x 3 without padding and a dense layer (Young & Tian 2019, "MinAtar"); with `layer_norm` both are normalised, as in PQN's paper.
+- minatar: one convolution of 3 x 3 without padding and a dense layer (Young & Tian 2019, "MinAtar"); with `layer_norm`
+  both are normalised, as in PQN's paper.
 
-Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a channel; they are never normalised.
-On a GPU with bf16 all but the output layers computes in bf16, from parameters in float32, which receive the gradients; otherwise in the parameters' type.
-Channels lie last in memory everywhere: a picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
+Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a
+channel; they are never normalised. On a GPU with bf16 all but the output layers computes in bf16, from parameters in
+float32, which receive the gradients; otherwise in the parameters' type. Channels lie last in memory everywhere: a
+picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
 
-For the same bits every time on a GPU call `settle` first. Every convolution needs a first call before a CUDA graph is captured, since cuDNN loads its kernels
-then; `operant.compute.graphs` makes one. Nothing is read back to the host.
+For the same bits every time on a GPU call `settle` first. Every convolution needs a first call before a CUDA graph is
+captured, since cuDNN loads its kernels then; `operant.compute.graphs` makes one. Nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -34,7 +39,9 @@ CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64
 SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
 
 MOST_NUMBERS = 2**28
-"""Numbers of the widest layer computed at a time without gradients: acting and estimating values take no more memory for more samples."""
+"""Numbers of the widest layer computed at a time without gradients: acting and estimating values take no more memory
+for more samples.
+"""
 
 NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
 
@@ -45,21 +52,35 @@ def unsupported_reason(observation: Box, config: Config) -> str | None:
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
         what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
         instead = 'use "mlp", or pictures: env.pixels = 64'
-        return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} ({instead})'
+        return (
+            'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment '
+            f"shows {what} ({instead})"
+        )
     if isinstance(observation.categories, tuple):
-        return 'net.kind = "cnn" reads bytes that are alike, all numeric or all with k categories; here they differ (use "mlp", or pictures: env.pixels = 64)'
+        return (
+            'net.kind = "cnn" reads bytes that are alike, all numeric or all with k categories; here they differ '
+            '(use "mlp", or pictures: env.pixels = 64)'
+        )
     height, width = shape[:2]
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
-        return f'net.cnn = "nature" reads pictures of at least {side}, and these are {height} x {width} (use "board" or "impala")'
+        return (
+            f'net.cnn = "nature" reads pictures of at least {side}, and these are {height} x {width} (use "board" '
+            'or "impala")'
+        )
     layers = len(config.channels or CHANNELS["minatar"])
     if config.cnn == "minatar" and min(height, width) <= 2 * layers:
-        return f'net.cnn = "minatar" with {layers} convolutions reads more than {2 * layers} cells a side, and these are {height} x {width} (use "board")'
+        return (
+            f'net.cnn = "minatar" with {layers} convolutions reads more than {2 * layers} cells a side, and these '
+            f'are {height} x {width} (use "board")'
+        )
     return None
 
 
 def settle(precision: str) -> None:
-    """Tell cuDNN, for the whole process, to use the same algorithms every time and to compute float32 in tf32 unless `precision` is "fp32"."""
+    """Tell cuDNN, for the whole process, to use the same algorithms every time and to compute float32 in tf32 unless
+    `precision` is "fp32".
+    """
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -98,7 +119,8 @@ class _Filter(nn.Module):
             return reading.convolve(
                 self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype
             )
-        # A filter of side k = times x stride over pixels is one of side `times` over squares of stride x stride pixels, whose pixels are channels.
+        # A filter of side k = times x stride over pixels is one of side `times` over squares of stride x stride pixels,
+        # whose pixels are channels.
         times = self._side // self._stride
         rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
         parts = self.weight.unflatten(1, (times, self._stride)).unflatten(3, (times, self._stride)).transpose(2, 3)
@@ -111,7 +133,9 @@ class _Filter(nn.Module):
 
 
 class _Plain(nn.Module):
-    """Convolutions one after the other; with `normed` the channels of each place are normalised before the activation."""
+    """Convolutions one after the other; with `normed` the channels of each place are normalised before the
+    activation.
+    """
 
     def __init__(self, filters: list[_Filter], *, normed: bool = False) -> None:
         super().__init__()
@@ -164,7 +188,9 @@ class _Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutions of bytes (O, B) of a shape (H, W, C) or (H, W). `dtype` is what they compute in; None: the parameters' type."""
+    """Convolutions of bytes (O, B) of a shape (H, W, C) or (H, W). `dtype` is what they compute in; None: the
+    parameters' type.
+    """
 
     def __init__(
         self, observation: Box, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None
@@ -179,7 +205,8 @@ class Convolutions(nn.Module):
             config.channels or CHANNELS[config.cnn],
         )
 
-        # The convolutions, and the side lengths that they leave: height and width of the features, and the numbers of the widest layer.
+        # The convolutions, and the side lengths that they leave: height and width of the features, and the numbers of
+        # the widest layer.
         self.body: _Plain | _Residual
         if config.cnn == "impala":
             self.body = _Residual(channels, inputs, generator)

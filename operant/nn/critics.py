@@ -1,4 +1,5 @@
-"""What the outputs of critics mean: a value, or the probabilities of returns on a support (C51). Knows no network and no algorithm.
+"""Critics' outputs as a value, or as the probabilities of returns on a support (C51). Knows no network and no
+algorithm.
 
 Shape letters: C critics, K atoms (1: the value itself), B samples.
 """
@@ -42,7 +43,8 @@ class ActorCriticConfig(Section):
     v_max: Real = Field(5.0, description="critic = c51 only: greatest value of the support, likewise")
     normalize_returns: bool | None = Field(
         None,
-        description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not set: with critic = c51",
+        description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not "
+        "set: with critic = c51",
     )
     max_gradient_norm: Real = Field(
         0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped"
@@ -51,30 +53,32 @@ class ActorCriticConfig(Section):
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
-        description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always computes in fp32",
+        description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always "
+        "computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
-        description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch",
+        description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU "
+        "where possible, else torch",
     )
 
     @property
     def outputs(self) -> int:
-        """Numbers that a critic puts out."""
+        """Outputs of a critic: the atoms of its distribution, or 1."""
         return self.atoms if self.critic == "c51" else 1
 
     @property
     def scales_rewards(self) -> bool:
-        """Whether rewards are scaled."""
+        """Whether rewards are scaled so that returns fit the support."""
         return self.critic == "c51" if self.normalize_returns is None else self.normalize_returns
 
     @property
-    def reach(self) -> float:
-        """How far the support goes at least, in both directions."""
+    def support_radius(self) -> float:
+        """Distance from 0 to the nearer end of the support."""
         return min(-self.v_min, self.v_max)
 
     def support_problems(self) -> list[tuple[str, str]]:
-        """What is wrong with the support, as (key, message)."""
+        """Problems of the support, as (key, message)."""
         if self.v_min >= self.v_max:
             return [("v_min", f"it should be less than algo.v_max = {self.v_max:g} (got {self.v_min:g})")]
         inside = self.v_min < 0.0 < self.v_max
@@ -84,12 +88,15 @@ class ActorCriticConfig(Section):
         )
 
 
-def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution of R + discount Z on the support (K), where Z has the probabilities (K, B); reward and discount (B): (K, B).
+def project_onto_support(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """Project the distribution of R + discount Z onto the support (K): probabilities of Z (K, B) -> (K, B).
 
-    Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1. Each atom is moved, clipped to the support's ends,
-    and its mass shared by the two nearest atoms in proportion to how near they are: atom j gets max(0, 1 - |Tz_i - z_j| / dz) of atom i. On a GPU a sum over
-    i, which has a fixed order; a CPU's scatter has one too, and is many times faster there.
+    `reward` and `discount` are (B).
+
+    Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1. Each atom is
+    moved, clipped to the support's ends, and its mass shared by the two nearest atoms in proportion to how near they
+    are: atom j gets max(0, 1 - |Tz_i - z_j| / dz) of atom i. On a GPU a sum over i, which has a fixed order; a CPU's
+    scatter has one too, and is many times faster there.
     """
     low, high, step = support[0], support[-1], (support[-1] - support[0]) / (len(support) - 1)
     moved = (reward + discount * support[:, None]).clamp(low, high)  # (K, B)
@@ -104,50 +111,59 @@ def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Te
     return (near * probability[:, None]).sum(dim=0)
 
 
-class Judged(NamedTuple):
-    """What a batch says of critics."""
+class CriticLoss(NamedTuple):
+    """Loss of C critics on a batch of B samples, and the figures that go with it."""
 
-    loss: Tensor  # the sum over critics of the weighted mean over samples
-    q_mean: Tensor
-    td_error: Tensor  # mean |Q - y|
-    each: Tensor  # (B), |Q - y| of each sample, or its cross-entropy, as a mean over critics: its priority
+    loss: Tensor  # (), sum over critics of the weighted mean over samples
+    q_mean: Tensor  # (), mean Q over critics and samples
+    td_error: Tensor  # (), mean |Q - y|
+    priority: Tensor  # (B), mean over critics of |Q - y|, or of the cross-entropy, for prioritised replay
 
 
 class CriticHead:
-    """Critics' outputs (C, K, B) as values, as targets and as a loss."""
+    """Interpretation of critics' outputs (C, K, B): as values, as TD targets, and in the loss."""
 
     def __init__(self, config: ActorCriticConfig, device: torch.device) -> None:
         self.atoms = config.outputs
         self.support = torch.linspace(config.v_min, config.v_max, self.atoms, device=device)  # (K)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Q of each critic, (C, B): the number itself, or the mean of its distribution."""
+        """Return Q of each critic, (C, K, B) -> (C, B): the output itself, or the mean of its distribution."""
         return outputs[:, 0] if self.atoms == 1 else (outputs.softmax(dim=1) * self.support[:, None]).sum(dim=1)
 
-    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """What the critics should say, (K, B): reward + discount Q of the critic whose Q is the smaller, or the distribution of that on the support."""
+    def td_target(self, outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return the TD target (K, B) from the target critics' outputs (C, K, B) at the next state.
+
+        It uses the critic with the smaller Q: reward + discount * Q, or with atoms the distribution of that, projected
+        onto the support. `reward` and `discount` are (B).
+        """
         values = self.values(outputs)
         if self.atoms == 1:
             return (reward + discount * values.amin(dim=0))[None]
         least = values.argmin(dim=0)[None, None].expand(1, self.atoms, -1)  # (1, K, B)
-        return projected(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
+        return project_onto_support(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
 
-    @staticmethod
-    def judged(
-        losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None
-    ) -> Judged:
-        """Of critics' losses, values and errors (C, B); samples' priorities are their errors unless `priority` (C, B) is given."""
-        loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
-        each = error if priority is None else priority
-        return Judged(loss, values.mean(), error.mean(), each.detach().mean(dim=0))
+    def loss(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> CriticLoss:
+        """Return the loss of outputs (C, K, B) at a target (K, B): squared TD error, or cross-entropy with atoms.
 
-    def loss(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> Judged:
-        """The loss of outputs (C, K, B) at a target (K, B), of (Q - y)^2 or the cross-entropy; `weight` (B) is that of each sample, None: 1."""
+        `weight` (B) are importance-sampling weights; None: 1.
+        """
         values = self.values(outputs)
         if self.atoms == 1:
             error = values - target
-            return self.judged(error.square(), values, error.abs(), weight)
-        entropy = -(target * outputs.log_softmax(dim=1)).sum(dim=1)  # (C, B)
-        return self.judged(
-            entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy
-        )
+            return critic_loss(error.square(), values, error.abs(), weight)
+        cross_entropy = -(target * outputs.log_softmax(dim=1)).sum(dim=1)  # (C, B)
+        target_mean = (target * self.support[:, None]).sum(dim=0)
+        return critic_loss(cross_entropy, values, (values - target_mean).abs(), weight, priority=cross_entropy)
+
+
+def critic_loss(
+    losses: Tensor, values: Tensor, td_error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None
+) -> CriticLoss:
+    """Reduce per-sample losses, values and absolute TD errors, (C, B) each, to a `CriticLoss`.
+
+    `priority` (C, B) defaults to the TD errors.
+    """
+    loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
+    per_sample = td_error if priority is None else priority
+    return CriticLoss(loss, values.mean(), td_error.mean(), per_sample.detach().mean(dim=0))

@@ -1,7 +1,9 @@
-"""Action distributions: from a network's outputs to actions, log-probabilities and entropies. Knows nothing of networks or algorithms.
+"""Action distributions: from a network's outputs to actions, log-probabilities and entropies. Knows nothing of networks
+or algorithms.
 
-Everything is feature-major, (rows, B). Randomness comes in as noise, uniform in [0, 1), so that every device and every path draws the same actions.
-The raw action is what the algorithm stores and scores; `to_env` turns it into what the environment takes: scaled to its bounds, and clipped.
+Everything is feature-major, (rows, B). Randomness comes in as noise, uniform in [0, 1), so that every device and every
+path draws the same actions. The raw action is what the algorithm stores and scores; `to_env` turns it into what the
+environment takes: scaled to its bounds, and clipped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 from operant.envs import Box, Discrete, Env
 
 ILLEGAL = -1e9
-"""The logit of an action that may not be taken: its probability is then exactly 0 in float32, as are its p log p and every gradient."""
+"""The logit of an action that may not be taken: its probability is then exactly 0 in float32, as are its p log p and
+every gradient.
+"""
 
 
 def masked(logits: Tensor, legal: Tensor) -> Tensor:
@@ -24,9 +28,11 @@ def masked(logits: Tensor, legal: Tensor) -> Tensor:
 
 
 class Categorical(nn.Module):
-    """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a choice.
+    """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a
+    choice.
 
-    To rule a choice out give it a logit of ILLEGAL (see `masked`), not -inf, for which the entropy is 0 * -inf: not a number.
+    To rule a choice out give it a logit of ILLEGAL (see `masked`), not -inf, for which the entropy is 0 * -inf: not a
+    number.
     """
 
     row_values: Tensor
@@ -52,7 +58,8 @@ class Categorical(nn.Module):
         actions = []
         for k, log_probability in enumerate(self._log_probabilities(logits)):
             cumulative = log_probability.exp().cumsum(dim=0)
-            # The sum may round to just below 1: scaled to it, no number lands beyond it, on a value whose probability is 0.
+            # The sum may round to just below 1: scaled to it, no number lands beyond it, on a value whose probability
+            # is 0.
             actions.append((noise[k] * cumulative[-1] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
         return torch.stack(actions)
 
@@ -102,7 +109,9 @@ class Gaussian(nn.Module):
         self.register_buffer("limit", torch.where(bounded, 1.0, math.inf), persistent=False)
 
     def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
-        """Mean + std * e with e ~ N(0, 1) by Box & Muller 1958, from `noise` (2 A, B): sqrt(-2 ln(1 - u)) cos(2 pi v)."""
+        """Mean + std * e with e ~ N(0, 1) by Box & Muller 1958, from `noise` (2 A, B): sqrt(-2 ln(1 - u))
+        cos(2 pi v).
+        """
         radius_uniform, angle_uniform = noise.split(self.action_rows)
         normal = torch.sqrt(-2.0 * torch.log1p(-radius_uniform)) * torch.cos((2.0 * math.pi) * angle_uniform)
         return torch.addcmul(mean, self.log_std.exp(), normal)
@@ -112,9 +121,11 @@ class Gaussian(nn.Module):
         return mean
 
     def log_probability_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and H, each (B), of raw actions (A, B). The entropy is that of the normal, also where tanh follows.
+        """Log pi(a|s) and H, each (B), of raw actions (A, B). The entropy is that of the normal, also where tanh
+        follows.
 
-        With `squash` the density is that of tanh x: the scaling to the bounds, a constant that cancels in every ratio, is left out.
+        With `squash` the density is that of tanh x: the scaling to the bounds, a constant that cancels in every ratio,
+        is left out.
         """
         standard = (action - mean) * torch.exp(-self.log_std)
         log_probability = (-0.5 * standard.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=0)

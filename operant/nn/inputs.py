@@ -1,8 +1,10 @@
-"""How the first layer of a network reads bytes: some samples at a time, so that nothing ever holds a batch of them as floats.
+"""How the first layer of a network reads bytes: some samples at a time, so that nothing ever holds a batch of them as
+floats.
 
-A chunk of the batch is turned into numbers, multiplied, and forgotten; the backward pass turns it into numbers once more. How many chunks there are follows
-from shapes alone, and they are added up in their order: the same bits every time, and nothing that a CUDA graph could not hold.
-A byte is a numeric feature, or a categorical feature with k categories, which is read one-hot. Knows no environment and no network.
+A chunk of the batch is turned into numbers, multiplied, and forgotten; the backward pass turns it into numbers once
+more. How many chunks there are follows from shapes alone, and they are added up in their order: the same bits every
+time, and nothing that a CUDA graph could not hold. A byte is a numeric feature, or a categorical feature with k
+categories, which is read one-hot. Knows no environment and no network.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
 
 CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**23
-"""Numbers that a chunk is turned into, at most: what stays in the cache of a core, and about what stays in that of a large GPU."""
+"""Numbers that a chunk is turned into, at most: what stays in the cache of a core, and about what stays in that of a
+large GPU.
+"""
 
 FEWEST = 128
 """Samples of a chunk, at least: a product of fewer would wait for the weights more than compute."""
@@ -38,7 +42,9 @@ def numeric(observation: Tensor, normalizer: RunningNormalizer | None = None) ->
 
 
 def one_hot(observation: Tensor, categories: int) -> Tensor:
-    """Bytes of k categories one-hot, (O, n) -> (O k, n): row o k + c is 1 where byte o is c. A byte of k or more is in none of them: its rows are 0."""
+    """Bytes of k categories one-hot, (O, n) -> (O k, n): row o k + c is 1 where byte o is c. A byte of k or more is in
+    none of them: its rows are 0.
+    """
     every, (rows, samples) = torch.arange(categories, dtype=torch.uint8, device=observation.device), observation.shape
     if torch.compiler.is_exporting():
         return torch.eq(observation[:, None], every[:, None]).float().flatten(0, 1)
@@ -50,7 +56,8 @@ def one_hot(observation: Tensor, categories: int) -> Tensor:
 
 
 class PartialOneHot(nn.Module):
-    """Bytes of which some are categorical features and some numeric: k columns for one with k categories, one for a numeric one, in the order of the bytes.
+    """Bytes of which some are categorical features and some numeric: k columns for one with k categories, one for a
+    numeric one, in the order of the bytes.
 
     It has no parameters. `categories`: how many each byte has, 0 for a numeric feature, (O).
     """
@@ -76,7 +83,9 @@ class PartialOneHot(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-        """(O, n) -> (K, n). A byte that is in none of its categories has columns of 0. Numeric features are normalised where there is a normalizer."""
+        """(O, n) -> (K, n). A byte that is in none of its categories has columns of 0. Numeric features are normalised
+        where there is a normalizer.
+        """
         encoded = torch.eq(observation.index_select(0, self.feature), self.category).float()
         seen = observation.index_select(0, self.numeric_features).float()
         if normalizer is not None:
@@ -86,7 +95,9 @@ class PartialOneHot(nn.Module):
 
 
 def chunk_samples(samples: int, width: int, *, cuda: bool) -> int:
-    """Samples of a chunk, of so many in all and so many numbers each: their number by a power of two, so that what it divides stays even."""
+    """Samples of a chunk, of so many in all and so many numbers each: their number by a power of two, so that what it
+    divides stays even.
+    """
     most = max(FEWEST, (GPU_NUMBERS if cuda else CPU_NUMBERS) // width)
     parts = 1
     while -(-samples // parts) > most:
@@ -136,7 +147,9 @@ def _sum_on_cpu(chunks: Any, read: Reader) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor, observation: Tensor, read: Reader) -> Tensor:
-    """W x + b, (M, K) x (K, B) + (M, 1) -> (M, B), of what `read` makes of bytes (O, B), in either layout of their memory."""
+    """W x + b, (M, K) x (K, B) + (M, 1) -> (M, B), of what `read` makes of bytes (O, B), in either layout of their
+    memory.
+    """
     if torch.compiler.is_exporting():  # for any B: chunks would fix it
         return torch.addmm(bias, weight, read(observation).to(weight.dtype))
     return _Read.apply(weight, bias, observation, read)
@@ -206,9 +219,11 @@ def _planes(picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
 
 
 def folded(picture: Tensor, fold: int, rows: int, columns: int) -> Tensor:
-    """Squares of fold x fold pixels as the channels of one: (B, H, W, C) -> (B, rows, columns, fold, fold, C), a view. What is left over is left out.
+    """Squares of fold x fold pixels as the channels of one: (B, H, W, C) -> (B, rows, columns, fold, fold, C), a view.
+    What is left over is left out.
 
-    A convolution with a stride of `fold` is one without over those, and a matrix unit takes many channels rather than three.
+    A convolution with a stride of `fold` is one without over those, and a matrix unit takes many channels rather than
+    three.
     """
     cut = picture[:, : rows * fold, : columns * fold]
     return cut.unflatten(1, (rows, fold)).unflatten(3, (columns, fold)).transpose(2, 3)
@@ -224,10 +239,11 @@ def convolve(
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The convolution of bytes (B, h, w, ...) times `scale`, or of categories one-hot: (M, k, k, C) over (B, C, h, w) plus (M) -> (B, M, h', w') of `dtype`.
+    """The convolution of bytes (B, h, w, ...) times `scale`, or of categories one-hot: (M, k, k, C) over (B, C, h, w)
+    plus (M) -> (B, M, h', w') of `dtype`.
 
-    All axes of the bytes from the fourth on, and then the categories, are channels, in that order. Weights and their gradients keep their own type; the scale
-    goes to the weights, since there are fewer of them.
+    All axes of the bytes from the fourth on, and then the categories, are channels, in that order. Weights and their
+    gradients keep their own type; the scale goes to the weights, since there are fewer of them.
     """
     if torch.compiler.is_exporting():  # for any B: chunks would fix it
         return torch.conv2d(
@@ -237,5 +253,7 @@ def convolve(
 
 
 def picture_of(observation: Tensor, shape: Sequence[int]) -> Tensor:
-    """Bytes (O, B) as pictures (B, *shape): as they lie in memory where samples lie one after the other, otherwise a copy of the bytes."""
+    """Bytes (O, B) as pictures (B, *shape): as they lie in memory where samples lie one after the other, otherwise a
+    copy of the bytes.
+    """
     return observation.t().contiguous().view(observation.shape[1], *shape)

@@ -1,7 +1,9 @@
-"""A network for observations of places that are alike, such as cards on a table, of which an action names one: every place has the same weights.
+"""A network for observations of places that are alike, such as cards on a table, of which an action names one: every
+place has the same weights.
 
-A place's features are made of its own and of the sum over all places, block after block; between blocks each place may have a memory of its own, a cell whose
-weights all places share. What is learnt at one place holds at all. Knows no algorithm and no environment's rules.
+A place's features are made of its own and of the sum over all places, block after block; between blocks each place may
+have a memory of its own, a cell whose weights all places share. What is learnt at one place holds at all. Knows no
+algorithm and no environment's rules.
 
 Shape letters: N places, k categories, M units, T steps, B lanes, R numbers of a place's state, in a memory.
 """
@@ -16,28 +18,42 @@ from torch import Tensor, nn
 from operant.nn import mlp, recurrent
 
 _PART, _GAIN = 0.25, 0.2
-"""Of a sum over places what is read, so that what one of them adds is seen however many there are, and the scale of its weights at first, so that all are not
-too much."""
+"""Of a sum over places what is read, so that what one of them adds is seen however many there are, and the scale of its
+weights at first, so that all are not too much.
+"""
 
 
 def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | None:
-    """The sentence that says why such a network cannot read this environment, or None where it can. `head_rows`: numbers that the head is asked for."""
+    """The sentence that says why such a network cannot read this environment, or None where it can. `head_rows`:
+    numbers that the head is asked for.
+    """
     seen, action = env.observation, env.action
     if not isinstance(seen.categories, int) or seen.categories == 0 or getattr(action, "n", None) != seen.size:
-        return 'net.kind = "places" reads places that are alike, bytes with k categories each, and an action must name one of them (use "mlp")'
+        return (
+            'net.kind = "places" reads places that are alike, bytes with k categories each, and an action must '
+            'name one of them (use "mlp")'
+        )
     if head_rows != seen.size:
-        return f'net.kind = "places" has one number for each place, {seen.size}, and the algorithm asks for {head_rows} (critic = "c51" does; use "mlp")'
+        return (
+            f'net.kind = "places" has one number for each place, {seen.size}, and the algorithm asks for '
+            f'{head_rows} (critic = "c51" does; use "mlp")'
+        )
     if len(config.hidden) != 1:
         return f'net.hidden: all blocks of net.kind = "places" are as wide, one number: got {list(config.hidden)}'
     if config.memory_size not in (None, config.hidden[0]):
-        return f'net.memory_size: memories of net.kind = "places" are as wide as net.hidden, {config.hidden[0]}, or not set: got {config.memory_size}'
+        return (
+            f'net.memory_size: memories of net.kind = "places" are as wide as net.hidden, {config.hidden[0]}, or '
+            f"not set: got {config.memory_size}"
+        )
     if config.layer_norm:
         return 'net.layer_norm: net.kind = "places" has none (leave it off, or use "mlp")'
     return None
 
 
 class Places(nn.Module):
-    """`memory_layers` + 1 blocks, and behind each but the last a memory for each place, beside what it reads. Feature-major."""
+    """`memory_layers` + 1 blocks, and behind each but the last a memory for each place, beside what it reads.
+    Feature-major.
+    """
 
     categories: Tensor  # (k, 1)
 
@@ -51,10 +67,8 @@ class Places(nn.Module):
             seen = (k, *(2 * M if config.remembers else M for _ in range(last)))  # what a block reads
             return nn.ParameterList([nn.Parameter(mlp.orthogonal(M, columns, gain, generator)) for columns in seen])
 
-        self.own, self.all = (
-            weights(1.0),
-            weights(_GAIN),
-        )  # (M, k) or (M, 2 M): of a place's own features, and of the sum over places
+        # (M, k) or (M, 2 M): of a place's own features, and of the sum over places
+        self.own, self.all = weights(1.0), weights(_GAIN)
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(M, 1)) for _ in range(last + 1)])
         each = config.model_copy(update={"memory_layers": 1, "memory_size": M})
         memories = [recurrent.Memory(each, 1, M, generator) for _ in range(last)] if config.remembers else []
@@ -83,11 +97,12 @@ class Places(nn.Module):
     def _through(
         self, codes: Tensor, state: recurrent.State, keep: Tensor | None
     ) -> tuple[Tensor, Tensor, recurrent.State]:
-        """Codes (T, N, B), the states before, 0 where episodes begin (T, N B) -> head parameters (N, T B), values (T B), and the states after."""
+        """Codes (T, N, B), the states before, 0 where episodes begin (T, N B) -> head parameters (N, T B), values (T
+        B), and the states after.
+        """
         (T, N, B), after = codes.shape, []
-        features = (
-            (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)
-        )  # (k, T, N, B), lanes of a place side by side
+        # (k, T, N, B), lanes of a place side by side
+        features = (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)
         for block, (own, every, bias) in enumerate(zip(self.own, self.all, self.biases, strict=True)):
             total = features.sum(dim=2).flatten(1) * _PART  # (K, T B)
             features = self._activation(

@@ -1,13 +1,17 @@
-"""Networks with a memory: layers of a recurrent cell between an encoder and its heads. Know no algorithm, no world and no loss.
+"""Networks with a memory: layers of a recurrent cell between an encoder and its heads. Know no algorithm, no world and
+no loss.
 
-What such a network computes is a function of a sequence: observations, the state before the first of them, and where episodes begin in between. Everything is
-feature-major: T steps of B lanes are (rows, T B), all lanes of a step after those of the step before.
+What such a network computes is a function of a sequence: observations, the state before the first of them, and where
+episodes begin in between. Everything is feature-major: T steps of B lanes are (rows, T B), all lanes of a step after
+those of the step before.
 
-- mingru: z = sigmoid(gate), c = hidden + 1/2 where hidden >= 0 else sigmoid(hidden), h <- h + z (c - h), output sigmoid(p) h + (1 - sigmoid(p)) x, where
-  hidden, gate and p are rows of one product with the layer's input x (Feng et al. 2024, "Were RNNs all we needed?", with a highway: Srivastava et al. 2015).
+- mingru: z = sigmoid(gate), c = hidden + 1/2 where hidden >= 0 else sigmoid(hidden), h <- h + z (c - h), output
+  sigmoid(p) h + (1 - sigmoid(p)) x, where hidden, gate and p are rows of one product with the layer's input x (Feng et
+  al. 2024, "Were RNNs all we needed?", with a highway: Srivastava et al. 2015).
 - gru, lstm: see `operant.nn.cells`.
 
-Shape letters: O observation, G towers, M units, K rows of gates, T steps, B lanes, R numbers of a lane's state, H head parameters.
+Shape letters: O observation, G towers, M units, K rows of gates, T steps, B lanes, R numbers of a lane's state, H head
+parameters.
 """
 
 from __future__ import annotations
@@ -31,13 +35,17 @@ _FORGET_BIAS = 1.0
 """Of an LSTM that begins without `memory_init` (Jozefowicz, Zaremba & Sutskever 2015)."""
 
 _OPEN, _FAINT = 5.0, 0.3
-"""Of units that pass all on: the bias of an open gate, minus that of a closed one; the scale at first of all weights but those that pass on."""
+"""Of units that pass all on: the bias of an open gate, minus that of a closed one; the scale at first of all weights
+but those that pass on.
+"""
 
 
 class Memory(nn.Module):
-    """Layers of a recurrent cell, G towers side by side. Weights are orthogonal, a matrix a gate; biases zero, but those that `init` asks for.
+    """Layers of a recurrent cell, G towers side by side. Weights are orthogonal, a matrix a gate; biases zero, but
+    those that `init` asks for.
 
-    A lane's state is one column of numbers: layer after layer, tower after tower, unit after unit; of an LSTM first all h, then all c. It begins as zeros.
+    A lane's state is one column of numbers: layer after layer, tower after tower, unit after unit; of an LSTM first all
+    h, then all c. It begins as zeros.
     """
 
     def __init__(self, config: mlp.Config, towers: int, columns: int, generator: torch.Generator) -> None:
@@ -58,9 +66,8 @@ class Memory(nn.Module):
             ]
             return nn.Parameter(torch.stack(gates))
 
-        self.input_weights = nn.ParameterList(
-            [stacked(columns if k == 0 else M) for k in range(self.layers)]
-        )  # (G, K, M)
+        # (G, K, M)
+        self.input_weights = nn.ParameterList([stacked(columns if k == 0 else M) for k in range(self.layers)])
         self.input_biases = nn.ParameterList(
             [nn.Parameter(torch.zeros(towers, count * M, 1)) for _ in range(self.layers)]
         )
@@ -73,10 +80,12 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
-        """Biases of the gates: a gate that keeps sigmoid(b) of the state with b = ln(t - 1) forgets within about t steps, t drawn from 2 to `longest`.
+        """Biases of the gates: a gate that keeps sigmoid(b) of the state with b = ln(t - 1) forgets within about t
+        steps, t drawn from 2 to `longest`.
 
-        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With 1 step a GRU or an LSTM is tanh(x + W h) with an orthogonal W,
-        which holds the last inputs side by side, each a turn further on: a delay line as long as there are units for (White, Lee & Sompolinsky 2004).
+        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With 1 step a GRU or an LSTM is
+        tanh(x + W h) with an orthogonal W, which holds the last inputs side by side, each a turn further on: a delay
+        line as long as there are units for (White, Lee & Sompolinsky 2004).
         """
         M = self.units
         if longest == 1:
@@ -108,7 +117,9 @@ class Memory(nn.Module):
                 gate.fill_(value)
 
     def forward(self, features: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (G, K, T B) and the state before them (R, B) -> the last layer's output (G, M, T B), the state after. `keep` as in `operant.nn.cells`."""
+        """Features (G, K, T B) and the state before them (R, B) -> the last layer's output (G, M, T B), the state
+        after. `keep` as in `operant.nn.cells`.
+        """
         T, B = keep.shape
         before = state.view(-1, self.layers, self.towers, self.units, B)
         after: list[tuple[Tensor, ...]] = []  # of each layer: h, or h and c
@@ -128,7 +139,9 @@ class Memory(nn.Module):
         return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)
 
     def _mingru(self, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """One layer: gates (G, 3 M, T, B), input (G, M, T, B), state before (G, M, B) -> output (G, M, T B), state after (G, M, B)."""
+        """One layer: gates (G, 3 M, T, B), input (G, M, T, B), state before (G, M, B) -> output (G, M, T B), state
+        after (G, M, B).
+        """
         hidden, gate, highway = gates.split(self.units, dim=1)
         write = gate.sigmoid()
         candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
@@ -145,14 +158,18 @@ class Sequential(Protocol):
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """(O, T B), the state before, and where episodes begin (T, B), 1 or 0 -> head parameters (H, T B), values (T B), the state after."""
+        """(O, T B), the state before, and where episodes begin (T, B), 1 or 0 -> head parameters (H, T B), values (T
+        B), the state after.
+        """
 
 
 class Recurrent(nn.Module):
     """A built-in encoder, whose features a memory reads before its heads do."""
 
     def __init__(self, encoder: Any, memory: Memory) -> None:
-        """`encoder` has `features` (O, B) -> (G, K, B) and `heads` (G, M, B) -> head parameters and values: an MLP or a convolutional network."""
+        """`encoder` has `features` (O, B) -> (G, K, B) and `heads` (G, M, B) -> head parameters and values: an MLP or a
+        convolutional network.
+        """
         super().__init__()
         self.encoder, self.memory = encoder, memory
 
@@ -174,8 +191,9 @@ class Recurrent(nn.Module):
 class SampleMajor(nn.Module):
     """A user's own recurrent network, turned feature-major.
 
-    It has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state, and where episodes begin (T, B) to head parameters
-    (T, B, H), values (T, B) or (T, B, 1), and the state after. Where `reset` is 1 it begins from its initial state.
+    It has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state, and where episodes
+    begin (T, B) to head parameters (T, B, H), values (T, B) or (T, B, 1), and the state after. Where `reset` is 1 it
+    begins from its initial state.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,8 +1,9 @@
 """Loads the policy of a checkpoint, and evaluates it, greedy and sampled: what `operant eval` does. Prints nothing.
 
-A checkpoint is played with the configuration that it carries and the run's own copies of the user's files, so that neither a later resume with other values nor
-an environment edited since then changes anything; one of an early run, which carries none, with the run's config.toml. Code in a folder that is not known to be
-this user's is run only where `trusted` says so (see operant/config/trust.py).
+A checkpoint is played with the configuration that it carries and the run's own copies of the user's files, so that
+neither a later resume with other values nor an environment edited since then changes anything; one of an early run,
+which carries none, with the run's config.toml. Code in a folder that is not known to be this user's is run only where
+`trusted` says so (see operant/config/trust.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
 from operant.text import safe
 
 NUMBER = 1 << 30
-"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck there meets other episodes here."""
+"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck
+there meets other episodes here.
+"""
 _MOST_EPISODES = 1 << 24
 
 
@@ -75,8 +78,9 @@ def load(
 ) -> Loaded:
     """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
 
-    `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
-    Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
+    `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each
+    damaged checkpoint that is passed over. Raises NotFoundError, BadFileError, ConfigError, MachineError,
+    UntrustedError, UsageError.
     """
     given = _checkpoint_path(what)
     if given is not None and which is not None:
@@ -85,7 +89,8 @@ def load(
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
-                f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be read: put it back"
+                f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be "
+                "read: put it back"
             )
         raise NotFoundError(
             f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}"
@@ -115,10 +120,21 @@ def load(
 
 
 def play(
-    what: str, reach: runs.Reach, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool,
-    report: Callable[[str], None], trusted: bool = False,
-) -> Played:  # fmt: skip
-    """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load` does, and UsageError."""
+    what: str,
+    reach: runs.Reach,
+    *,
+    which: str | None,
+    episodes: int,
+    device: str,
+    seed: int | None,
+    greedy: bool,
+    sampled: bool,
+    report: Callable[[str], None],
+    trusted: bool = False,
+) -> Played:
+    """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load`
+    does, and UsageError.
+    """
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
     loaded = load(what, reach, which=which, device=device, report=report, trusted=trusted)
@@ -141,7 +157,9 @@ def play(
 
 
 def _checkpoint_path(what: str) -> Path | None:
-    """The folder of a checkpoint that is given by its path, or by that of a file in it; None where it is something else."""
+    """The folder of a checkpoint that is given by its path, or by that of a file in it; None where it is something
+    else.
+    """
     try:
         path = Path(what).expanduser()
         folder = path.parent if path.is_file() else path
@@ -161,7 +179,8 @@ def _run_around(checkpoint: Path, what: str) -> runs.Run:
     run = runs.load(checkpoint.parent.parent)
     if run is None:
         raise NotFoundError(
-            f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)"
+            f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected "
+            "RUN/checkpoints/step-...)"
         )
     return run
 

@@ -1,12 +1,16 @@
-"""One run folder: its files, its document run.json, and the lock that says whether its trainer lives. Standard library only.
+"""One run folder: its files, its document run.json, and the lock that says whether its trainer lives. Standard library
+only.
 
-Knows one folder; ids, listing and search are operant/runs/index.py, what a run's state is called is operant/runs/states.py.
+Knows one folder; ids, listing and search are operant/runs/index.py, what a run's state is called is
+operant/runs/states.py.
     runs/cartpole-ppo-4f2a/
-      run.json     the document: identity, request, and what the worker adds; replaced as a whole
-      run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good. The worker puts a
+      run.json     the document: identity, request, and what the worker adds; replaced as a whole run.lock     byte 0
+      locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good. The worker
+      puts a
                    file that was deleted back; meanwhile its pid and start time in run.json keep a second trainer out
-      metrics.mm   the metrics file        metrics.json   what its metrics mean       exit.json   how the worker ended, written by the waiter
-      log.txt      all output              config.toml, checkpoints/, ctl/, eval/, history/, source/
+      metrics.mm   the metrics file        metrics.json   what its metrics mean       exit.json   how the worker ended,
+      written by the waiter log.txt      all output              config.toml, checkpoints/, ctl/, eval/, history/,
+      source/
 """
 
 from __future__ import annotations
@@ -40,12 +44,16 @@ _SUFFIX = re.compile(r"-([0-9a-f]{4,8})")
 _FLOCK = {"linux": struct.Struct("@hhqqi4x"), "darwin": struct.Struct("@qqihh")}.get(sys.platform)
 _EXITING = 0x4  # PF_EXITING of Linux, set before an ending process gives its files and locks back
 _HELD: dict[tuple[int, int, int], Path] = {}
-"""(device, inode, pid) of the locks this process holds, and where they lie. POSIX drops a lock when its process closes ANY descriptor of the file, so
-before `run.lock` is opened anywhere this is asked. The pid makes the copy of a forked child, which holds no lock, worthless."""
+"""(device, inode, pid) of the locks this process holds, and where they lie. POSIX drops a lock when its process closes
+ANY descriptor of the file, so before `run.lock` is opened anywhere this is asked. The pid makes the copy of a forked
+child, which holds no lock, worthless.
+"""
 
 
 class Run(NamedTuple):
-    """A run folder as it was found: its id (the folder's name), where it lies, and its document (untrusted; {} where it could not be read)."""
+    """A run folder as it was found: its id (the folder's name), where it lies, and its document (untrusted; {} where it
+    could not be read).
+    """
 
     id: str
     path: Path
@@ -99,11 +107,14 @@ class Run(NamedTuple):
         return bytes.fromhex(value) if re.fullmatch(r"[0-9a-f]{32}", value) else bytes(16)
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- documents
+# ----------------------------------------------------------------------------------------------------------------------
+# documents
 
 
 def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, Any]:
-    """The JSON object in a file, or {} for a file that is absent, no regular file, too large, or no JSON object. Never raises."""
+    """The JSON object in a file, or {} for a file that is absent, no regular file, too large, or no JSON object. Never
+    raises.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -125,7 +136,9 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
 
 
 def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a JSON file as a whole, mode 0600: a kill at any moment, if `durable` a power cut too, leaves the old or the new one. MachineError if not."""
+    """Replace a JSON file as a whole, mode 0600: a kill at any moment, if `durable` a power cut too, leaves the old or
+    the new one. MachineError if not.
+    """
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -145,7 +158,9 @@ def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True)
 
 
 def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
-    """Set fields of a run's run.json (`path` is the run folder) and return the new document. For the one process that owns the run at the time."""
+    """Set fields of a run's run.json (`path` is the run folder) and return the new document. For the one process that
+    owns the run at the time.
+    """
     document = read_json(path / "run.json") | fields
     write_json(path / "run.json", document, durable=durable)
     return document
@@ -173,7 +188,8 @@ def number_of(document: Mapping[str, Any], key: str) -> float | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------------------------- who is running
+# ----------------------------------------------------------------------------------------------------------------------
+# who is running
 
 
 def host() -> str:
@@ -191,7 +207,9 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int | None = None) -> int | None:
-    """When a process (None: this one) started, in ticks since the boot: with the pid it names the process for good. None where there is no such process."""
+    """When a process (None: this one) started, in ticks since the boot: with the pid it names the process for good.
+    None where there is no such process.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_process(pid)[19])  # field 22
     return None
@@ -199,7 +217,8 @@ def start_ticks(pid: int | None = None) -> int | None:
 
 def _process(pid: int | None) -> list[bytes]:
     """The fields of /proc/PID/stat from the third on."""
-    # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is another process's.
+    # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is another
+    # process's.
     raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
     return raw.rpartition(b")")[2].split()  # the name in the brackets may hold anything
 
@@ -210,9 +229,11 @@ def identity() -> dict[str, Any]:
 
 
 def worker(path: Path) -> int | None:
-    """The pid of the worker that the run.json of folder `path` names, where that process lives on this machine; None where it does not, or cannot be seen.
+    """The pid of the worker that the run.json of folder `path` names, where that process lives on this machine; None
+    where it does not, or cannot be seen.
 
-    Any user can write a pid into a document: reason enough to start no second trainer, not to signal the process (`holder` is).
+    Any user can write a pid into a document: reason enough to start no second trainer, not to signal the process
+    (`holder` is).
     """
     document = read_json(path / "run.json")
     pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
@@ -239,36 +260,44 @@ def is_local(document: Mapping[str, Any]) -> bool:
     return its_host is None or its_host == text.safe(host()) or (bool(its_boot) and its_boot == boot_id())
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------- the lock
+# ----------------------------------------------------------------------------------------------------------------------
+# the lock
 
 
 class Lock:
-    """A run's lock, held by this process until `release` or its end, however it ends. Forked children do not hold it."""
+    """A run's lock, held by this process until `release` or its end, however it ends. Forked children do not
+    hold it.
+    """
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.path, self._descriptor, self._key = path, descriptor, _key(os.fstat(descriptor))
         _HELD[self._key] = path
 
     def restore(self) -> bool:
-        """Put `run.lock` back, locked, if it was deleted or replaced; True if that was needed. From the main loop, every few seconds.
+        """Put `run.lock` back, locked, if it was deleted or replaced; True if that was needed. From the main loop,
+        every few seconds.
 
-        Raises BusyError where another process has locked what lies there now, MachineError where no lock can be put there.
+        Raises BusyError where another process has locked what lies there now, MachineError where no lock can be put
+        there.
         """
         with contextlib.suppress(OSError):
             if _key(os.stat(self.path, follow_symlinks=False)) == self._key:
                 return False
         if not self.path.parent.is_dir():
             raise MachineError(
-                f"the run's folder was deleted or moved: {text.safe(self.path.parent)} is not there. Training ends, as nothing can be saved"
+                f"the run's folder was deleted or moved: {text.safe(self.path.parent)} is not there. Training ends, as "
+                "nothing can be saved"
             )
-        # A deleted file cannot be linked again, so a new one takes its place. It appears already locked: there is no moment at which the run looks free.
+        # A deleted file cannot be linked again, so a new one takes its place. It appears already locked: there is no
+        # moment at which the run looks free.
         replaced = os.path.lexists(self.path)
         place = self.path if replaced else self.path.with_name(f".run.lock-{os.getpid()}.tmp")
         try:
             new = Lock(_locked(place), self.path)
         except BusyError:
             raise BusyError(
-                f"{text.safe(self.path)} was replaced, and another process holds the new one: two trainers cannot share a folder"
+                f"{text.safe(self.path)} was replaced, and another process holds the new one: two trainers cannot "
+                "share a folder"
             ) from None
         try:
             if not replaced:
@@ -293,7 +322,8 @@ class Lock:
 def acquire(path: Path) -> Lock:
     """Take the lock of the run in folder `path`, as its worker: once, before anything large is imported.
 
-    Raises BusyError, naming the holder, when a trainer lives; MachineError when the folder cannot be written or knows no locks.
+    Raises BusyError, naming the holder, when a trainer lives; MachineError when the folder cannot be written or knows
+    no locks.
     """
     lock_path = path / "run.lock"
     if worker(path) is not None:
@@ -316,7 +346,8 @@ def _locked(lock_path: Path) -> int:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise MachineError(
-            f"{text.safe(lock_path)} cannot be opened for writing ({error.strerror}): a trainer needs a folder of its own"
+            f"{text.safe(lock_path)} cannot be opened for writing ({error.strerror}): a trainer needs a folder "
+            "of its own"
         ) from None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -331,7 +362,8 @@ def _locked(lock_path: Path) -> int:
 
 
 def probe(path: Path) -> bool | None:
-    """Whether a trainer holds the run in folder `path`: True, False, or None where this cannot be told. Costs it nothing and writes nothing.
+    """Whether a trainer holds the run in folder `path`: True, False, or None where this cannot be told. Costs it
+    nothing and writes nothing.
 
     The lock says it; where its file was deleted, the worker that run.json names, which will put it back.
     A run of another machine: False is worth nothing there (see `is_local`), True is.
@@ -343,12 +375,15 @@ def probe(path: Path) -> bool | None:
 
 
 def taken(path: Path) -> bool:
-    """Whether a second trainer in folder `path` must not be: its lock is held, or the worker that its run.json names lives, whatever became of the lock."""
+    """Whether a second trainer in folder `path` must not be: its lock is held, or the worker that its run.json names
+    lives, whatever became of the lock.
+    """
     return bool(probe(path)) or worker(path) is not None
 
 
 def holder(path: Path) -> int | None:
-    """The pid of the process that holds the lock of the run in folder `path`, 0 where it lies in another pid namespace; None where the lock is free.
+    """The pid of the process that holds the lock of the run in folder `path`, 0 where it lies in another pid namespace;
+    None where the lock is free.
 
     Raises OSError where that cannot be told.
     """
@@ -398,8 +433,8 @@ def busy(path: Path) -> str:
 def signal_worker(run: Run, number: int) -> bool:
     """Send a signal to the worker of a run; whether it was sent.
 
-    Only to a process that holds this run's lock and is, by pid, start ticks and boot, the one its run.json names; through a pidfd, so that a pid
-    that is used again is never hit. Not to one of another machine or pid namespace.
+    Only to a process that holds this run's lock and is, by pid, start ticks and boot, the one its run.json names;
+    through a pidfd, so that a pid that is used again is never hit. Not to one of another machine or pid namespace.
     """
     document = read_json(run.path / "run.json")
     pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")

@@ -1,6 +1,8 @@
-"""What a sweep is to do: the keys of `[sweep]`, the space, and the configuration that every trial begins from, checked and then kept in the sweep's folder.
+"""What a sweep is to do: the keys of `[sweep]`, the space, and the configuration that every trial begins from, checked
+and then kept in the sweep's folder.
 
-    runs/NAME/   sweep.toml   the resolved configuration and [sweep]: what trials are made from, here and on every machine that joins
+    runs/NAME/   sweep.toml   the resolved configuration and [sweep]: what trials are made from, here and on every
+    machine that joins
                  journal.log  the trials, written by the search engine      sweep.lock   held while one is taken
                  best.toml, *.png, worker-*.log
 Knows no engine and no trial.
@@ -43,12 +45,14 @@ class Settings(Section, use_attribute_docstrings=True):
     seeds: Count = Field(1, ge=1, le=1024)
     """Runs of a trial, with run.seed and the numbers after it; its value is their mean."""
     objective: Literal["score", "time_to_target", "area"] = "score"
-    """score: mean return of the last evaluation; time_to_target: seconds until run.target, ten times as many for a run that misses it; area: mean return of
-    the evaluations over the steps."""
+    """score: mean return of the last evaluation; time_to_target: seconds until run.target, ten times as many for a run
+    that misses it; area: mean return of the evaluations over the steps.
+    """
     pareto: bool = False
     """Search for the best trade-offs between the objective and the seconds a trial takes; without pruning."""
     sampler: Literal["tpe", "gp", "cma_es", "random"] = "tpe"
-    """tpe: multivariate tree-structured Parzen estimator; gp: Gaussian process; cma_es: covariance matrix adaptation."""
+    """tpe: multivariate tree-structured Parzen estimator; gp: Gaussian process; cma_es: covariance matrix adaptation.
+    """
     pruner: Literal["hyperband", "wilcoxon", "none"] = "hyperband"
     """What ends hopeless trials, by their evaluations."""
     workers: Count = Field(0, ge=0, le=4096)
@@ -100,7 +104,9 @@ class Plan:
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """What is searched as the configuration itself has it, by the engine's words; {} where that is outside the space."""
+        """What is searched as the configuration itself has it, by the engine's words; {} where that is outside the
+        space.
+        """
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})
 
@@ -128,7 +134,8 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     stem = name or "-".join(filter(None, (file, "sweep")))
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
         raise UsageError(
-            f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)"
+            f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or "
+            "digit first (--name)"
         )
     folder = runs.root(root) / stem
     kept = _kept(config, table)
@@ -192,7 +199,9 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
 def _check_values(
     request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool
 ) -> None:
-    """Raise ConfigError where a value of the space, alone, is none that its key can have, or the objective cannot be measured."""
+    """Raise ConfigError where a value of the space, alone, is none that its key can have, or the objective cannot be
+    measured.
+    """
     problems = []
     for dimension in dimensions:
         for value in dimension.samples():
@@ -217,14 +226,18 @@ def _check_values(
 
 
 def _check_unchanged(folder: Path, kept: str, trusted: bool) -> None:
-    """Raise UsageError where a sweep that has begun would go on with another configuration. Keys that came since then have their defaults in it."""
+    """Raise UsageError where a sweep that has begun would go on with another configuration. Keys that came since then
+    have their defaults in it.
+    """
     begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
     before, after = (dict(raw.flat(_bound(text))) for text in (_kept(begun.config, table), kept))
     changed = [".".join(key) for key in {**before, **after} if before.get(key) != after.get(key)]
     if changed:
         raise UsageError(
-            f"{runs.shown(folder)} was begun with other values of {', '.join(changed[:4])}: its trials are not comparable with new ones. "
-            f"Give this sweep another name with --name, or remove that folder. Only {', '.join(f'sweep.{key}' for key in _FREE)} may change"
+            f"{runs.shown(folder)} was begun with other values of {', '.join(changed[:4])}: its trials are not "
+            "comparable with new ones. "
+            "Give this sweep another name with --name, or remove that folder. Only "
+            f"{', '.join(f'sweep.{key}' for key in _FREE)} may change"
         )
 
 
@@ -247,5 +260,6 @@ def _write(folder: Path, text: str) -> None:
         new.replace(folder / FILE)
     except OSError as error:
         raise MachineError(
-            f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or $OPERANT_RUNS"
+            f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or "
+            "$OPERANT_RUNS"
         ) from None

@@ -1,4 +1,6 @@
-"""What a trial's runs came to: their evaluations, the objective's value, the time they took. Reads run folders, standard library only; knows no engine."""
+"""What a trial's runs came to: their evaluations, the objective's value, the time they took. Reads run folders,
+standard library only; knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from operant.errors import BadFileError
 from operant.runs import Run
 
 _MISSED = 10
-"""What the seconds of a run that missed its target count: as in tables of solvers (PAR10), so that it loses against any that did not by being quick to end."""
+"""What the seconds of a run that missed its target count: as in tables of solvers (PAR10), so that it loses against any
+that did not by being quick to end.
+"""
 
 
 class Point(NamedTuple):
@@ -57,7 +61,9 @@ def value(result: Result, objective: str, planned: int) -> float | None:
 
 
 def area(found: Sequence[Point], steps: int) -> float:
-    """The mean of the evaluations over `steps` environment steps: straight between two, level before the first and after the last."""
+    """The mean of the evaluations over `steps` environment steps: straight between two, level before the first and
+    after the last.
+    """
     first, last = found[0], found[-1]
     total = first.mean * first.step + last.mean * max(0, steps - last.step)
     total += sum(
@@ -67,5 +73,7 @@ def area(found: Sequence[Point], steps: int) -> float:
 
 
 def percent(step: int, steps: int) -> int:
-    """How far a run is, in whole percent from 1: what evaluations of trials with other horizons and lanes are compared by."""
+    """How far a run is, in whole percent from 1: what evaluations of trials with other horizons and lanes are compared
+    by.
+    """
     return max(1, min(100, round(100 * step / max(1, steps))))

@@ -1,7 +1,8 @@
-"""Where an iteration's time goes: phases, launches, shares of what the device can do, memory, and a trace to look at. What `operant profile` does.
+"""Where an iteration's time goes: phases, launches, shares of what the device can do, memory, and a trace to look at.
+What `operant profile` does.
 
-Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases, and the functions that it names as `parts` of
-them; prints nothing.
+Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases, and the
+functions that it names as `parts` of them; prints nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ PARTS: Mapping[str, str] = {"world.step": "environment", "actor.forward": "netwo
 
 
 class Phase(NamedTuple):
-    """A part of an iteration. On a GPU `seconds` is what its kernels took; `launches` counts them, and is None on a CPU."""
+    """A part of an iteration. On a GPU `seconds` is what its kernels took; `launches` counts them, and is None on a
+    CPU.
+    """
 
     name: str
     seconds: float
@@ -279,9 +282,11 @@ def profile(
     trace: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profile:
-    """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is where the trace goes.
+    """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is
+    where the trace goes.
 
-    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there, OSError where the trace cannot be written.
+    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there, OSError
+    where the trace cannot be written.
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
@@ -323,17 +328,35 @@ def profile(
         del trainer
     report("measuring what the device can do")
     return Profile(
-        environment=config.environment.name, algorithm=config.algo_label, device=_device_name(device), precision=precision, kernels=kernels,
-        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, phase_s=phase_s, host_s=host_s,
-        sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
-        kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,
-        work=Work(estimate.flops, estimate.bytes), peak=peak(device, precision), memory=memory.moments, trace=trace,
-    )  # fmt: skip
+        environment=config.environment.name,
+        algorithm=config.algo_label,
+        device=_device_name(device),
+        precision=precision,
+        kernels=kernels,
+        lanes=config.lanes,
+        horizon=horizon,
+        iterations=iterations,
+        threads=threads,
+        iteration_s=iteration_s,
+        phase_s=phase_s,
+        host_s=host_s,
+        sps=samples / iteration_s,
+        phases=phases,
+        busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
+        kernel_launches=found.kernels,
+        copies=found.copies,
+        host_launches=found.host_launches,
+        top_kernels=found.top,
+        work=Work(estimate.flops, estimate.bytes),
+        peak=peak(device, precision),
+        memory=memory.moments,
+        trace=trace,
+    )
 
 
 def kernels_of(trainer: Algorithm) -> str:
     """Whose kernels the trainer computes with."""
-    return str(getattr(getattr(trainer, "backend", None), "name", "torch"))
+    return str(getattr(trainer, "kernels", "torch"))
 
 
 def _device_name(device: torch.device) -> str:
@@ -367,9 +390,12 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
         for kernel in tracefile.kernels(on_device)[:TOP]
     ]
     return _Found(
-        round(kernels / TRACED), round((len(on_device) - kernels) / TRACED), round(tracefile.host_launches(events) / TRACED),
-        tracefile.busy_s(on_device) / TRACED, top,
-    )  # fmt: skip
+        round(kernels / TRACED),
+        round((len(on_device) - kernels) / TRACED),
+        round(tracefile.host_launches(events) / TRACED),
+        tracefile.busy_s(on_device) / TRACED,
+        top,
+    )
 
 
 def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list[Phase]:

@@ -1,6 +1,8 @@
-"""How many lanes a device has room for: `env.lanes = "auto"` made a number, once, before a run begins and writes down its configuration.
+"""How many lanes a device has room for: `env.lanes = "auto"` made a number, once, before a run begins and writes down
+its configuration.
 
-On a GPU by trying, on a CPU by an estimate. Knows how large a device's memory is and how a trainer is built; knows no run and no algorithm's parts.
+On a GPU by trying, on a CPU by an estimate. Knows how large a device's memory is and how a trainer is built; knows no
+run and no algorithm's parts.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ from operant.training import build as building
 from operant.training import memory
 
 LANES_A_THREAD = 512
-"""On a CPU: from about there on more lanes learn little faster, and each iteration only takes longer. On two cores, of the rate at 1,024 lanes: 0.4 at 128,
+"""On a CPU: from about there on more lanes learn little faster, and each iteration only takes longer. On two cores, of
+the rate at 1,024 lanes: 0.4 at 128,
 0.7 at 256, 0.9 at 512, 1.1 at 2,048."""
 
 LANES_A_PROCESS, MOST_HOST_LANES = 32, 1024
-"""Of an outside environment: each lane has an environment of its own, and one process steps its lanes one after the other, so more are no faster."""
+"""Of an outside environment: each lane has an environment of its own, and one process steps its lanes one after the
+other, so more are no faster.
+"""
 
 FEWEST_ITERATIONS = 100
-"""A run of `run.steps` is left so many: more lanes would learn less often, and from the same number of steps learn less."""
+"""A run of `run.steps` is left so many: more lanes would learn less often, and from the same number of steps learn
+less.
+"""
 
 SPARE = 1 / 16
 """The share of a GPU's memory that stays free, for what comes later: evaluations, a watched agent, other processes."""
@@ -35,9 +42,10 @@ SPARE = 1 / 16
 def resolved(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
     """The configuration with a number in the place of `env.lanes = "auto"`; any other as it is.
 
-    The number is the largest power of two of 65,536 at most (on a CPU of 512 for each of torch's threads) that the algorithm can divide, leaves the run 100
-    iterations, and fits into memory; of several ranks each gets as many. `report` takes a line about each number that is tried. Raises DeviceError where none
-    fits, ConfigError where ranks cannot share them.
+    The number is the largest power of two of 65,536 at most (on a CPU of 512 for each of torch's threads) that the
+    algorithm can divide, leaves the run 100 iterations, and fits into memory; of several ranks each gets as many.
+    `report` takes a line about each number that is tried. Raises DeviceError where none fits, ConfigError where ranks
+    cannot share them.
     """
     if config.env.lanes != "auto":
         return config
@@ -55,7 +63,8 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
             return whole
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
     raise DeviceError(
-        f"out of memory: not even {lanes:,} lanes fit into the memory of {device}. Use a shorter algo.horizon, a smaller algo.microbatch or net.hidden, "
+        f"out of memory: not even {lanes:,} lanes fit into the memory of {device}. Use a shorter algo.horizon, a "
+        "smaller algo.microbatch or net.hidden, "
         "or end what else uses this device"
     )
 
@@ -70,7 +79,9 @@ def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[i
 
 
 def _estimated(config: Config, device: torch.device) -> bool:
-    """Whether a run takes no more than half of the memory that is free: a CPU's is promised long before it is there, so trying would prove nothing."""
+    """Whether a run takes no more than half of the memory that is free: a CPU's is promised long before it is there, so
+    trying would prove nothing.
+    """
     return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
 
 
@@ -83,16 +94,17 @@ def _tried(config: Config, device: torch.device) -> bool:
             raise
         fits = False
     gc.collect()  # a trainer and its graphs hold each other
-    if (
-        torch.version.cuda is not None
-    ):  # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
+    # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
+    if torch.version.cuda is not None:
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return fits
 
 
 def _trains(config: Config, device: torch.device) -> bool:
-    """Train twice, plainly and captured, after which a trainer asks for no more memory; whether enough is left then. Raises what went wrong."""
+    """Train twice, plainly and captured, after which a trainer asks for no more memory; whether enough is left then.
+    Raises what went wrong.
+    """
     algo = building.build(config, device)
     algo.start()
     for _ in range(2):

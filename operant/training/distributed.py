@@ -1,6 +1,8 @@
-"""What several ranks of one run hand each other by torch.distributed: rows of partial sums, and a checkpoint's tensors, lanes in their order.
+"""What several ranks of one run hand each other by torch.distributed: rows of partial sums, and a checkpoint's tensors,
+lanes in their order.
 
-gloo on CPUs, NCCL on GPUs. Knows tensors, process groups and what an algorithm's state is called; knows no run folder and no launcher.
+gloo on CPUs, NCCL on GPUs. Knows tensors, process groups and what an algorithm's state is called; knows no run folder
+and no launcher.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ __all__ = [
 log = logging.getLogger("operant")
 
 FOREVER = timedelta(days=365)
-"""No exchange has a time limit of its own: a rank that has gone, or has stopped answering, is found by `operant.training.peers`."""
+"""No exchange has a time limit of its own: a rank that has gone, or has stopped answering, is found by
+`operant.training.peers`.
+"""
 
 MOST_NUMBERS = 1 << 20
 """Numbers that are exchanged by symmetric memory: what is larger is a checkpoint's."""
@@ -62,9 +66,8 @@ _LANES = {"world": -1, "algo": -1, "replay": 1}
 """Groups of an algorithm's state, and the axis that is the lanes where it has as many columns."""
 
 _PART_BYTES = 1 << 26  # of a replay, that ranks hand each other at a time
-_ALIKE = frozenset(
-    {"algo/target", "algo/critic", "algo/target_actor"}
-)  # parameters, of which there may be as many as lanes
+# parameters, of which there may be as many as lanes
+_ALIKE = frozenset({"algo/target", "algo/critic", "algo/target_actor"})
 _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
 
 
@@ -87,10 +90,8 @@ class GroupExchange:
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
-        theirs, mine = (
-            gathered.view(-1).view(torch.uint8),
-            own.view(-1).view(torch.uint8),
-        )  # not every type of number can be sent
+        # not every type of number can be sent
+        theirs, mine = gathered.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8)
         try:
             if self.device.type == "cuda":
                 dist.all_gather_into_tensor(theirs, mine, group=self._group)
@@ -121,7 +122,8 @@ class GroupExchange:
 
 
 class SymmetricExchange(GroupExchange):
-    """Between GPUs that write each other's memory: what is small in one launch, and gradients inside the kernel that reduces them.
+    """Between GPUs that write each other's memory: what is small in one launch, and gradients inside the kernel that
+    reduces them.
 
     Not `in_kernel`: by copies between two barriers of torch's, which ask less of the GPUs.
     """
@@ -137,7 +139,8 @@ class SymmetricExchange(GroupExchange):
         ] = []  # all there are: other ranks may still see one that is not used here any more
         self._links: dict[int, Link] = {}  # of `gather`, by its words
         self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
-        # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the training.
+        # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the
+        # training.
         self._spent, self._beside = (
             torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device),
             torch.cuda.Stream(device),
@@ -146,7 +149,9 @@ class SymmetricExchange(GroupExchange):
 
     @property
     def untimed(self) -> str:
-        """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that count."""
+        """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that
+        count.
+        """
         return (
             f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once"
             if self._in_kernel
@@ -154,7 +159,9 @@ class SymmetricExchange(GroupExchange):
         )
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
-        """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""
+        """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same
+        order, and before a capture.
+        """
         own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
         handle = self._symmetric.rendezvous(own, self._group.group_name)
         every = [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
@@ -220,7 +227,9 @@ class SymmetricExchange(GroupExchange):
         self._uncounted = True
 
     def spent_s(self) -> float | None:
-        """Seconds that kernels' first programs have waited in it; NaN where iterations also exchange what is larger; None between torch's barriers."""
+        """Seconds that kernels' first programs have waited in it; NaN where iterations also exchange what is larger;
+        None between torch's barriers.
+        """
         if not self._in_kernel or self._uncounted:
             return math.nan if self._in_kernel else None
         with torch.cuda.stream(self._beside):
@@ -229,7 +238,9 @@ class SymmetricExchange(GroupExchange):
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
-    """The fastest exchange that the GPUs of all ranks have, or that $OPERANT_EXCHANGE names: kernel, symmetric or nccl."""
+    """The fastest exchange that the GPUs of all ranks have, or that $OPERANT_EXCHANGE names: kernel,
+    symmetric or nccl.
+    """
     torch.cuda.set_device(device)
     # Nothing here sends to several GPUs at once through the switch, which a container may not be allowed to set up.
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -255,12 +266,13 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
 
 
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool = False) -> GroupExchange:
-    """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other hosts."""
+    """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other
+    hosts.
+    """
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, everywhere=everywhere)
-    if (
-        not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ
-    ):  # by default it looks the host's name up, which may lead to nowhere
+    # by default it looks the host's name up, which may lead to nowhere
+    if not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo", device)
 
@@ -312,7 +324,9 @@ ALONE: Final[Together] = Alone()
 
 
 class EpisodeSums:
-    """The sums over the episodes that ended in an iteration, of all ranks' lanes: (3 + K) float64. All ranks call it together."""
+    """The sums over the episodes that ended in an iteration, of all ranks' lanes: (3 + K) float64. All ranks call it
+    together.
+    """
 
     def __init__(self, algo: Algorithm, exchange: Exchange) -> None:
         self._algo, self._exchange = algo, exchange
@@ -324,7 +338,9 @@ class EpisodeSums:
 
 
 class RankFigures:
-    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank has spent in the exchange lately."""
+    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank has spent
+    in the exchange lately.
+    """
 
     def __init__(self, device: torch.device, together: Together) -> None:
         self._device, self._exchange, self._together = device, together.exchange, together
@@ -335,7 +351,9 @@ class RankFigures:
         self._recorded, self._training_s = 0, 0.0
 
     def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
-        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `done` iterations so far; those of this record, and their seconds."""
+        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `done` iterations so far; those of
+        this record, and their seconds.
+        """
         found = {}
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
@@ -356,7 +374,9 @@ class RankFigures:
 
 
 def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
-    """What a rank says of itself after so many iterations: bytes in use, and seconds that it has spent in the exchange."""
+    """What a rank says of itself after so many iterations: bytes in use, and seconds that it has spent in the
+    exchange.
+    """
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     spent_s = exchange.spent_s()
     return {
@@ -380,9 +400,8 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
     columns = tensor.movedim(axis, 0)  # (N, ...)
     rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
     width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
-    parts = [
-        exchange.gather(part.to(device)).to("cpu", copy=True) for part in rest.split(width, dim=1)
-    ]  # sync: a checkpoint
+    gathered = (exchange.gather(part.to(device)) for part in rest.split(width, dim=1))
+    parts = [part.to("cpu", copy=True) for part in gathered]  # sync: a checkpoint
     whole = torch.cat(parts, dim=1).view(exchange.ranks * len(columns), *columns.shape[1:])
     return whole.movedim(0, axis).contiguous()
 

@@ -1,4 +1,5 @@
-"""Which ranks a run has, which of them this process is, and on which device: from its configuration, or from what torchrun or srun say in the environment.
+"""Which ranks a run has, which of them this process is, and on which device: from its configuration, or from what
+torchrun or srun say in the environment.
 
 Knows their variables and how the other ranks of this machine are started; knows nothing of training.
 """
@@ -45,7 +46,9 @@ ALONE = Place(0, 1, 0, 1)
 
 
 def place(environment: Mapping[str, str]) -> Place:
-    """What a launcher says; alone where none does. Raises UsageError for a number of ranks that cannot be, and where torchrun starts ranks again."""
+    """What a launcher says; alone where none does. Raises UsageError for a number of ranks that cannot be, and where
+    torchrun starts ranks again.
+    """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names, launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"
     elif "SLURM_PROCID" in environment:
@@ -55,9 +58,8 @@ def place(environment: Mapping[str, str]) -> Place:
         return ALONE
 
     def number(name: str, default: int) -> int:
-        word = (
-            environment.get(name, str(default)).partition("(")[0].partition(",")[0]
-        )  # Slurm writes 4(x2): four on each of two hosts
+        # Slurm writes 4(x2): four on each of two hosts
+        word = environment.get(name, str(default)).partition("(")[0].partition(",")[0]
         if not word.isdecimal():
             raise UsageError(f"${name} is {environment.get(name)!r}, where {launcher} puts a number")
         return int(word)
@@ -70,14 +72,17 @@ def place(environment: Mapping[str, str]) -> Place:
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    """Raise UsageError where a launcher starts ranks anew that have trained already, which would begin the run again."""
+    """Raise UsageError where a launcher starts ranks anew that have trained already, which would begin the
+    run again.
+    """
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts not in ("", "0") or document.get("session"):
         again = (
             "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
         )
         raise UsageError(
-            f"{again}, and it does not begin anew by itself. To go on from its last checkpoint: operant resume {folder.name}, "
+            f"{again}, and it does not begin anew by itself. To go on from its last checkpoint: operant resume "
+            f"{folder.name}, "
             "or the same launch line with --resume last behind the folder (and --max-restarts=0)"
         )
 
@@ -95,7 +100,8 @@ def versions() -> dict[str, str]:
 
 
 def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, tuple[int, ...], str | None]:
-    """The place of this process, the GPUs of this host's ranks in their order (none: `run.device` decides), and a note. `visible` GPUs are there.
+    """The place of this process, the GPUs of this host's ranks in their order (none: `run.device` decides), and a note.
+    `visible` GPUs are there.
 
     Raises ConfigError and MachineError where the ranks cannot be as asked.
     """
@@ -108,21 +114,24 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
         on_gpus = visible > 0 and run.device in ("auto", "cuda")
         if on_gpus and here.local_ranks > visible:
             raise MachineError(
-                f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, or run.device=cpu"
+                f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, "
+                "or run.device=cpu"
             )
         return here, tuple(range(here.local_ranks)) if on_gpus else (), None
     if not run.gpus:
         return Place(here.rank, run.ranks, here.local_rank, run.ranks), (), None
     if not visible:
         raise MachineError(
-            f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, or see `operant doctor`"
+            f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, "
+            "or see `operant doctor`"
         )
     named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
     there = [index for index in named if index < visible]
     if len(there) < len(named) and not resume:
         missing = ", ".join(str(index) for index in named if index >= visible)
         raise MachineError(
-            f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number {missing}"
+            f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number "
+            f"{missing}"
         )
     if not there:
         raise MachineError(
@@ -164,11 +173,14 @@ def _written(gpus: object) -> str:
 
 
 ADDRESS = "ranks.json"
-"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in."""
+"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in.
+"""
 
 
 class Others:
-    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine: so early that all import at the same time."""
+    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine: so early that all import at the same
+    time.
+    """
 
     def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
         """`command` is followed by --rank R --ranks W. What a rank prints goes to log.R.txt."""

@@ -1,7 +1,8 @@
-"""What is asked of a training loop, by signals and by requests in files, and the threads that answer for it. Standard library only.
+"""What is asked of a training loop, by signals and by requests in files, and the threads that answer for it. Standard
+library only.
 
-A handler or a thread only sets what the loop looks at between two iterations; the loop decides when it is done. Knows nothing of training, checkpoints
-or run folders, and of the metrics file only what it is told to call.
+A handler or a thread only sets what the loop looks at between two iterations; the loop decides when it is done. Knows
+nothing of training, checkpoints or run folders, and of the metrics file only what it is told to call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from operant.errors import StoppedError
 from operant.runs.control import RESULTS, Inbox, Request
 
 START_DEADLINE_S = 10.0
-"""How long a stop may take before training has begun, when there is nothing to save: an import or a compilation may hold the main thread for longer."""
+"""How long a stop may take before training has begun, when there is nothing to save: an import or a compilation may
+hold the main thread for longer.
+"""
 KILLED_CODE: Final = 137
 HEARTBEAT_S: Final = 0.25
 _LOOK_S = 0.2
@@ -39,7 +42,9 @@ class Stop(NamedTuple):
 
 
 class Ear:
-    """A thread that is told of each signal at once. Python's own handlers wait until the main thread is out of C code, which may take a whole iteration."""
+    """A thread that is told of each signal at once. Python's own handlers wait until the main thread is out of C code,
+    which may take a whole iteration.
+    """
 
     def __init__(self, heard: Callable[[int], None]) -> None:
         _deafen_children()
@@ -77,8 +82,9 @@ def _deafen_children() -> None:
 class Requests:
     """What was asked and is not done yet.
 
-    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError. From then on the loop stops after
-    its iteration, however long that takes; a second SIGINT ends the process at once.
+    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a
+    StoppedError. From then on the loop stops after its iteration, however long that takes; a second SIGINT ends the
+    process at once.
     """
 
     def __init__(self) -> None:
@@ -101,10 +107,15 @@ class Requests:
     # SIGNALS
 
     def __enter__(self) -> Requests:
-        """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP: nothing."""
+        """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP:
+        nothing.
+        """
         handlers: dict[signal.Signals, Any] = {
-            signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGUSR1: self._on_checkpoint, signal.SIGHUP: signal.SIG_IGN,
-        }  # fmt: skip
+            signal.SIGTERM: self._on_stop,
+            signal.SIGINT: self._on_stop,
+            signal.SIGUSR1: self._on_checkpoint,
+            signal.SIGHUP: signal.SIG_IGN,
+        }
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         with contextlib.suppress(
             OSError, ValueError, AttributeError, RuntimeError
@@ -126,7 +137,9 @@ class Requests:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While something is imported a stop waits: an import that is broken off leaves half of itself behind, or aborts the process."""
+        """While something is imported a stop waits: an import that is broken off leaves half of itself behind, or
+        aborts the process.
+        """
         self._held = True
         try:
             yield
@@ -173,7 +186,8 @@ class Requests:
         else:
             self.teller.ending()
             self.teller.say(
-                f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at once, without)",
+                f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at "
+                "once, without)",
                 code="stop",
             )
 
@@ -233,7 +247,9 @@ class Requests:
             return self._unanswered.pop(verb, [])
 
     def tell(self, requests: Iterable[Request], result: str, text: str) -> None:
-        """Answer requests that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no disk."""
+        """Answer requests that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no
+        disk.
+        """
         self._answers.extend((request, result, text) for request in requests)
         self.answered.set()
 
@@ -275,7 +291,9 @@ class Teller(Protocol):
 
 
 class Attendant:
-    """A thread that takes requests and answers them at once, while the loop is busy. A thread of its own: the heart must not wait for a disk."""
+    """A thread that takes requests and answers them at once, while the loop is busy. A thread of its own: the heart
+    must not wait for a disk.
+    """
 
     def __init__(self, inbox: Inbox, requests: Requests, teller: Teller) -> None:
         self._inbox, self._requests, self._teller = inbox, requests, teller

@@ -1,7 +1,9 @@
-"""N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no algorithm, and of a step only its parts.
+"""N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no
+algorithm, and of a step only its parts.
 
-Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses. Observations that are pictures are an
-(O, N) view of memory that holds one after the other, (N, O), as the pixel kernels and networks want it.
+Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
+Observations that are pictures are an (O, N) view of memory that holds one after the other, (N, O), as the pixel kernels
+and networks want it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 FEWEST_SHARDS = 8
-"""On a GPU an observation of fewer shards is written by the thread that steps its lane: a launch of its own would cost more than it spares. On an H200, M steps
-a second at 8,192 lanes by the shards and by one thread: Breakout (5) 930 and 1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445."""
+"""On a GPU an observation of fewer shards is written by the thread that steps its lane: a launch of its own would cost
+more than it spares. On an H200, M steps a second at 8,192 lanes by the shards and by one thread: Breakout (5) 930 and
+1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445.
+"""
 
 
 class _Kernels(NamedTuple):
@@ -95,12 +99,14 @@ def _shows_finals(env: Env, every_final: bool) -> bool:
 class DeviceWorld:
     """N lanes of an environment on a device: a `World` of kernels.
 
-    `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
-    `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
-    observation: by default one for each of its shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
-    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges. `changing` names parameters that kernels read
-    from memory in each step, at first as `params` has them: the scalars of that name in the attribute `changing`, which several worlds share that are given
-    the same `values`, (K) float32. Not with pictures.
+    `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is
+    the global number of the first lane. `every_final` asks for the final observation of terminated episodes too, not
+    only of truncated ones. `threads` is how many threads write a lane's observation: by default one for each of its
+    shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
+    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges. `changing`
+    names parameters that kernels read from memory in each step, at first as `params` has them: the scalars of that name
+    in the attribute `changing`, which several worlds share that are given the same `values`, (K) float32. Not with
+    pictures.
     """
 
     capturable = resumes = True
@@ -152,9 +158,8 @@ class DeviceWorld:
             lane0=lane0,
             changing=own if changing else None,
         )
-        self._before = zeros(
-            3, dtype=torch.float64
-        )  # 0, and sums over all lanes of age and running return when `episode_sums` was called last
+        # 0, and sums over all lanes of age and running return when `episode_sums` was called last
+        self._before = zeros(3, dtype=torch.float64)
         self._carried, self._parts = self._before[1:], zeros(2, 3, dtype=torch.float64)
         self._bound = bind(self.lanes)
         self._noise = NoiseSource(self.lanes.tick, self.lanes.seed, lane0)
@@ -167,18 +172,21 @@ class DeviceWorld:
         self._kernels = _kernels(env, self.params, self.device, every_final, threads, tuple(changing))
         self._shown = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
         self._shows_finals = not env.pixels or _shows_finals(env, every_final)
-        # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small part of a rollout's.
+        # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small
+        # part of a rollout's.
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal actions T + 1: see `bind`).
+        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal
+        actions T + 1: see `bind`).
 
         Final observations have a leading T / W, rounded up, where `final_window` is W.
         """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._shows_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal actions of t + 1.
+        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal
+        actions of t + 1.
 
         Step -1 of a rollout is what `reset` wants: it writes those of step 0.
         """
@@ -201,7 +209,9 @@ class DeviceWorld:
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
+        `advance`.
+        """
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)
         if kernels.show is not None:
@@ -211,7 +221,9 @@ class DeviceWorld:
             self._show(kernels.show, slot)
 
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
-        """Draw the pictures of all lanes, or those that the kernel picks, or write their observations; nothing where there is no such kernel."""
+        """Draw the pictures of all lanes, or those that the kernel picks, or write their observations; nothing where
+        there is no such kernel.
+        """
         if kernel is not None:
             kernel(self._shown, self._scene, slot)
 
@@ -234,21 +246,27 @@ class DeviceWorld:
         self.lanes.tick.fill_(tick)
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        (seed, lane, tick, purpose).
+        """
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.
+        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call:
+        (3 + K) float64.
 
-        Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what is under way now, less what was
-        under way before. Summed in a fixed order.
+        Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what
+        is under way now, less what was under way before. Summed in a fixed order.
         """
         # In few launches, of which each is half a percent of a short iteration: sums go where they are added up.
         lanes, (gained, now) = self.lanes, self._parts
         gained[1].fill_(slot.reward.numel())
         for numbers, place in (
-            (slot.terminated | slot.truncated, gained[0]), (slot.reward, gained[2]), (lanes.age, now[1]), (lanes.running[0], now[2])
-        ):  # fmt: skip
+            (slot.terminated | slot.truncated, gained[0]),
+            (slot.reward, gained[2]),
+            (lanes.age, now[1]),
+            (lanes.running[0], now[2]),
+        ):
             torch.sum(numbers, tuple(range(numbers.ndim)), dtype=torch.float64, out=place)
         sums = gained + self._before - now
         self._before.copy_(now)
@@ -281,7 +299,9 @@ class DeviceWorld:
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has none."""
+        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has
+        none.
+        """
         return self.lanes.finished
 
     @property

@@ -1,4 +1,6 @@
-"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, for test_actor_critic_fused.py."""
+"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the
+CPU, for test_actor_critic_fused.py.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ def on(name, env, kernels, net, algo, seed=1):
 
 
 def iteration_case(name, env, net, algo, iterations=3):
-    """The largest difference of each tensor of the state, as a share of its largest number, between the two backends after whole iterations; and of stats."""
+    """The largest difference of each tensor of the state, as a share of its largest number, between the two backends
+    after whole iterations; and of stats.
+    """
     ours, theirs = (iterate(on(name, env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
-    assert (ours.backend.name, theirs.backend.name) == ("fused", "torch")
+    assert (ours.kernels, theirs.kernels) == ("fused", "torch")
     found, wanted = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (ours, theirs))
     assert float(wanted["stats"][-2]) > 0  # updates were made
     return {
@@ -38,7 +42,9 @@ def bits_case(name, env, net, algo):
 
 
 def large_mean_case(name, env, net, algo, by=1000.0):
-    """How far Adam's first moments of the two backends are apart, as shares of their norms, where what first layers sum up is `by` off zero."""
+    """How far Adam's first moments of the two backends are apart, as shares of their norms, where what first layers sum
+    up is `by` off zero.
+    """
 
     def moved(kernels):
         made = iterate(on(name, env, kernels, net, algo), 1)

@@ -1,9 +1,9 @@
-"""The fused kernels of SAC and TD3 without a GPU: fp32 through Triton's interpreter beside the torch paths, which test_sac.py and test_td3.py hold against
-float64; and compiled to machine code. What tf32 and bf16 compute only a GPU can tell: benches/fused_sac.py."""
+"""The fused kernels of SAC and TD3 without a GPU: fp32 through Triton's interpreter beside the torch paths, which
+test_sac.py and test_td3.py hold against float64; and compiled to machine code. What tf32 and bf16 compute only a GPU
+can tell: benches/fused_sac.py.
+"""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 from fused_probe import interpreted
@@ -14,7 +14,6 @@ from toys import PUSH
 
 from operant import envs
 from operant.errors import ConfigError
-from operant.kernels import actor_critic
 from operant.kernels.actor_critic import shape, wide_shape
 from operant.nn import mlp
 
@@ -25,26 +24,76 @@ TWO = {**FEW, "horizon": 2, "actor_delay": 2}
 CASES = [
     # Two tiles a batch; a time limit; actions beyond one.
     ("sac", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "updates_per_step": 0.5}),
-    # n-step returns, several updates a tick, a normalizer, widths that are no tile's, three layers; chunks of 16 of a batch of 48.
-    # The actor learns in every second update.
-    ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**TWO, "batch_size": 48, "n_step": 3, "normalize_observations": True}),
+    # n-step returns, several updates a tick, a normalizer, widths that are no tile's, three layers; chunks of 16 of a
+    # batch of 48. The actor learns in every second update.
+    (
+        "sac",
+        "pendulum",
+        {"hidden": [20, 16, 5], "activation": "tanh"},
+        {**TWO, "batch_size": 48, "n_step": 3, "normalize_observations": True},
+    ),
     # One critic, of other widths than the actor, which learns in every fourth update; a fixed temperature.
-    ("sac", "push", {"hidden": [16], "critic_hidden": [24, 16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "actor_delay": 4}),
-    # Wide networks' kernels: layer normalization, products with what lies around them; and many units, without either; a program takes several tiles.
-    # The actor learns in every second update, and critics are wider.
-    ("sac", "push", {"hidden": [32, 16], "critic_hidden": [32, 48, 16], "activation": "silu", "layer_norm": True}, {**TWO, "batch_size": 64, "n_step": 2}),
-    ("sac", "pendulum", {"hidden": [300, 20, 24], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True}),
+    (
+        "sac",
+        "push",
+        {"hidden": [16], "critic_hidden": [24, 16], "activation": "relu"},
+        {**FEW, "critics": 1, "temperature": 0.1, "actor_delay": 4},
+    ),
+    # Wide networks' kernels: layer normalization, products with what lies around them; and many units, without either;
+    # a program takes several tiles. The actor learns in every second update, and critics are wider.
+    (
+        "sac",
+        "push",
+        {"hidden": [32, 16], "critic_hidden": [32, 48, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 64, "n_step": 2},
+    ),
+    (
+        "sac",
+        "pendulum",
+        {"hidden": [300, 20, 24], "activation": "relu"},
+        {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True},
+    ),
     # The actor learns in every second update, lanes explore differently.
-    ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
-    ("td3", "push", {"hidden": [16], "activation": "tanh"}, {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True}),
+    (
+        "td3",
+        "push",
+        {"hidden": [16, 24], "activation": "relu"},
+        {**FEW, "batch_size": 32, "exploration_noise_max": 0.4},
+    ),
+    (
+        "td3",
+        "push",
+        {"hidden": [16], "activation": "tanh"},
+        {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True},
+    ),
     # Distributions of returns.
-    ("sac", "push", {"hidden": [32, 16], "activation": "silu", "layer_norm": True}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9}),
+    (
+        "sac",
+        "push",
+        {"hidden": [32, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9},
+    ),
     # Layer normalization, where widths allow no such products.
-    ("sac", "push", {"hidden": [24, 40], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
+    (
+        "sac",
+        "push",
+        {"hidden": [24, 40], "activation": "silu", "layer_norm": True},
+        {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2},
+    ),
     # Distributions that a step narrows to two thirds or less: four atoms may come near one, or any number.
-    ("sac", "push", {"hidden": [16, 16], "activation": "silu"}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.8, "n_step": 2}),
-    ("sac", "push", {"hidden": [16, 16], "activation": "silu"}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.6, "n_step": 2}),
-]  # fmt: skip
+    (
+        "sac",
+        "push",
+        {"hidden": [16, 16], "activation": "silu"},
+        {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.8, "n_step": 2},
+    ),
+    (
+        "sac",
+        "push",
+        {"hidden": [16, 16], "activation": "silu"},
+        {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.6, "n_step": 2},
+    ),
+]
 
 
 def words(case):
@@ -90,7 +139,7 @@ def test_a_seed_has_its_bits():
 def test_what_cannot_be_fused_is_said(net, algo, words):
     """With "auto" it runs by torch; asked for fused kernels it is refused in a sentence."""
     given = mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net})
-    assert sac_on(PUSH, net=given, **algo).backend.name == "torch"
+    assert sac_on(PUSH, net=given, **algo).kernels == "torch"
     with pytest.raises(ConfigError, match=words):
         sac_on(PUSH, net=given, kernels="fused", **algo)
 
@@ -117,10 +166,12 @@ def test_a_machine_without_a_gpu_is_told_so(make):
 
 
 def launches(made, precision):
-    """(kernel, arguments, options) of each launch of two updates and their tick, by kernels that have no GPU to run on."""
+    """(kernel, arguments, options) of each launch of two updates and their tick, by kernels that have no GPU
+    to run on.
+    """
     from operant.kernels.actor_critic.learner import Learner
 
-    task = actor_critic_task(made.backend)
+    task = actor_critic_task(made)
     learner, found = Learner(shape.describe(task, precision), task), []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
@@ -133,13 +184,9 @@ def launches(made, precision):
     return found
 
 
-def actor_critic_task(backend):
-    """What a torch backend would hand over to run fused."""
-    taken = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actor_critic, "build", taken.append)
-        sys.modules[type(backend).__module__].choose(backend.parts)
-    return taken[0]
+def actor_critic_task(algo):
+    """The task that an algorithm describes to the fused kernels."""
+    return algo.fused_task()
 
 
 def most_shared(architecture, made, precision):
@@ -198,7 +245,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
 
     net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
     critic = "c51" if "project" in own else "scalar"
-    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic).backend)
+    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic))
     learner, found = (AtomsLearner if critic == "c51" else WideLearner)(wide_shape.describe(task, precision), task), {}
     learner._asked = 0  # no products
     learner.launch = lambda kernel, grid, *arguments, **options: found.setdefault(

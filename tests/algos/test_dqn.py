@@ -1,5 +1,6 @@
-"""DQN: the projection of C51 and the targets by hand, gradients against float64, time limits and true ends, target networks, exploration and legal actions,
-repeatability to the bit, and that it learns."""
+"""DQN: the projection of C51 and the targets by hand, gradients against float64, time limits and true ends, target
+networks, exploration and legal actions, repeatability to the bit, and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +13,11 @@ from test_pqn import SQUARE
 from toys import COUNT, FILL, GATE, MY_NET, PUSH, SEEN, bytes_of, clones
 
 from operant.algos.dqn import DQN
-from operant.algos.dqn.loss import q_loss, targets
-from operant.algos.dqn.stats import Stats
+from operant.algos.dqn.dqn import Stats, q_loss, q_target
 from operant.data import Batch
 from operant.envs import find
 from operant.errors import ConfigError
-from operant.nn import QHead, mlp, projected
+from operant.nn import QHead, mlp, project_onto_support
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import DeviceWorld
 
@@ -59,13 +59,16 @@ def stats_of(dqn):
 def test_the_projection_by_hand():
     """Support -1, 0, 1 (dz = 1), Z with 0.2, 0.3, 0.5.
 
-    R = 0.25, discount 1/2: Z moves to -0.25, 0.25, 0.75. -0.25 gives a quarter of 0.2 to -1 and the rest to 0; 0.25 a quarter of 0.3 to 1 and the rest to 0;
-    0.75 a quarter of 0.5 to 0 and the rest to 1: (0.05, 0.15 + 0.225 + 0.125, 0.075 + 0.375).
-    R = 3, discount 1: all beyond the end, 1. R = 1, discount 0 (the episode terminated): all at 1. R = 0, discount 1: as it was.
+    R = 0.25, discount 1/2: Z moves to -0.25, 0.25, 0.75. -0.25 gives a quarter of 0.2 to -1 and the rest to 0; 0.25 a
+    quarter of 0.3 to 1 and the rest to 0;
+    0.75 a quarter of 0.5 to 0 and the rest to 1: (0.05, 0.15 + 0.225 + 0.125, 0.075 + 0.375). R = 3, discount 1: all
+    beyond the end, 1. R = 1, discount 0 (the episode terminated): all at 1. R = 0, discount 1: as it was.
     """
     support = torch.tensor([-1.0, 0.0, 1.0])
     probability = torch.tensor([[0.2], [0.3], [0.5]]).expand(3, 4)
-    found = projected(probability, torch.tensor([0.25, 3.0, 1.0, 0.0]), torch.tensor([0.5, 1.0, 0.0, 1.0]), support)
+    found = project_onto_support(
+        probability, torch.tensor([0.25, 3.0, 1.0, 0.0]), torch.tensor([0.5, 1.0, 0.0, 1.0]), support
+    )
     expected = torch.tensor([[0.05, 0.5, 0.45], [0, 0, 1], [0, 0, 1], [0.2, 0.3, 0.5]]).t()
     torch.testing.assert_close(found, expected)
 
@@ -87,7 +90,7 @@ def test_the_projection_is_algorithm_1():
             else:
                 expected[below, k] += probability[i, k] * (above - place)
                 expected[above, k] += probability[i, k] * (place - below)
-    found = projected(
+    found = project_onto_support(
         *(torch.tensor(x, dtype=torch.float32) for x in (probability, reward, discount)), torch.linspace(low, high, K)
     )
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
@@ -111,18 +114,20 @@ def head_of(actions, **how):
 
 
 def test_targets_by_hand():
-    """Target network: Q(s', .) = 1, 5, 3. y = R + discount max: 2 + 0.5 x 5; where terminated R alone; where action 1 is illegal 2 + 0.5 x 3."""
+    """Target network: Q(s', .) = 1, 5, 3. y = R + discount max: 2 + 0.5 x 5; where terminated R alone; where action 1
+    is illegal 2 + 0.5 x 3.
+    """
     following = torch.tensor([[1.0, 5.0, 3.0]]).t().expand(3, 3)
     batch = batch_of([2.0, 2.0, 2.0], [0.5, 0.0, 0.5], next_legal=[[1, 1, 1], [1, 1, 0], [1, 1, 1]])
-    assert targets(head_of(3), following, following, batch).tolist() == [4.5, 2.0, 3.5]
+    assert q_target(head_of(3), following, following, batch).tolist() == [4.5, 2.0, 3.5]
 
 
 def test_double_q_learning_lets_the_network_choose():
     """The network prefers action 2, of which the target network says 3."""
     following, own = torch.tensor([[1.0, 5.0, 3.0]]).t(), torch.tensor([[0.0, 1.0, 2.0]]).t()
-    assert targets(head_of(3), following, own, batch_of([2.0], [0.5])).tolist() == [3.5]
+    assert q_target(head_of(3), following, own, batch_of([2.0], [0.5])).tolist() == [3.5]
     legal = [[1], [1], [0]]
-    assert targets(head_of(3), following, own, batch_of([2.0], [0.5], next_legal=legal)).tolist() == [4.5]
+    assert q_target(head_of(3), following, own, batch_of([2.0], [0.5], next_legal=legal)).tolist() == [4.5]
 
 
 def test_a_duelling_head_by_hand():
@@ -133,22 +138,31 @@ def test_a_duelling_head_by_hand():
 
 
 def test_time_limits_and_true_ends_by_hand(tmp_path):
-    """A network with max Q(o) = o^2 plays COUNT (see test_pqn): r is the count after the step, gamma 1/2, three steps of reward.
+    """A network with max Q(o) = o^2 plays COUNT (see test_pqn): r is the count after the step, gamma 1/2, three steps
+    of reward.
 
-    Lane 0 is truncated at 3: from o = 1 it is 2 + 3/2 + 9/4, with Q of the true final observation; from o = 0 1 + 2/2 + 3/4 + 9/8; from o = 2 3 + 9/2.
-    Lane 3 terminates there: the same without the 9s. Lane 2 terminates at 2: 1 + 2/2 from o = 0, 2 from o = 1. Lane 1 always at 1.
+    Lane 0 is truncated at 3: from o = 1 it is 2 + 3/2 + 9/4, with Q of the true final observation; from o = 0 1 + 2/2 +
+    3/4 + 9/8; from o = 2 3 + 9/2. Lane 3 terminates there: the same without the 9s. Lane 2 terminates at 2: 1 + 2/2
+    from o = 0, 2 from o = 1. Lane 1 always at 1.
     """
     (tmp_path / "net.py").write_text(SQUARE)
     net = mlp.Config(kind=f"{tmp_path / 'net.py'}:Net")
     dqn = iterate(dqn_on(COUNT, 4, net, n_step=3, gamma=0.5, learning_starts=10_000, replay_capacity=20_000), 8)
     expected = {
-        (0, 0.0): 1 + 2 / 2 + 3 / 4 + 9 / 8, (0, 1.0): 2 + 3 / 2 + 9 / 4, (0, 2.0): 3 + 9 / 2,
-        (3, 0.0): 1 + 2 / 2 + 3 / 4, (3, 1.0): 2 + 3 / 2, (3, 2.0): 3.0, (2, 0.0): 1 + 2 / 2, (2, 1.0): 2.0, (1, 0.0): 1.0,
-    }  # fmt: skip
+        (0, 0.0): 1 + 2 / 2 + 3 / 4 + 9 / 8,
+        (0, 1.0): 2 + 3 / 2 + 9 / 4,
+        (0, 2.0): 3 + 9 / 2,
+        (3, 0.0): 1 + 2 / 2 + 3 / 4,
+        (3, 1.0): 2 + 3 / 2,
+        (3, 2.0): 3.0,
+        (2, 0.0): 1 + 2 / 2,
+        (2, 1.0): 2.0,
+        (1, 0.0): 1.0,
+    }
     seen = set()
     for number in range(8):
         batch = dqn.cycle.replay.sample(0, number)
-        found = targets(dqn.policy.distribution, *dqn.backend.following(batch), batch)
+        found = q_target(dqn.policy.distribution, *dqn.next_outputs(batch), batch)
         lanes = dqn.cycle.replay.index % 4
         for lane, observation, value in zip(lanes.tolist(), batch.observation[0].tolist(), found.tolist(), strict=True):
             assert value == expected[lane, observation], (lane, observation)
@@ -197,16 +211,16 @@ def plain_loss(policy, config, batch, target, weight):
 def test_the_gradient_is_that_of_the_loss_in_float64(kernels, how, weighted):
     dqn = iterate(dqn_on(CARTPOLE, 16, kernels=kernels, double=True, **how), 6)
     batch = dqn.cycle.replay.sample(0, 0)
-    target = targets(dqn.policy.distribution, *dqn.backend.following(batch), batch)
+    target = q_target(dqn.policy.distribution, *dqn.next_outputs(batch), batch)
     weight = torch.rand(32, generator=torch.Generator().manual_seed(1)) if weighted else None
-    learned = dqn.backend.gradient(batch, target, weight)
+    learned = dqn.gradient(batch, target, weight)
     loss, expected = plain_loss(dqn.policy, dqn.config, batch, target, weight)
     assert learned.loss.item() == pytest.approx(loss.item(), rel=1e-5)
     flat = dqn.policy.flat
     for parameter, offset, wanted in zip(flat.parameters, flat.offsets, expected, strict=True):
         found = flat.gradient[offset : offset + parameter.numel()].view(parameter.shape).double()
         torch.testing.assert_close(found, torch.zeros_like(found) if wanted is None else wanted, rtol=1e-4, atol=1e-5)
-    assert dqn.backend.name == ("torch" if kernels == "torch" else "manual_backward")
+    assert dqn.kernels == ("torch" if kernels == "torch" else "manual_backward")
 
 
 def test_of_distributions_the_mean_is_the_value():
@@ -216,7 +230,7 @@ def test_of_distributions_the_mean_is_the_value():
     target = torch.tensor([[0.0], [1.0], [0.0]])
     learned = q_loss(head, rows, batch_of([0.0], [0.0]), target)
     assert learned.loss.item() == pytest.approx(-math.log(0.3)) and learned.q.item() == pytest.approx(0.3)
-    assert learned.error.item() == pytest.approx(0.3)  # the target's mean is 0
+    assert learned.td_error.item() == pytest.approx(0.3)  # the target's mean is 0
 
 
 # UPDATES
@@ -235,7 +249,9 @@ def test_nothing_is_learned_before_learning_starts():
 
 @pytest.mark.parametrize(("tau", "every"), [(1.0, 4), (0.1, 1), (0.5, 3)])
 def test_the_target_network_follows(tau, every):
-    """One update a tick, one tick an iteration: after every update the target is where hand-worked averaging puts it."""
+    """One update a tick, one tick an iteration: after every update the target is where hand-worked averaging
+    puts it.
+    """
     dqn = dqn_on(CARTPOLE, 16, horizon=1, learning_starts=0, batch_size=16, target_every=every, tau=tau)
     expected = dqn.target.flat.values.data.clone().double()
     for update in range(1, 13):
@@ -260,13 +276,6 @@ def test_a_policy_takes_nothing_illegal_and_learns_of_nothing_illegal(kernels, h
     assert dqn.world.episode_sums(rollout)[-1] == 0
 
 
-def test_a_ladder_of_epsilons_by_hand():
-    """0.4^(1 + 7 i / 7) of lane i of 8."""
-    dqn = iterate(dqn_on(CARTPOLE, 8, exploration="ladder", learning_starts=0), 1)
-    expected = [0.4 ** (1 + i) for i in range(8)]
-    assert stats_of(dqn)["epsilon"] == pytest.approx(sum(expected) / 8, rel=1e-5)
-
-
 @pytest.mark.parametrize(("env", "kind"), [(PUSH, "Box"), (GATE, "MultiDiscrete")])
 def test_other_actions_are_refused_with_what_to_use(env, kind):
     with pytest.raises(ConfigError, match=rf"Discrete.*{kind}.*ppo") as caught:
@@ -275,7 +284,9 @@ def test_other_actions_are_refused_with_what_to_use(env, kind):
 
 
 def test_priorities_are_the_errors_of_the_last_visit():
-    """The first samples that are learned from get |Q - y|^alpha; the weights of the loss make up for that, the more the nearer the end."""
+    """The first samples that are learned from get |Q - y|^alpha; the weights of the loss make up for that, the more the
+    nearer the end.
+    """
     dqn = dqn_on(
         CARTPOLE,
         16,
@@ -285,8 +296,8 @@ def test_priorities_are_the_errors_of_the_last_visit():
         updates_per_step=0.125,
         steps=1280,
     )
-    seen, learned = [], dqn.cycle.sampler.learned
-    dqn.cycle.sampler.learned = lambda error, skip: (
+    seen, learned = [], dqn.cycle.sampler.set_priorities
+    dqn.cycle.sampler.set_priorities = lambda error, skip: (
         seen.append((error.clone(), dqn.cycle.replay.index.clone())) or learned(error, skip)
     )
     iterate(dqn, 3)
@@ -313,7 +324,6 @@ EVERYTHING = {
     "critic": "c51",
     "v_max": 50.0,
     "n_step": 3,
-    "exploration": "ladder",
     "normalize_observations": True,
 }
 
@@ -323,9 +333,13 @@ PRIORITISED = {"replay_sampling": "prioritised", "critic": "c51", "v_max": 50.0}
 
 @pytest.mark.parametrize(
     ("env", "algo", "kernels"),
-    [(CARTPOLE, {}, "auto"), (CARTPOLE, EVERYTHING, "torch"), (FILL, EVERYTHING, "auto"), (CARTPOLE, PRIORITISED, "auto"),
-     (FILL, {"replay_sampling": "age"}, "torch")],
-)  # fmt: skip
+    [
+        (CARTPOLE, {}, "auto"),
+        (CARTPOLE, EVERYTHING, "torch"),
+        (FILL, EVERYTHING, "auto"),
+        (CARTPOLE, PRIORITISED, "auto"),
+    ],
+)
 def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env, algo, kernels):
     whole, again, other = (iterate(dqn_on(env, 16, seed=seed, kernels=kernels, **algo), 6) for seed in (1, 1, 2))
     assert bytes_of(whole) == bytes_of(again) != bytes_of(other)

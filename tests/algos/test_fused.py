@@ -1,5 +1,7 @@
-"""The fused kernels without a GPU: fp32 through Triton's interpreter beside float64 autograd and beside the torch path, and every variant compiled to
-machine code for four generations of GPUs. What tf32 and bf16 compute only a GPU can tell: benches/fused.py."""
+"""The fused kernels without a GPU: fp32 through Triton's interpreter beside float64 autograd and beside the torch path,
+and every variant compiled to machine code for four generations of GPUs. What tf32 and bf16 compute only a GPU can tell:
+benches/fused.py.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ PLAIN = {"entropy_coefficient": 0.03}
 CLIPPED = {**PLAIN, "value_clip": 0.1, "normalize_observations": True}
 
 
-# NUMBERS
-# The loss's numbers have more room than the gradient: the KL divergence is what is left of two float32 numbers that are nearly the same.
+# NUMBERS The loss's numbers have more room than the gradient: the KL divergence is what is left of two float32 numbers
+# that are nearly the same.
 
 GRADIENTS = [
     ("categorical", {"hidden": [16, 16]}, PLAIN),
@@ -70,7 +72,8 @@ LAYERED += [
     ("categorical", {"hidden": [20], "layer_norm": True, "activation": "relu"}, PLAIN, SMALL),
 ]
 
-# What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than the other layers'.
+# What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than
+# the other layers'.
 WIDE = "per-layer block_m=32 block_n=128 block_k=32 warps=4 stages=1 chunks=2 microbatch=32"
 TALL = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
 BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
@@ -111,7 +114,9 @@ def gradient_groups():
 
 @pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])
 def test_the_gradient_is_float64_autograds(group):
-    """In float32, and as nearly as their operands' bits allow in tf32 and bf16: the interpreter is taught their products, but not the GPU's own tanh."""
+    """In float32, and as nearly as their operands' bits allow in tf32 and bf16: the interpreter is taught their
+    products, but not the GPU's own tanh.
+    """
     cases = gradient_groups()[group]
     for case, found in zip(cases, interpreted([("gradient", case) for case in cases]), strict=True):
         precision = case.get("precision", "ieee")
@@ -120,7 +125,9 @@ def test_the_gradient_is_float64_autograds(group):
 
 
 def test_the_bits_depend_on_the_chunks_alone():
-    """Not on how many of them a microbatch holds, nor on which lanes are acted on together; other chunks add up in another order."""
+    """Not on how many of them a microbatch holds, nor on which lanes are acted on together; other chunks add up in
+    another order.
+    """
     line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
     case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
     cases = [
@@ -136,7 +143,9 @@ def test_the_bits_depend_on_the_chunks_alone():
 
 
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():
-    """First within each shard, then over the shards: a shard's sum has the same bits on a device that has that shard alone."""
+    """First within each shard, then over the shards: a shard's sum has the same bits on a device that has that shard
+    alone.
+    """
     cases = [{"chunks": chunks, "shards": shards} for chunks, shards in ((32, 8), (16, 4), (8, 8), (4, 1), (1, 1))]
     for case, found in zip(cases, interpreted([("tree", case) for case in cases]), strict=True):
         assert found == {"shards": True, "whole": True}, case
@@ -249,21 +258,43 @@ SCHEDULED = {
     "learning_rate": [1e-3, 5e-3],
 }
 ITERATIONS = [
-    {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
     {
-        "env": "multi", "net": {"hidden": [16], "shared": True}, "scheduled": SCHEDULED,
+        "env": "categorical",
+        "net": {"hidden": [16]},
+        "algo": {"normalize_rewards": True, "normalize_observations": True},
+    },
+    {
+        "env": "multi",
+        "net": {"hidden": [16], "shared": True},
+        "scheduled": SCHEDULED,
         "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10, "replay_ratio": 1.6},
     },
-    {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {
-        "env": "gaussian", "net": {"hidden": [24]},
-        "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD, "optimizer": "muon"},
+        "env": "gaussian",
+        "net": {"hidden": [16], "squash": True},
+        "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False},
     },
-    {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}, "iterations": 1},
+    {
+        "env": "gaussian",
+        "net": {"hidden": [24]},
+        "algo": {
+            "target_kl": 0.01,
+            "normalize_observations": True,
+            "horizon": 8,
+            "kernel_config": BROAD,
+            "optimizer": "muon",
+        },
+    },
+    {
+        "env": "categorical",
+        "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"},
+        "algo": {"kernel_config": SMALL},
+        "iterations": 1,
+    },
     {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +303,9 @@ ITERATIONS = [
     ids=["few", "all"],
 )
 def test_whole_iterations_are_the_torch_paths(cases):
-    """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop, whose skipped steps are not counted."""
+    """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop,
+    whose skipped steps are not counted.
+    """
     *runs, (_, broken) = zip(cases, interpreted([("iteration", case) for case in cases]), strict=True)
     found = [differences for _, differences in runs]
     for case, differences in runs:
@@ -297,14 +330,21 @@ def policy_of(env, **net):
 def broad(observation, actions):
     rules = find("cartpole")
     return Env(
-        rules.Params, rules.fields, observation=Box(observation), action=Discrete(actions), time_limit=9,
-        reset=rules.reset, step=rules.step, observe=rules.observe,
-    )  # fmt: skip
+        rules.Params,
+        rules.fields,
+        observation=Box(observation),
+        action=Discrete(actions),
+        time_limit=9,
+        reset=rules.reset,
+        step=rules.step,
+        observe=rules.observe,
+    )
 
 
 def test_what_cannot_be_fused_is_said(tmp_path):
     (tmp_path / "net.py").write_text(
-        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, o, h):\n        super().__init__()\n        self.l = torch.nn.Linear(o, h)\n"
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, o, h):\n        super().__init__()\n        "
+        "self.l = torch.nn.Linear(o, h)\n"
         "    def forward(self, x):\n        return self.l(x), x[:, 0]\n"
     )
     cartpole = find("cartpole")
@@ -331,8 +371,8 @@ def test_what_cannot_be_fused_is_said(tmp_path):
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
 def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
-    assert ppo_on(COUNT, 4, horizon=4, start=False).backend.name != "fused"
-    assert ppo_on(COUNT, 4, horizon=4, start=False, kernels="torch").backend.name != "fused"
+    assert ppo_on(COUNT, 4, horizon=4, start=False).kernels != "fused"
+    assert ppo_on(COUNT, 4, horizon=4, start=False, kernels="torch").kernels != "fused"
     with pytest.raises(ConfigError, match="there is no GPU"):
         PPO(DeviceWorld(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused"), mlp.Config(), seed=1, steps=100)
 
@@ -340,7 +380,9 @@ def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("hidden", [(16,), (64, 64), (128, 100), (256, 256, 256)])
 def test_shapes_suit_their_work(hidden, precision):
-    """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never comes whole."""
+    """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never
+    comes whole.
+    """
     spec = describe(policy_of(broad(118, 3) if len(hidden) > 1 else find("cartpole"), hidden=hidden), precision)
     for minibatch in (1, 64, 8192, 131_072, 2**20):
         groups = list(candidates(spec, Work(minibatch, 132)))
@@ -363,7 +405,9 @@ def test_shapes_suit_their_work(hidden, precision):
 @pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_games_have_shapes(name, precision):
-    """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can be cut into."""
+    """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can
+    be cut into.
+    """
     policy = policy_of(find(name), hidden=(256, 256), shared=True)
     assert unsupported_reason(policy, 8193 * 64) is None
     spec = describe(policy, precision)
@@ -571,7 +615,9 @@ def test_padding(width, tile, deep):
 
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
-    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in the first shape or a given one."""
+    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in
+    the first shape or a given one.
+    """
     from operant.kernels.dense.select import with_config
 
     choice = choice_of(env, precision, net, **algo)
@@ -643,8 +689,9 @@ def test_kernels_compile(architecture, env, precision, net, shape):
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 def test_muons_step_is_that_of_torch(half):
-    """Of matrices that are wider than high, square, and higher than wide, small ones and such that take several tiles, whole and not; in bf16 as far off as
-    iterations of its products are."""
+    """Of matrices that are wider than high, square, and higher than wide, small ones and such that take several tiles,
+    whole and not; in bf16 as far off as iterations of its products are.
+    """
     shapes = [[16, 9], [5, 24], [150, 40], [8, 8], [66, 192], [130, 130]]
     stepped, skipped = interpreted([("muon", {"shapes": shapes, "half": half, "skip": skip}) for skip in (0.0, 1.0)])
     assert stepped["step"] < (0.05 if half else 1e-3) and stepped["momentum"] < 1e-6
@@ -699,7 +746,8 @@ def test_every_variant_compiles(architecture):
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", [75, 86, 90, 100])
 def test_every_shape_of_a_wide_network_compiles(architecture):
-    """In all precisions that the GPU has; the last shape must fit into its shared memory, and on the larger GPUs every one does.
+    """In all precisions that the GPU has; the last shape must fit into its shared memory, and on the larger GPUs every
+    one does.
 
     But for Blackwell Triton 3.6 compiles a shared trunk's head in the last shape alone.
     """
@@ -723,7 +771,9 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
     [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)],
 )
 def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architecture):
-    """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has few rows in every shape."""
+    """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has
+    few rows in every shape.
+    """
     env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
     for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):
         groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))

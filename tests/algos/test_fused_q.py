@@ -1,4 +1,6 @@
-"""Fused kernels of the value-based algorithms without a GPU: whole iterations in Triton's interpreter beside the torch path, and compiled to machine code."""
+"""Fused kernels of the value-based algorithms without a GPU: whole iterations in Triton's interpreter beside the torch
+path, and compiled to machine code.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def same(case, found):
     ids=["few", "others"],
 )
 def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
-    """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
+    """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes
+    among them.
+    """
     found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
     for case, differences in zip(cases, found, strict=True):
         same(case, differences)
@@ -157,7 +161,9 @@ def made_for_board(game, precision, lanes, **config):
 
 
 def board_launches(game, precision, lanes, **config):
-    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that has no GPU to launch them on."""
+    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that
+    has no GPU to launch them on.
+    """
     learner, found = made_for_board(game, precision, lanes, **config), []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.act(0)
@@ -246,24 +252,50 @@ SMALL = {"horizon": 6, "batch_size": 24, "learning_starts": 40, "replay_capacity
 DQN_CASES = [
     {"env": "cartpole", "net": {"hidden": [16, 24], "activation": "relu"}, "config": SMALL},
     {
-        "env": "count", "net": NORMED,
+        "env": "count",
+        "net": NORMED,
         "config": {
-            **SMALL, "n_step": 3, "double": True, "tau": 0.3, "target_every": 1, "updates_per_step": 2.0, "max_gradient_norm": 0.1, "replay_place": "host",
+            **SMALL,
+            "n_step": 3,
+            "double": True,
+            "tau": 0.3,
+            "target_every": 1,
+            "updates_per_step": 2.0,
+            "max_gradient_norm": 0.1,
+            "replay_place": "host",
         },
     },
-    {"env": JUDGED, "net": PLAIN, "config": {**SMALL, "duelling": True, "updates_per_step": 0.5, "exploration": "ladder", "max_gradient_norm": 0.0}},
     {
-        "env": {**BYTES, "observation": 70}, "net": PLAIN,
-        "config": {**SMALL, "double": True, "normalize_observations": True, "replay_capacity": 64, "replay_place": "host"},
+        "env": JUDGED,
+        "net": PLAIN,
+        "config": {
+            **SMALL,
+            "duelling": True,
+            "updates_per_step": 0.5,
+            "max_gradient_norm": 0.0,
+        },
     },
-]  # fmt: skip
+    {
+        "env": {**BYTES, "observation": 70},
+        "net": PLAIN,
+        "config": {
+            **SMALL,
+            "double": True,
+            "normalize_observations": True,
+            "replay_capacity": 64,
+            "replay_place": "host",
+        },
+    },
+]
 
 
 @pytest.mark.parametrize(
     "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
 )
 def test_whole_iterations_of_dqn_are_the_torch_paths(cases):
-    """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal actions and truncated episodes, too."""
+    """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal
+    actions and truncated episodes, too.
+    """
     found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in cases])
     for case, differences in zip(cases, found, strict=True):
         same(case, differences)
@@ -305,14 +337,14 @@ def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
     ],
 )
 def test_dqns_kernels_compile(env, precision, net, config):
-    from operant.algos.dqn.fused.learner import Learner
+    from operant.algos.dqn.fused.learner import FusedDQN
 
-    parts = dqn_on(env, net, **config).backend.parts
-    learner, found = Learner(describe(parts.policy, precision), parts), []
+    dqn = dqn_on(env, net, **config)
+    learner, found = FusedDQN(describe(dqn.policy, precision), dqn), []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(3)
-    learner.update(4, learner.parts.config.due(3)[0])
+    learner.update(4, dqn.config.due(3)[0])
     learner._reduce_and_step(0, 3, 0, 1)  # as on a GPU
     names = {"choose", "store_tick", "act_and_learn", "reduce_and_step"} | (
         {"move_tick"} if config.get("replay_place") == "host" else set()

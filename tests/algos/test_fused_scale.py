@@ -1,8 +1,10 @@
-"""Fused kernels at the size of a real run, on a GPU: every minibatch of a rollout has the gradient that torch finds, whatever the shape.
+"""Fused kernels at the size of a real run, on a GPU: every minibatch of a rollout has the gradient that torch finds,
+whatever the shape.
 
-What goes wrong only now and then, in a few rows of a million (a race), does not show in the small cases of test_fused.py. Torch rounds here as the kernels do
-(`fused_rounded`): beside exact operands rounding alone was up to 0.06 of a gradient's length, which would hide what is sought. That both round at the same
-points needs no GPU: small cases of each kind, by Triton's interpreter, show it.
+What goes wrong only now and then, in a few rows of a million (a race), does not show in the small cases of
+test_fused.py. Torch rounds here as the kernels do (`fused_rounded`): beside exact operands rounding alone was up to
+0.06 of a gradient's length, which would hide what is sought. That both round at the same points needs no GPU: small
+cases of each kind, by Triton's interpreter, show it.
 """
 
 from __future__ import annotations
@@ -57,18 +59,23 @@ def test_torch_rounds_where_the_kernels_round():
 # AT SCALE
 
 ALLOWED = 0.002
-"""Of a gradient's length, for every game in either precision. On an H200 at most 0.0017 was seen, of Snake's shortest gradients, and else at most 0.0008.
+"""Of a gradient's length, for every game in either precision. On an H200 at most 0.0017 was seen, of Snake's shortest
+gradients, and else at most 0.0008.
 
 Sums in another order carry a number over the edge between two roundings now and then, or a ReLU's over zero.
 """
 
 EDGE = 2e-6
-"""A sample whose ratio of probabilities is the bound of the clip range to within so much counts whole or not at all, and either is right. On an H200 one of
-24,672 samples did (ratio 1.20000005), which was 0.0105 of a short gradient's length."""
+"""A sample whose ratio of probabilities is the bound of the clip range to within so much counts whole or not at all,
+and either is right. On an H200 one of 24,672 samples did (ratio 1.20000005), which was 0.0105 of a short gradient's
+length.
+"""
 
 USUAL = {"lanes": 8192, "horizon": 32, "hidden": (256, 256)}
 RAGGED = {"lanes": 8224, "horizon": 24, "hidden": (256, 192, 256)}
-"""A minibatch is 24,672 samples, 192.75 times 128; with many outputs the head's tiles have fewer rows than the other layers'."""
+"""A minibatch is 24,672 samples, 192.75 times 128; with many outputs the head's tiles have fewer rows than the other
+layers'.
+"""
 
 MINIBATCHES, EPOCHS, ITERATIONS = 8, 2, 2
 GAMES = ("g2048", "snake", "go", "breakout", "pacman")
@@ -86,17 +93,26 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
     """PPO on a game, as its recipe would have it on a GPU."""
     world = DeviceWorld(envs.find(game), lanes, seed=1, device="cuda")
     config = PPOConfig(
-        horizon=horizon, minibatches=MINIBATCHES, epochs=EPOCHS, learning_rate=1e-3, normalize_observations=game in ("snake", "breakout"),
-        normalize_rewards=True, precision=precision, kernels="fused", kernel_config=shape,
-    )  # fmt: skip
+        horizon=horizon,
+        minibatches=MINIBATCHES,
+        epochs=EPOCHS,
+        learning_rate=1e-3,
+        normalize_observations=game in ("snake", "breakout"),
+        normalize_rewards=True,
+        precision=precision,
+        kernels="fused",
+        kernel_config=shape,
+    )
     algo = PPO(world, config, mlp.Config(hidden=hidden, shared=True, activation="relu"), seed=1, steps=10**9)
     algo.start()
-    assert algo.backend.name == "fused" and algo.backend.learner.spec.precision == precision
+    assert algo.kernels == "fused" and algo.backend.learner.spec.precision == precision
     return algo
 
 
 def errors(algo: PPO) -> list[tuple[float, float]]:
-    """Of each minibatch of one iteration's update: how far the fused gradient is from torch's, in lengths of the latter, and that length."""
+    """Of each minibatch of one iteration's update: how far the fused gradient is from torch's, in lengths of the
+    latter, and that length.
+    """
     learner, found = algo.backend.learner, []
     assert learner is not None
     algo._collect()
@@ -128,7 +144,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
 )
 def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision):
     first = trainer(game, precision, "first", **size)
-    assert first.backend.name == "fused"
+    assert first.kernels == "fused"
     minibatch = size["lanes"] * size["horizon"] // MINIBATCHES
     learner = first.backend.learner
     size_of_work = Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, learner.layout.shards)
@@ -138,7 +154,7 @@ def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision
     for shape in ours:
         algo = trainer(game, precision, shape, **size)
         assert (
-            algo.backend.name == "fused"
+            algo.kernels == "fused"
             and str(algo.backend.learner.config) == shape
             and isinstance(algo.backend.learner.config, PerLayer)
         )
@@ -147,7 +163,8 @@ def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision
                 worst = max(worst, error)
                 if not error < ALLOWED:  # nor NaN
                     wrong.append(
-                        f"{game} {precision} {shape}: iteration {iteration}, minibatch {k}: off by {error:.4f} of a gradient of {length:.4f}"
+                        f"{game} {precision} {shape}: iteration {iteration}, minibatch {k}: off by {error:.4f} of a "
+                        f"gradient of {length:.4f}"
                     )
     log.info("%s %s, minibatches of %d: at most %.5f of a gradient's length", game, precision, minibatch, worst)
     assert not wrong, f"{len(wrong)} of {len(ours) * ITERATIONS * EPOCHS * MINIBATCHES} minibatches:\n" + "\n".join(

@@ -1,5 +1,7 @@
-"""The manual backward pass: equal to autograd in float32 and float64 for every network and distribution, however it is cut into chunks and threads; the same
-bits again; nothing broken is hidden; and PPO that descends by it does what PPO does."""
+"""The manual backward pass: equal to autograd in float32 and float64 for every network and distribution, however it is
+cut into chunks and threads; the same bits again; nothing broken is hidden; and PPO that descends by it does what PPO
+does.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,9 @@ def test_the_number_of_threads_changes_no_bit(head, small_chunks):
 
 @pytest.mark.parametrize("head", ["categorical", "gaussian"])
 def test_two_halves_of_the_shards_add_up_to_the_bit(head):
-    """Two devices with half of the chunks each: their sums, added, are the sum of one device. Divisions by powers of two are exact."""
+    """Two devices with half of the chunks each: their sums, added, are the sum of one device. Divisions by powers of
+    two are exact.
+    """
     ppo, samples = trainer(head, hidden=(32, 32)), 1024
     batch, sizes = batch_for(ppo, samples), [128] * 8
 
@@ -244,9 +248,11 @@ def test_it_follows_the_parameters(small_chunks):
 
 
 def test_where_both_value_errors_are_equal_each_counts_half():
-    """V = 1/2, the old value 0, the return 5/16: moved by at most 1/8, V would be 1/8, which misses by 3/16 as well, on the other side.
+    """V = 1/2, the old value 0, the return 5/16: moved by at most 1/8, V would be 1/8, which misses by 3/16 as well, on
+    the other side.
 
-    The clipped one does not move with V, so half of V - R = 3/16 remains, times c1 = 1/2. Sums of powers of two are exact.
+    The clipped one does not move with V, so half of V - R = 3/16 remains, times c1 = 1/2. Sums of powers of two are
+    exact.
     """
     ppo = trainer(value_clip=0.125, value_coefficient=0.5)
     with torch.no_grad():
@@ -374,7 +380,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
-    assert plain.backend.name != "manual_backward" and len(own.backend._gradient.shards) == threads
+    assert plain.kernels != "manual_backward" and len(own.backend._gradient.shards) == threads
     torch.testing.assert_close(own.rollout.action, plain.rollout.action)
     torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
@@ -382,7 +388,9 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chunks, monkeypatch):
-    """The order of all sums follows from the minibatch's chunks, so neither the number of threads matters nor which is done first."""
+    """The order of all sums follows from the minibatch's chunks, so neither the number of threads matters nor which is
+    done first.
+    """
     torch.set_num_threads(1)
     steady = bytes_of(descended("auto", 3))
     torch.set_num_threads(threads)
@@ -430,5 +438,5 @@ def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, cap
         CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels
     )
     assert [record.getMessage() for record in caplog.records] == ([line] if line else [])
-    assert (ppo.backend.name == "manual_backward") == (kernels == "auto" and not own)
+    assert (ppo.kernels == "manual_backward") == (kernels == "auto" and not own)
     assert torch.isfinite(iterate(ppo, 1).stats).all()

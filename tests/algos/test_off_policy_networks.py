@@ -1,4 +1,6 @@
-"""SAC and TD3 over convolutions and with a user's own network, and with priorities: gradients against float64, bits of a resume, what does not fit."""
+"""SAC and TD3 over convolutions and with a user's own network, and with priorities: gradients against float64, bits of
+a resume, what does not fit.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,11 @@ def test_the_critics_gradient_is_that_of_float64(made, case, sampling):
     critic, target, actor = (copy.deepcopy(net).double() for net in (algo.critic, algo.target, algo.actor.net))
     following = copy.deepcopy(algo.target_actor.net).double() if case.startswith("td3") else actor
     alpha = 0.0 if case.startswith("td3") else algo.state("train")["algo/log_temperature"].double().exp()
-    algo.backend.update(0, 1)
+    algo.update(0, 1)
     batch, features = algo.cycle.replay.batch, algo.actor.features
     weight = 1.0
     if sampling == "prioritised":
-        weight = algo.cycle.sampler.share.double().pow(-algo.cycle.sampler.importance.double())
+        weight = algo.cycle.sampler.probability.double().pow(-algo.cycle.sampler.importance.double())
         weight = weight / weight.max()
 
     def wide(numbers):

@@ -1,5 +1,6 @@
-"""PQN: Q(lambda) returns and bootstrapping by hand, the gradient against a plain float64 version, exploration and legal actions, what it refuses,
-repeatability to the bit, and that it learns."""
+"""PQN: Q(lambda) returns and bootstrapping by hand, the gradient against a plain float64 version, exploration and legal
+actions, what it refuses, repeatability to the bit, and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +49,12 @@ class Net(nn.Module):
 
 
 def test_returns_by_hand(tmp_path):
-    """A network with max Q(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma = 1/2, lambda = 1/4, four steps.
+    """A network with max Q(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma =
+    1/2, lambda = 1/4, four steps.
 
-    G_t = r_t + 1/2 (3/4 V_{t+1} + 1/4 G_{t+1}), V = max Q. Lane 0 is truncated at 3, where V of the true final observation is 9 and V of the next episode's
-    first is 0. Lane 3 is terminated there at once, which rules. Lane 1 terminates every step, lane 2 every other.
+    G_t = r_t + 1/2 (3/4 V_{t+1} + 1/4 G_{t+1}), V = max Q. Lane 0 is truncated at 3, where V of the true final
+    observation is 9 and V of the next episode's first is 0. Lane 3 is terminated there at once, which rules. Lane 1
+    terminates every step, lane 2 every other.
 
     t   o  r    lane 0                                          lane 3
     3   0  1    1 + 1/2 V(1) = 1.5 (the rollout ends: G = V)     1.5
@@ -83,7 +86,9 @@ def test_rewards_are_scaled_where_they_are_learned_from():
 
 
 def plain_values(policy, observation):
-    """Q (B, A) in float64, written on its own for two hidden layers with layer normalization and relu, from parameters by name."""
+    """Q (B, A) in float64, written on its own for two hidden layers with layer normalization and relu, from parameters
+    by name.
+    """
     parameters = {
         name: parameter.detach().double().requires_grad_()
         for name, parameter in zip(policy.flat.names, policy.flat.parameters, strict=True)
@@ -106,7 +111,7 @@ def plain_values(policy, observation):
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_the_gradient_is_that_of_the_squared_error(kernels):
     pqn = iterate(pqn_on(CARTPOLE, 64, horizon=8, minibatches=1, kernels=kernels), 3)
-    assert pqn.backend.name == ("torch" if kernels == "torch" else "manual_backward")
+    assert pqn.kernels == ("torch" if kernels == "torch" else "manual_backward")
     pqn.collect()
     pqn.compute_returns()
     policy, rollout = pqn.policy, pqn.rollout

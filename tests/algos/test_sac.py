@@ -1,4 +1,6 @@
-"""SAC: gradients and Polyak averages against float64, what is left out before learning starts, bits of a seed and of a resume, and that it learns."""
+"""SAC: gradients and Polyak averages against float64, what is left out before learning starts, bits of a seed and of a
+resume, and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from toys import FILL, PICK, PUSH
 
 from operant.algos.sac import SAC
-from operant.algos.sac.stats import Stats
+from operant.algos.sac.sac import Stats
 from operant.errors import ConfigError
 from operant.nn import mlp
 from operant.worlds import DeviceWorld
@@ -104,7 +106,7 @@ def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
     actor, critic, target = doubles(algo.actor.flat), doubles(algo.critic_flat), doubles(algo.target_flat)
     state = {name: tensor.clone() for name, tensor in algo.state("train").items()}
     alpha = state["algo/log_temperature"].double().exp()
-    algo.backend.update(0, 5)
+    algo.update(0, 5)
     after = algo.state("train")
     batch = algo.cycle.replay.batch  # what the update drew
     observation, action, following, noise = (
@@ -152,7 +154,7 @@ def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
     )
     for number in range(4, 8):
         before = {name: tensor.clone() for name, tensor in algo.state("train").items()}
-        algo.backend.update(0, number)
+        algo.update(0, number)
         after = algo.state("train")
         changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
         own = {"policy/parameters", "adam/actor/step", "adam/actor/exp_avg"}
@@ -294,16 +296,3 @@ def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
     for name, tensor in other.state("all").items():
         tensor.copy_(algo.state("all")[name])
     assert bytes_of(iterate(algo, 2)) == bytes_of(iterate(other, 2))
-
-
-def test_samples_by_age_are_newer_and_have_the_noise_of_uniform_ones():
-    found = {}
-    for sampling in ("uniform", "age"):
-        algo = sac_on(PUSH, batch_size=512, replay_sampling=sampling, age_power=3)
-        iterate(algo, 20)
-        algo.backend.update(0, 7)
-        found[sampling] = (algo.cycle.replay.index // 8, algo.cycle.replay.batch.noise.clone())
-    # 160 ticks are stored: the mean of u is 1/2, that of u^3 is 1/4.
-    ages = {sampling: 160 - rows.float().mean().item() for sampling, (rows, _) in found.items()}
-    assert abs(ages["uniform"] - 80) < 6 and abs(ages["age"] - 40) < 6, ages
-    assert torch.equal(found["uniform"][1], found["age"][1])

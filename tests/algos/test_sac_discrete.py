@@ -1,4 +1,6 @@
-"""SAC with one choice among n actions: gradients against float64, legal actions only, bits of a resume, and that it learns."""
+"""SAC with one choice among n actions: gradients against float64, legal actions only, bits of a resume, and that it
+learns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def test_an_update_is_that_of_float64(critics):
     algo = iterate(sac_on(FILL, critics=critics, n_step=2, initial_temperature=0.3, batch_size=256), 12)
     actor, critic, target = doubles(algo.actor.flat), doubles(algo.critic_flat), doubles(algo.target_flat)
     alpha = algo.state("train")["algo/log_temperature"].double().exp()
-    algo.backend.update(0, 5)
+    algo.update(0, 5)
     batch = algo.cycle.replay.batch
 
     def read(cells):

@@ -1,4 +1,6 @@
-"""TD3: gradients and targets against float64, the delay of the actor, noise of each lane, bits of a seed and of a resume, and that it learns."""
+"""TD3: gradients and targets against float64, the delay of the actor, noise of each lane, bits of a seed and of a
+resume, and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_an_update_is_that_of_float64(critics, n_step):
         doubles, (algo.actor.flat, algo.target_actor.flat, algo.critic_flat, algo.target_flat)
     )
     state = {name: tensor.clone() for name, tensor in algo.state("train").items()}
-    algo.backend.update(0, 5)  # the second of a pair: the actor learns too
+    algo.update(0, 5)  # the second of a pair: the actor learns too
     after, batch = algo.state("train"), algo.cycle.replay.batch
     observation, action, following, noise = (
         part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise)
@@ -74,10 +76,10 @@ def test_an_update_is_that_of_float64(critics, n_step):
 def test_actor_and_targets_learn_with_every_second_update():
     algo = iterate(td3_on(PUSH), 12)
     before = {name: tensor.clone() for name, tensor in algo.state("train").items()}
-    algo.backend.update(0, 0)
+    algo.update(0, 0)
     changed = {name for name, tensor in algo.state("train").items() if not torch.equal(tensor, before[name])}
     assert "algo/critic" in changed and not changed & {"policy/parameters", "algo/target", "algo/target_actor"}
-    algo.backend.update(0, 1)
+    algo.update(0, 1)
     changed = {name for name, tensor in algo.state("train").items() if not torch.equal(tensor, before[name])}
     assert {"algo/critic", "policy/parameters", "algo/target", "algo/target_actor"} <= changed
     assert TD3.Config(**{**SMALL, "horizon": 3}).problems(8)[0][0] == "actor_delay"

@@ -1,7 +1,7 @@
 """Hostile text wherever a run can carry text: no control byte of it reaches a terminal, and nothing crashes.
 
-The corpus, the runs that carry it and the grammar of what may be sent are in tests/hostile.py. Plain runs put all of the corpus into one run of each ending;
-under soak every string stands alone, first where there is little room.
+The corpus, the runs that carry it and the grammar of what may be sent are in tests/hostile.py. Plain runs put all of
+the corpus into one run of each ending; under soak every string stands alone, first where there is little room.
 """
 
 from __future__ import annotations
@@ -104,11 +104,42 @@ def test_the_corpus_is_large_and_every_kind_of_harm_is_in_it():
 
 @pytest.mark.parametrize(
     "output",
-    [b"\x1b]0;x\x07", b"\x1b]52;c;aGk=\x07", b"\x1bP0q\x1b\\", b"\x1b_x\x1b\\", b"\xc2\x9b31m", b"\x9b31m", b"\x07", b"a\x00b", b"\x1b[5n", b"\x1b[?1003h",
-     b"\x1bc", "\u202e".encode(), "\u200b".encode(), "\ufe0f".encode(), ("a" + "\u0301" * 9).encode(), b"\x1b[", b"\x08", b"\x1b[38:2::1:1:1m", b"\x1b[31m",
-     b"\x1b[8m", b"\x1b[1;31;5m", b"\x1b[49;1H", b"\x1b[1;161H", b"\x1b[160C", b"\x1b[3A", b"\x1b[2J", b"\x1b[K", b"\r", b"\n", b"a\r\nb", b"\x1b[?25l",
-     b"\x1b[?1049l", b"\x1b]22;wait\x07"],
-)  # fmt: skip
+    [
+        b"\x1b]0;x\x07",
+        b"\x1b]52;c;aGk=\x07",
+        b"\x1bP0q\x1b\\",
+        b"\x1b_x\x1b\\",
+        b"\xc2\x9b31m",
+        b"\x9b31m",
+        b"\x07",
+        b"a\x00b",
+        b"\x1b[5n",
+        b"\x1b[?1003h",
+        b"\x1bc",
+        "\u202e".encode(),
+        "\u200b".encode(),
+        "\ufe0f".encode(),
+        ("a" + "\u0301" * 9).encode(),
+        b"\x1b[",
+        b"\x08",
+        b"\x1b[38:2::1:1:1m",
+        b"\x1b[31m",
+        b"\x1b[8m",
+        b"\x1b[1;31;5m",
+        b"\x1b[49;1H",
+        b"\x1b[1;161H",
+        b"\x1b[160C",
+        b"\x1b[3A",
+        b"\x1b[2J",
+        b"\x1b[K",
+        b"\r",
+        b"\n",
+        b"a\r\nb",
+        b"\x1b[?25l",
+        b"\x1b[?1049l",
+        b"\x1b]22;wait\x07",
+    ],
+)
 def test_the_grammar_refuses(output):
     screen = b"\x1b[?1049h\x1b[1;1Hbefore " + output + b" after\x1b[2;1H\x1b[?1049l"
     assert offences(screen, size=(160, 48)) and not offences(screen.replace(output, b""), size=(160, 48))
@@ -116,7 +147,10 @@ def test_the_grammar_refuses(output):
 
 
 def test_the_grammar_lets_a_screen_pass():
-    screen = "\x1b[?1049h\x1b[?2026$p\x1b[1;1H\x1b[1;38;2;1;2;3m● RUNNING\x1b[0m\r\n\x1b[12;40H⣀⡠ 訓練 é e\u0301\x1b[4C·\x1b[1;1H\x1b[?1049lDetached.\r\n"
+    screen = (
+        "\x1b[?1049h\x1b[?2026$p\x1b[1;1H\x1b[1;38;2;1;2;3m● RUNNING\x1b[0m\r\n\x1b[12;40H⣀⡠ 訓練 é "
+        "e\u0301\x1b[4C·\x1b[1;1H\x1b[?1049lDetached.\r\n"
+    )
     assert not offences(screen.encode(), size=(160, 48))
     assert offences(screen.encode()) and offences(b"\x1b[0mred")
 
@@ -220,27 +254,74 @@ def test_every_name_that_a_folder_can_have(place, say, tmp_path):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them")
 ESCAPE = "\x1b[27u"  # as a terminal with kitty's keyboard says it: no other key can be taken for a part of it
 PASTED = "\x1b[200~" + "x\x9b2J\u202e\u200b\ufe0f[red]" + "\x1b[201~"
-PASTED_ESCAPES = (
-    "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[b]" + "\x1b[201~"
-)  # which Textual takes for keys, one by one
+# which Textual takes for keys, one by one
+PASTED_ESCAPES = "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[b]" + "\x1b[201~"
 TOUR = (
-    ("2", ""), ("\x1b[6~", ""), ("3", ""), ("4", ""), ("5", ""), ("\x1b[H", ""), ("\x1b[F", ""), ("6", ""), ("\x1b[6~", ""),
-    ("?", "esc closes"), (ESCAPE, "!esc closes"), ("d", "esc closes"), (ESCAPE, "!esc closes"), ("1", ""), ("\t", ""), ("i", ""), ("\x1b[D", ""), (ESCAPE, ""),
-    ("\r", ""), (ESCAPE, ""), (ESCAPE, ""), (ESCAPE, ""), ("/", "words, any of which"), (PASTED, "[red]"), (ESCAPE, "q Detach"),
-    ("/", "words, any of which"), (PASTED_ESCAPES, "[b]"), (ESCAPE, "q Detach"), ("/", "words, any of which"), ("1?/*", ""), ("\r", "q Detach"),
-    (" ", "FROZEN"), (" ", "!FROZEN"), ("t", ""), ("x", ""), ("s", ""), ("y", ""), ("r", "esc leaves"), (ESCAPE, "!esc leaves"),
-    ("o", "esc leaves"), ("\r\r\r", "!esc leaves"), (ESCAPE, ""), ("o", ""), (":", "Search for commands"), (ESCAPE, "!Search for commands"),
-)  # fmt: skip
-"""Keys, and what is on the screen after them ("!": what is there no more; "": whatever they change). Dialogs are waited for at any size."""
+    ("2", ""),
+    ("\x1b[6~", ""),
+    ("3", ""),
+    ("4", ""),
+    ("5", ""),
+    ("\x1b[H", ""),
+    ("\x1b[F", ""),
+    ("6", ""),
+    ("\x1b[6~", ""),
+    ("?", "esc closes"),
+    (ESCAPE, "!esc closes"),
+    ("d", "esc closes"),
+    (ESCAPE, "!esc closes"),
+    ("1", ""),
+    ("\t", ""),
+    ("i", ""),
+    ("\x1b[D", ""),
+    (ESCAPE, ""),
+    ("\r", ""),
+    (ESCAPE, ""),
+    (ESCAPE, ""),
+    (ESCAPE, ""),
+    ("/", "words, any of which"),
+    (PASTED, "[red]"),
+    (ESCAPE, "q Detach"),
+    ("/", "words, any of which"),
+    (PASTED_ESCAPES, "[b]"),
+    (ESCAPE, "q Detach"),
+    ("/", "words, any of which"),
+    ("1?/*", ""),
+    ("\r", "q Detach"),
+    (" ", "FROZEN"),
+    (" ", "!FROZEN"),
+    ("t", ""),
+    ("x", ""),
+    ("s", ""),
+    ("y", ""),
+    ("r", "esc leaves"),
+    (ESCAPE, "!esc leaves"),
+    ("o", "esc leaves"),
+    ("\r\r\r", "!esc leaves"),
+    (ESCAPE, ""),
+    ("o", ""),
+    (":", "Search for commands"),
+    (ESCAPE, "!Search for commands"),
+)
+"""Keys, and what is on the screen after them ("!": what is there no more; "": whatever they change). Dialogs are waited
+for at any size.
+"""
 SHOWN = {
-    "2": "0/", "3": "─ Agent ──────", "4": "GPU and process", "5": "─ Log " + "─" * 60, "6": "─ config.toml ─", "1": "─ Log ─",
+    "2": "0/",
+    "3": "─ Agent ──────",
+    "4": "GPU and process",
+    "5": "─ Log " + "─" * 60,
+    "6": "─ config.toml ─",
+    "1": "─ Log ─",
     "i": "read single values",
-}  # fmt: skip
+}
 """What is on the screen after a key where there is room for it."""
 
 
 def wait_for(terminal: Terminal, words: str, *, there: bool = True) -> None:
-    """Until the screen has these words, or has them no more. It is looked at when all that was sent has been taken in: reading it takes long."""
+    """Until the screen has these words, or has them no more. It is looked at when all that was sent has been taken in:
+    reading it takes long.
+    """
 
     def holds() -> bool:
         return not select.select([terminal.descriptor], [], [], 0)[0] and terminal.shows(words) is there
@@ -390,9 +471,8 @@ def test_every_string_is_pasted(place):
     with opened(made[2], folder, 100, 30) as terminal:
         for text in CORPUS:
             if b"\x1b[201~" not in raw(text):
-                pasted = (
-                    "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"
-                )  # of more escapes Textual's parser takes a minute
+                # of more escapes Textual's parser takes a minute
+                pasted = "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"
                 walk(terminal, [("/", "words, any of which"), (pasted, ""), (ESCAPE, "q Detach")])
         leave(terminal, made[2])
 
@@ -518,16 +598,38 @@ def last(run: runs.Run) -> Path:
 
 
 PLAYED = (
-    "eval {run} --episodes 4", "eval {run} --episodes 4 --checkpoint last", "eval {run} --episodes 4 --json", "eval {last}",
-    "render {run} --out {run}/agent.png", "config show --config {run}/config.toml", "config check {run}/config.toml",
-    "profile --config {run}/config.toml --updates 1 --trace {run}/trace", "train --dry-run --config {run}/config.toml", "resume {run}",
-    "resume {run} --from best", "logs {run}", "wait {run}",
-)  # fmt: skip
+    "eval {run} --episodes 4",
+    "eval {run} --episodes 4 --checkpoint last",
+    "eval {run} --episodes 4 --json",
+    "eval {last}",
+    "render {run} --out {run}/agent.png",
+    "config show --config {run}/config.toml",
+    "config check {run}/config.toml",
+    "profile --config {run}/config.toml --updates 1 --trace {run}/trace",
+    "train --dry-run --config {run}/config.toml",
+    "resume {run}",
+    "resume {run} --from best",
+    "logs {run}",
+    "wait {run}",
+)
 OTHERS = (
-    "show {run}", "show {run} --json", "logs {run} --json", "runs --runs {run}/..", "stop {run}", "pause {run}", "unpause {run}", "checkpoint {run}",
-    "monitor {run}", "monitor {run} --once", "check {broken}", "config show --env {source}", "play {source}", "eval {source}", "logs {run} {source}",
+    "show {run}",
+    "show {run} --json",
+    "logs {run} --json",
+    "runs --runs {run}/..",
+    "stop {run}",
+    "pause {run}",
+    "unpause {run}",
+    "checkpoint {run}",
+    "monitor {run}",
+    "monitor {run} --once",
+    "check {broken}",
+    "config show --env {source}",
+    "play {source}",
+    "eval {source}",
+    "logs {run} {source}",
     "runs --runs {source}",
-)  # fmt: skip
+)
 SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is no sound checkpoint: "
 
 

@@ -146,7 +146,6 @@ GROUPS = {  # the two groups each body is launched with
     transitions.rows_body: lambda: (copied(), copied()),
     transitions.part_body: lambda: (copied(), transitions.Part(zeros(1, dtype=torch.int64), ROWS, N, 3, 64)),
     transitions.legal_body: lambda: (copied(), copied()),
-    sampling.age_body: lambda: (chosen(), sampling.Ages(2)),
     sampling.arrival_body: lambda: (chosen(), priorities()),
     sampling.priority_body: lambda: (chosen(), priorities()),
     sampling.learned_body: lambda: (chosen(), priorities()),

@@ -1,4 +1,6 @@
-"""A run folder made before the modules and keys had their present names opens in every command that reads one, and is not touched by them."""
+"""A run folder made before the modules and keys had their present names opens in every command that reads one, and is
+not touched by them.
+"""
 
 from __future__ import annotations
 
@@ -101,16 +103,30 @@ def test_its_own_environment_is_read_with_the_names_of_its_time(here, run, comma
 
 FRAMES = "frame_skip = 1\nframe_stack = 1\n"
 TINY = [
-    "env.name=ale:pong", "env.lanes=2", "env.threads=0", "env.resize=36", "env.time_limit=3", "algo.horizon=2", "algo.minibatches=1", "algo.epochs=1",
-    "net.kind=cnn", "net.cnn=minatar", "net.hidden=[4]", "run.device=cpu", "run.threads=1", "run.steps=4", "eval.every=0", "run.name=old",
-]  # fmt: skip
+    "env.name=ale:pong",
+    "env.lanes=2",
+    "env.threads=0",
+    "env.resize=36",
+    "env.time_limit=3",
+    "algo.horizon=2",
+    "algo.minibatches=1",
+    "algo.epochs=1",
+    "net.kind=cnn",
+    "net.cnn=minatar",
+    "net.hidden=[4]",
+    "run.device=cpu",
+    "run.threads=1",
+    "run.steps=4",
+    "eval.every=0",
+    "run.name=old",
+]
 
 
 def as_of_format_1(written: str) -> str:
     """A configuration as it was recorded before it had a number."""
     unset = "# frame_skip is not set\n# frame_stack is not set\n"
-    assert written.startswith("format = 2\n") and unset in written
-    return written.removeprefix("format = 2\n").replace(unset, FRAMES)
+    assert written.startswith("format = 3\n") and unset in written
+    return written.removeprefix("format = 3\n").replace(unset, FRAMES)
 
 
 @pytest.fixture
@@ -156,17 +172,27 @@ def test_an_old_run_of_an_atari_game_is_resumed_as_what_it_was(here, place):
     )
     go_on(run, "run.steps=8")
     newest = max(run.checkpoints_path.glob("step-*"))
-    assert newest.name == "step-000000000008" and (newest / "config.toml").read_text().startswith("format = 2\n")
+    assert newest.name == "step-000000000008" and (newest / "config.toml").read_text().startswith("format = 3\n")
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        ("3", r"config.toml:1: a later version of Operant wrote this: its format is 3"),
-        ("true", "a whole number of 1 to 2"),
+        ("4", r"config.toml:1: a later version of Operant wrote this: its format is 4"),
+        ("true", "a whole number of 1 to 3"),
     ],
 )
 def test_a_format_that_is_not_known_is_said(tmp_path, number, said):
     (tmp_path / "config.toml").write_text(f"format = {number}\n[run]\nseed = 3\n")
     with pytest.raises(ConfigError, match=said):
         load(tmp_path / "config.toml")
+
+
+def test_a_recorded_configuration_with_removed_keys_opens_and_says_what_a_resume_uses(tmp_path, caplog):
+    text = to_toml(load(None, ["algo.name=dqn"])).replace("format = 3\n", "format = 2\n")
+    old = 'exploration = "ladder"\nladder_base = 0.4\nladder_exponent = 7.0\nage_power = 2\nreplay_sampling = "age"\n'
+    text = text.replace('replay_sampling = "uniform"\n', old)
+    (tmp_path / "config.toml").write_text(text)
+    algo = load(tmp_path / "config.toml").algo
+    assert algo.replay_sampling == "uniform" and not hasattr(algo, "exploration")
+    assert 'algo.exploration = "ladder"' in caplog.text and 'algo.replay_sampling = "age"' in caplog.text

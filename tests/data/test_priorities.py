@@ -1,4 +1,6 @@
-"""Prioritised and age-weighted sampling: which transitions a batch takes, weights and new priorities by hand and against plain float64, nothing unfinished."""
+"""Prioritised sampling: drawn transitions, weights and new priorities by hand and against plain float64; a transition
+whose n-step return is not known yet is never drawn.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import pytest
 import torch
 from toys import COUNT
 
-from operant.data import Aged, Prioritised, Replay
-from operant.data.priorities import blocks
+from operant.data import Prioritised, Replay
+from operant.data.priorities import block_shape
 from operant.worlds import DeviceWorld
 
 T = 4
@@ -24,15 +26,17 @@ def replay_of(lanes, *, capacity, batch, n_step=1, ticks=0):
 
 
 def test_weights_and_shares_by_hand():
-    """One lane, 4 of 8 ticks stored, of which 3 can be sampled, with the priorities 1, 2, 1: probabilities 1/4, 1/2, 1/4; four ranges of one each, so they
-    take the ticks 0, 1, 1, 2. Weights (3 P)^-beta = (3/4)^-1/2, (3/2)^-1/2 ...: over the largest 1 and (1/2)^1/2."""
+    """One lane, 4 of 8 ticks stored, of which 3 can be sampled, with the priorities 1, 2, 1: probabilities 1/4, 1/2,
+    1/4; four ranges of one each, so they take the ticks 0, 1, 1, 2. Weights (3 P)^-beta = (3/4)^-1/2, (3/2)^-1/2 ...:
+    over the largest 1 and (1/2)^1/2.
+    """
     replay = replay_of(1, capacity=8, batch=4, ticks=4)
     chosen = Prioritised(replay, 1.0)
     chosen.value[:3, 0] = torch.tensor([1.0, 2.0, 1.0])
     chosen.importance.fill_(0.5)
     _, weight = chosen.sample(0, 0)
     assert replay.index.tolist() == [0, 1, 1, 2]
-    torch.testing.assert_close(chosen.share, torch.tensor([0.75, 1.5, 1.5, 0.75]))
+    torch.testing.assert_close(chosen.probability, torch.tensor([0.75, 1.5, 1.5, 0.75]))
     torch.testing.assert_close(weight, torch.tensor([1.0, 0.5**0.5, 0.5**0.5, 1.0]))
 
 
@@ -43,9 +47,9 @@ def test_of_duplicates_the_last_writes_its_priority():
     chosen.value[:3, 0] = torch.tensor([1.0, 2.0, 1.0])
     replay.index.copy_(torch.tensor([0, 1, 1, 2]))
     error = torch.tensor([4.0, 9.0, 16.0, 0.25])
-    chosen.learned(error, NEVER)
+    chosen.set_priorities(error, NEVER)
     assert chosen.value[:3, 0].tolist() == [1.0, 2.0, 1.0] and chosen.largest.item() == 1.0
-    chosen.learned(error, ALWAYS)
+    chosen.set_priorities(error, ALWAYS)
     torch.testing.assert_close(chosen.value[:3, 0], torch.tensor([2.0, 4.0, 0.5]), rtol=1e-5, atol=1e-5)
     assert chosen.largest.item() == pytest.approx(4.0)
     chosen.store(0)  # tick 4: tick 3 can be sampled now
@@ -57,14 +61,16 @@ def test_of_duplicates_the_last_writes_its_priority():
     [(8, 4096, 64, 1), (16, 2000, 128, 3), (2, 3000, 32, 5), (6, 100, 16, 1), (1, 50, 8, 2)],
 )
 def test_samples_are_those_of_a_plain_prefix_sum(lanes, capacity, batch, n_step):
-    """Of each shard, in float64: sample k takes the transition at whose sum (k + u) / samples of the whole stands, for some u in [0, 1)."""
+    """Of each shard, in float64: sample k takes the transition at whose sum (k + u) / samples of the whole stands, for
+    some u in [0, 1).
+    """
     replay = replay_of(lanes, capacity=capacity, batch=batch, n_step=n_step, ticks=capacity // lanes + 7)
     C, S = replay.ticks_stored, replay.shards
     chosen = Prioritised(replay, 1.0)
     random = torch.Generator().manual_seed(1)
     chosen.value[:C] = torch.rand(C, lanes, generator=random) ** 4 * (torch.rand(C, lanes, generator=random) > 0.2)
     chosen.importance.fill_(1.0)
-    block, count = blocks(C, lanes // S)
+    block, count = block_shape(C, lanes // S)
     assert block * count >= C and len(chosen.value) == block * count
     seen = []
     for update in range(20):
@@ -117,19 +123,3 @@ def test_what_is_unfinished_or_overwritten_has_no_priority(n_step):
             alive = {tick % 8 for tick in range(max(0, s - 7), s - n_step + 1)}
             assert {row for row in range(8) if chosen.value[row, 0] > 0} == alive
         replay.advance(T, 1)
-
-
-@pytest.mark.parametrize(("power", "mean"), [(1, 1 / 2), (2, 1 / 3), (4, 1 / 5)])
-def test_newer_ones_more_often(power, mean):
-    """E[u^p] = 1 / (p + 1). A ring of 100 ticks holds the ticks 30 ... 129, of which the newest three are not finished."""
-    replay = replay_of(8, capacity=800, batch=256, n_step=3, ticks=130)
-    chosen, ages = Aged(replay, power), []
-    for update in range(50):
-        _, weight = chosen.sample(0, update)
-        assert weight is None
-        row, lane = replay.index // 8, replay.index % 8
-        age = (126 - row) % 100  # the newest that is finished is tick 126
-        assert age.max() < 97
-        assert torch.equal(lane, torch.arange(256) // 32), "a lane of another shard"
-        ages.append(age.float())
-    assert torch.cat(ages).mean().item() / 97 == pytest.approx(mean, abs=0.02)

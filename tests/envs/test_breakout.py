@@ -1,4 +1,6 @@
-"""Breakout against a slow reference in plain Python, written from the rules; the walls and the score over whole games; what a player would see."""
+"""Breakout against a slow reference in plain Python, written from the rules; the walls and the score over whole games;
+what a player would see.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ TOLERANCE = 1e-3
 """Pixels, between float32 and Python's floats after one step."""
 
 NUDGE = 1e-4
-"""Pixels. Where two things are met at almost the same time, float32 may see either first: so may the reference, from a hair beside."""
+"""Pixels. Where two things are met at almost the same time, float32 may see either first: so may the reference, from a
+hair beside.
+"""
 
 
 def points(brick: int) -> int:
@@ -263,7 +267,9 @@ def words_of(world: DeviceWorld) -> list[list[int]]:
 
 
 def same(ours: tuple[Game, float, bool], theirs: tuple[Game, float, bool]) -> bool:
-    """Whether two outcomes of a step are one, but for rounding. Of a game that is over, speed and hits are not known."""
+    """Whether two outcomes of a step are one, but for rounding. Of a game that is over, speed and hits are
+    not known.
+    """
     over = ours[2]
     floats, whole = (6, 1) if over else (7, 0)
     error = np.abs(np.subtract(ours[0].floats()[:floats], theirs[0].floats()[:floats])).max()
@@ -374,7 +380,8 @@ def test_whole_games():
             and np.array_equal(score, state[SCORE])
         )
         assert np.array_equal(over, score_then == 864) and score_then.max() <= 864
-        # What stands and what was scored are one; bricks come back all at once, with the score half way, and never else.
+        # What stands and what was scored are one; bricks come back all at once, with the score half way, and never
+        # else.
         assert np.array_equal((gone_now * worth).sum(axis=0) % 432, score % 432)
         back = (gone & ~gone_now).any(axis=0)
         assert (

@@ -28,7 +28,9 @@ TOLERANCE = 1e-4
 
 
 def actions(env: Env, generator: np.random.Generator, t: int, lanes: int) -> np.ndarray:
-    """Actions of step t, (A, N): even lanes at random, odd lanes from one extreme to the other, which swings things up."""
+    """Actions of step t, (A, N): even lanes at random, odd lanes from one extreme to the other, which swings
+    things up.
+    """
     return rollout_actions(env, generator, t, lanes).numpy()
 
 
@@ -36,7 +38,8 @@ class Trainer:
     """A world with one slot, stepped by hand."""
 
     def __init__(self, env: Env, lanes: int, *, seed: int = 1, lane0: int = 0) -> None:
-        # Gymnasium has an observation at every end. Other environments are stepped as their own tests do, by kernels that exist already.
+        # Gymnasium has an observation at every end. Other environments are stepped as their own tests do, by kernels
+        # that exist already.
         self.world = DeviceWorld(env, lanes, seed=seed, lane0=lane0, every_final=env.gymnasium is not None)
         self.slot: Slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
@@ -82,7 +85,8 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def check_parity(name: str, stride: int) -> None:
     """Compare every `stride`-th lane of each step, in turn, with Gymnasium from the same state and action.
 
-    Flags must be equal. A state so near a threshold that float32 falls on its other side would fail here; with this seed there is none.
+    Flags must be equal. A state so near a threshold that float32 falls on its other side would fail here; with this
+    seed there is none.
     """
     env = envs.find(name)
     reference = Reference(env)
@@ -92,9 +96,8 @@ def check_parity(name: str, stride: int) -> None:
     state, age = world.lanes.state.numpy(), world.lanes.age.numpy()
     ends = np.zeros(2, int)
     for t in range(STEPS):
-        if (
-            t % 50 == 0
-        ):  # ages at random: every environment then meets its time limit, also where no policy here would live that long
+        # ages at random: every environment then meets its time limit, also where no policy here would live that long
+        if t % 50 == 0:
             age[:] = generator.integers(0, env.time_limit, LANES)
         before, age_before, action = state.copy(), age.copy(), actions(env, generator, t, LANES)
         trainer.step(action)
@@ -222,13 +225,13 @@ def test_throttle_beyond_its_bounds_is_paid_for_as_it_acts():
     assert beyond.slot.reward.tolist() == pytest.approx([-0.1, -0.1, -0.1, -0.025])
 
 
-def test_differences_from_gymnasium_are_told():
+def test_differences_from_gymnasium_are_documented():
     described = sys.modules[envs.find("mountaincar_continuous").step.__module__].__doc__
     assert (
         described is not None and "Where this differs from Gymnasium" in described and "clips Box actions" in described
     )
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    assert not readme.is_file() or "clipped to their bounds before" in readme.read_text(encoding="utf-8")
+    page = Path(__file__).resolve().parents[2] / "docs" / "pages" / "runs.md"
+    assert not page.is_file() or "clipped to their bounds before" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", by_name(NAMES, plain=set(NAMES) - LARGE | {"g2048"}))
@@ -259,7 +262,9 @@ def test_same_seed_same_bits(name):
     "name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
 )
 def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
-    """The loop over all threads is the same for every environment: numbers alone, and cells and workspace, stand for the others."""
+    """The loop over all threads is the same for every environment: numbers alone, and cells and workspace, stand for
+    the others.
+    """
     env = envs.find(name)
     one, generator = Trainer(env, 48), np.random.default_rng(5)
     monkeypatch.setattr(operant.compute.kernel, "SERIAL_BELOW", 0)
@@ -346,7 +351,8 @@ def observe(s, cells, obs, p, part):
     obs[part] = part
 
 BYTES = Box(2, dtype="uint8", high=1, kinds=2)
-ENV = Env(Params, 1, BYTES, Discrete(2), 9, reset=numbers.uniform, step=uniform, observe=observe, shade=len, cells=Cells(4, "int16"), scratch=3, parts=2)
+ENV = Env(Params, 1, BYTES, Discrete(2), 9, reset=numbers.uniform, step=uniform, observe=observe, shade=len,
+          cells=Cells(4, "int16"), scratch=3, parts=2)
 """
 
 

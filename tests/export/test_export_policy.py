@@ -1,4 +1,6 @@
-"""Exported policies choose what the policy chooses: every format, kind of network and kind of action; and a wrong file never takes its place."""
+"""Exported policies choose what the policy chooses: every format, kind of network and kind of action; and a wrong file
+never takes its place.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def test_a_memory_is_carried_from_step_to_step(tmp_path):
 
 
 WITH_SMALLER_NUMBERS = ("ppo/repeat_previous_medium", "ppo/pacman_memory", "ppo/g2048_memory")
-"""What goes round through large weights is chaos, and through many wide layers it grows: rounding with it, the policy's own as well."""
+"""What goes round through large weights is chaos, and through many wide layers it grows: rounding with it, the policy's
+own as well.
+"""
 
 
 @pytest.mark.soak
@@ -162,9 +166,8 @@ def test_a_convolutional_network_and_legal_actions(tmp_path):
     )
     given = inputs(actor, 300)  # more than a chunk of training's
     assert (program.load(made.path)(*given) == chosen(actor, given)).all()
-    actor, made = exported(
-        tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2
-    )  # one-hot, with illegal actions
+    # one-hot, with illegal actions
+    actor, made = exported(tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2)
     given = inputs(actor, 300)
     action = program.load(made.path)(*given)
     assert (action == chosen(actor, given)).all() and np.take_along_axis(given[1], action, axis=1).all()
@@ -224,7 +227,9 @@ def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_p
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["onnx", "numpy", "pt2"])
 def test_a_wide_network_of_large_numbers_is_compared_with_float64(tmp_path, target, monkeypatch):
-    """Its sums, in other orders, differ by more than the tolerance: the file is as near to float64 as the policy itself is, or it is refused."""
+    """Its sums, in other orders, differ by more than the tolerance: the file is as near to float64 as the policy itself
+    is, or it is refused.
+    """
     _, made = exported(tmp_path, "td3/swingup", target, steps=200)
     assert made.difference > 1e-5 and made.file_rounding <= 2 * made.actor_rounding < 1e-4
     monkeypatch.setattr(policy, "ROUNDING", 0.1)

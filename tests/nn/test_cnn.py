@@ -1,4 +1,6 @@
-"""Convolutional networks against the same ones written plainly in float64; their beginnings, what they refuse, half precision, and PPO on them."""
+"""Convolutional networks against the same ones written plainly in float64; their beginnings, what they refuse, half
+precision, and PPO on them.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def drawn(env, samples, *, most=None, seed=0):
 
 
 def plain(built, observation):
-    """Head parameters (B, H) and values (B), in float64, by torch's own operations on pictures (B, C, H, W); and the leaves by name."""
+    """Head parameters (B, H) and values (B), in float64, by torch's own operations on pictures (B, C, H, W); and the
+    leaves by name.
+    """
     leaf = {
         name: parameter.detach().double().requires_grad_()
         for name, parameter in zip(built.flat.names, built.flat.parameters, strict=True)
@@ -316,7 +320,7 @@ SMALL = mlp.Config(kind="cnn", cnn="board", channels=(8,), hidden=(16,))
 
 def test_ppo_learns_by_it():
     ppo = iterate(ppo_on(BOARD, 64, SMALL, horizon=16, learning_rate=2e-2, normalize_observations=True), 10)
-    assert ppo.policy.normalizer is None and ppo.backend.name != "manual_backward"
+    assert ppo.policy.normalizer is None and ppo.kernels != "manual_backward"
     observation = torch.zeros(6, 3, dtype=torch.uint8)
     for number in range(3):
         observation[[number, number + 3], number] = 255

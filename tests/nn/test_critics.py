@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from operant.data import AccruedReturns
-from operant.nn import ActorCriticConfig, CriticHead, RewardScale, projected
+from operant.nn import ActorCriticConfig, CriticHead, RewardScale, project_onto_support
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ def test_a_projection_by_hand():
     support = torch.tensor([-1.0, 0.0, 1.0])
     probability = torch.tensor([[0.2, 0.5], [0.3, 0.5], [0.5, 0.0]])
     # First: 0.25 + 0.5 z are -0.25, 0.25, 0.75. Second: terminated with a reward of 3, beyond the support.
-    found = projected(probability, torch.tensor([0.25, 3.0]), torch.tensor([0.5, 0.0]), support)
+    found = project_onto_support(probability, torch.tensor([0.25, 3.0]), torch.tensor([0.5, 0.0]), support)
     expected = torch.tensor([[0.05, 0.0], [0.15 + 0.225 + 0.125, 0.0], [0.075 + 0.375, 1.0]])
     assert torch.allclose(found, expected, atol=1e-6)
 
@@ -23,7 +23,7 @@ def test_a_projection_by_hand():
 def test_a_scalar_target_and_loss_by_hand():
     head = CriticHead(ActorCriticConfig(), CPU)
     outputs = torch.tensor([[[1.0, -2.0]], [[3.0, -4.0]]])  # two critics, two samples
-    target = head.target(outputs, torch.tensor([0.5, 1.0]), torch.tensor([0.9, 0.0]))
+    target = head.td_target(outputs, torch.tensor([0.5, 1.0]), torch.tensor([0.9, 0.0]))
     assert target.tolist() == [[pytest.approx(1.4), 1.0]]
     loss, mean, error, _ = head.loss(outputs, target)
     assert loss.item() == pytest.approx((0.4**2 + 9) / 2 + (1.6**2 + 25) / 2)
@@ -48,7 +48,7 @@ def test_a_categorical_head_is_that_of_float64():
             below = min(int(place), 9)
             expected[below, b] += p * (below + 1 - place)
             expected[below + 1, b] += p * (place - below)
-    target = head.target(outputs, reward, discount)
+    target = head.td_target(outputs, reward, discount)
     assert torch.allclose(target.double(), expected, atol=1e-5)
     loss, mean, error, _ = head.loss(outputs, target)
     assert loss.item() == pytest.approx(-(expected * probability.log()).sum(dim=1).mean(dim=1).sum().item(), rel=1e-5)
@@ -63,7 +63,7 @@ def test_rewards_are_scaled_to_the_support():
     reward, never = torch.full((32, 4), -8.0), torch.zeros(32, 4, dtype=torch.uint8)
     accrued, scale = (
         AccruedReturns(reward, never, never, 0.98),
-        RewardScale(ActorCriticConfig().reach, CPU, active=True),
+        RewardScale(ActorCriticConfig().support_radius, CPU, active=True),
     )
     seen = []
     for _ in range(20):

@@ -1,5 +1,6 @@
-"""Bytes as a network's first layer reads them: against plain float64 products and convolutions, in both layouts of memory, cut into chunks or not, and never
-widened as a whole."""
+"""Bytes as a network's first layer reads them: against plain float64 products and convolutions, in both layouts of
+memory, cut into chunks or not, and never widened as a whole.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ READ_BACK = {"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "l
     [(100, 10, 100), (65536, 300, 512), (65536, 12288, 128), (100_000, 300, 782), (1, 10**6, 1)],
 )
 def test_how_many_samples_a_chunk_has(samples, width, size):
-    # 2^18 numbers at most, of 300 each: 873 samples, so 512 where 65,536 are halved and halved again; of 12,288 each: the fewest, 128.
+    # 2^18 numbers at most, of 300 each: 873 samples, so 512 where 65,536 are halved and halved again; of 12,288 each:
+    # the fewest, 128.
     assert inputs.chunk_samples(samples, width, cuda=False) == size
     assert size <= max(128, 2**18 // width)
 
@@ -242,9 +244,22 @@ def test_only_numeric_bytes_are_normalised():
 @pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["categories", "numeric", "some of each"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_manual_backward_pass_is_autograds(env, normalize):
-    by_hand, plain = (iterate(ppo_on(env, 32, mlp.Config(hidden=(8, 6)), horizon=8, minibatches=2, kernels=kernels, normalize_observations=normalize), 2)
-                      for kernels in ("auto", "torch"))  # fmt: skip
-    assert by_hand.backend.name == "manual_backward" and plain.backend.name != "manual_backward"
+    by_hand, plain = (
+        iterate(
+            ppo_on(
+                env,
+                32,
+                mlp.Config(hidden=(8, 6)),
+                horizon=8,
+                minibatches=2,
+                kernels=kernels,
+                normalize_observations=normalize,
+            ),
+            2,
+        )
+        for kernels in ("auto", "torch")
+    )
+    assert by_hand.kernels == "manual_backward" and plain.kernels != "manual_backward"
     torch.testing.assert_close(by_hand.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(by_hand.stats, plain.stats, rtol=1e-3, atol=1e-4)
 
@@ -289,7 +304,7 @@ def test_a_checkpoint_of_categories_goes_on_to_the_bit(env):
 
 def test_snake_has_its_manual_backward_pass():
     ppo = ppo_on(find("snake"), 8, mlp.Config(hidden=(16,)), horizon=4, normalize_observations=True)
-    assert ppo.backend.name == "manual_backward" and ppo.policy.normalizer is not None
+    assert ppo.kernels == "manual_backward" and ppo.policy.normalizer is not None
 
 
 def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound():
@@ -312,9 +327,8 @@ def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound
 def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
     """(D, T, N), as a rollout is handed over: whichever axis is cut."""
     monkeypatch.setattr(normalization, "CPU_NUMBERS", most)
-    rollout = torch.randint(
-        0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )  # (T, D, N)
+    # (T, D, N)
+    rollout = torch.randint(0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rollout[:, 2] = 9
     if layout == LAYOUTS[1]:
         rollout = rollout.transpose(1, 2).contiguous().transpose(1, 2)

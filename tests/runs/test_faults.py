@@ -1,4 +1,6 @@
-"""Rows of the fault matrix (tests/FAULTS.md) that nothing else holds: single steps, weak memory, truncation, stalls, sleep, descriptors, Pythons."""
+"""Rows of the fault matrix (tests/FAULTS.md) that nothing else holds: single steps, weak memory, truncation, stalls,
+sleep, descriptors, Pythons.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ STEPPED = """
 import ctypes, os, signal, sys
 from pathlib import Path
 from operant.runs.metrics import Metric, Writer
-writer = Writer(Path(sys.argv[1]), [Metric("a"), Metric("b")], run_uuid=bytes(16), version="0.1.0", host="here", capacity=4, event_capacity=16)
+options = {"run_uuid": bytes(16), "version": "0.1.0", "host": "here", "capacity": 4, "event_capacity": 16}
+writer = Writer(Path(sys.argv[1]), [Metric("a"), Metric("b")], **options)
 for n in range(6):
     writer.publish(n, [float(n)] * 2)
 if ctypes.CDLL(None).ptrace(0, 0, 0, 0):  # PTRACE_TRACEME
@@ -114,7 +117,9 @@ def test_row_2_a_writer_stopped_after_any_instruction_leaves_whole_records(tmp_p
 
 
 def test_row_6_whatever_order_the_stores_of_a_record_become_visible_in_none_is_torn_or_mislabelled(tmp_path):
-    """A model of every order that a processor may show: any mixture of old and new words, the mark "being stored" among them. The checksum decides."""
+    """A model of every order that a processor may show: any mixture of old and new words, the mark "being stored" among
+    them. The checksum decides.
+    """
     path = tmp_path / "metrics.mm"
     with writer_at(path, backend="pwrite") as writer:
         for n in range(NEW):
@@ -177,10 +182,15 @@ def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_and_is_told(started
 
 
 def test_row_12_publishing_costs_little_beside_writers_that_dirty_pages(tmp_path):
-    """By the clock of the thread, which another program's turn on a loaded machine does not move: faults and copies count."""
+    """By the clock of the thread, which another program's turn on a loaded machine does not move: faults and copies
+    count.
+    """
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else tmp_path))
-    load = "import os, sys\nfor n in range(10**6):\n    with open(sys.argv[1], 'wb') as file:\n        file.write(bytes(32 << 20))\n        os.fsync(file)"
+    load = (
+        "import os, sys\nfor n in range(10**6):\n    with open(sys.argv[1], 'wb') as file:\n        "
+        "file.write(bytes(32 << 20))\n        os.fsync(file)"
+    )
     dirty = child(load, tmp_path / "dirty")
     try:
         with Writer(
@@ -221,9 +231,8 @@ def test_row_18_after_an_hour_of_sleep_a_trainer_is_suspended_until_its_heart_be
     follower = Follower(run)
     follower.poll(0.0)
     assert follower.state.word == "running"
-    monkeypatch.setattr(
-        time, "clock_gettime_ns", lambda clock: real(clock) + hour_ns
-    )  # the boot's clock counts sleep; the monotonic one does not
+    # the boot's clock counts sleep; the monotonic one does not
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: real(clock) + hour_ns)
     assert state(run).word == "suspended" and "no heartbeat for 1" in state(run).cause
     follower.poll(0.1)
     assert follower.state.word == "running", "a viewer that slept along has seen nothing stand still"
@@ -320,13 +329,15 @@ from operant.cli import follow
 from operant.runs import checkpoints, control, history, launch
 from operant.runs.metrics import Metric, Reader, Writer
 made, given = map(Path, sys.argv[1:])
-with Writer(made, [Metric("a"), Metric("b")], run_uuid=bytes(16), version="0.1.0", host="here", capacity=4, event_capacity=16) as writer:
+options = {"run_uuid": bytes(16), "version": "0.1.0", "host": "here", "capacity": 4, "event_capacity": 16}
+with Writer(made, [Metric("a"), Metric("b")], **options) as writer:
     for n in range(10):
         writer.publish(n, [n / 3, float("nan")])
     writer.event("an event")
     writer.set_state("finished")
 with Reader(given) as reader:
-    print([(record.n, record.step, record.values) for record in reader.since(0)], [event.text for event in reader.events()], reader.status().state)
+    records = [(record.n, record.step, record.values) for record in reader.since(0)]
+    print(records, [event.text for event in reader.events()], reader.status().state)
 """
 
 

@@ -1,4 +1,5 @@
-"""The waiter, and the viewer in a real pseudo-terminal and in a pipe, over a worker that learns nothing (fake_worker.py). No torch.
+"""The waiter, and the viewer in a real pseudo-terminal and in a pipe, over a worker that learns nothing
+(fake_worker.py). No torch.
 
 Everything here waits for a condition, never for a time: the deadlines are for a machine that does not work.
 """
@@ -76,9 +77,13 @@ class Viewer:
         else:
             self._master, slave = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", VIEWER, str(run.path), name, hangup], env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else slave,
-        )  # fmt: skip
+            [sys.executable, "-c", VIEWER, str(run.path), name, hangup],
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if terminal else slave,
+        )
         if terminal:  # kept open until the viewer has opened it too, or the master would read the end at once
             self.wait_for(
                 "",
@@ -143,7 +148,8 @@ def view():
         viewer.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------------- waiter
+# ----------------------------------------------------------------------------------------------------------------------
+# waiter
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,8 @@ try:
     terminal = True
 except OSError:
     terminal = False
-facts = {"session": os.getsid(0), "stdin": os.readlink("/proc/self/fd/0"), "stdout": os.readlink("/proc/self/fd/1"), "umask": umask, "terminal": terminal,
+facts = {"session": os.getsid(0), "stdin": os.readlink("/proc/self/fd/0"), "stdout": os.readlink("/proc/self/fd/1"),
+         "umask": umask, "terminal": terminal,
          "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "safe": "" not in sys.path}
 pathlib.Path(sys.argv[1], "facts").write_text(json.dumps(facts))
 """
@@ -253,8 +260,12 @@ def test_a_second_trainer_is_refused_and_the_first_is_not_disturbed(started, fre
     with pytest.raises(BusyError, match=r"is still training \(pid \d+, step "):
         launch.start(run, fake(run, "finish"))
     # A waiter that lost the race after that check: its worker ends with 6, and it writes nothing.
-    second = subprocess.run([sys.executable, "-m", "operant.runs.launch", str(run.path), "--", sys.executable, "-c", "raise SystemExit(6)"],
-                            env=os.environ | {"PYTHONPATH": PACKAGE_PARENT}, capture_output=True, check=True)  # fmt: skip
+    second = subprocess.run(
+        [sys.executable, "-m", "operant.runs.launch", str(run.path), "--", sys.executable, "-c", "raise SystemExit(6)"],
+        env=os.environ | {"PYTHONPATH": PACKAGE_PARENT},
+        capture_output=True,
+        check=True,
+    )
     wait_until(lambda: launch._is_gone(int(second.stdout)))
     assert not run.exit_path.exists() and (run.path / "run.json").read_bytes() == before and state(run).live
 
@@ -317,7 +328,8 @@ def test_oom_kills_reads_the_cgroup(tmp_path):
     assert launch.oom_kills(cgroup, mounts) is None and launch.oom_kills(tmp_path / "absent", mounts) is None
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ signalling
+# ----------------------------------------------------------------------------------------------------------------------
+# signalling
 
 
 def test_only_the_holder_of_the_lock_is_signalled(started, fresh):
@@ -327,9 +339,16 @@ def test_only_the_holder_of_the_lock_is_signalled(started, fresh):
     try:
         ticks = wait_until(lambda: runs.start_ticks(bystander.pid))
         wrong = [
-            {"pid": bystander.pid, "pid_start_ticks": ticks}, {"pid_start_ticks": document["pid_start_ticks"] + 1}, {"boot_id": "another"}, {"pid": 0},
-            {"pid": None}, {"pid": 2**40}, {"pid": "1"}, {"boot_id": ""}, {"pid_start_ticks": None},
-        ]  # fmt: skip
+            {"pid": bystander.pid, "pid_start_ticks": ticks},
+            {"pid_start_ticks": document["pid_start_ticks"] + 1},
+            {"boot_id": "another"},
+            {"pid": 0},
+            {"pid": None},
+            {"pid": 2**40},
+            {"pid": "1"},
+            {"boot_id": ""},
+            {"pid_start_ticks": None},
+        ]
         for fields in wrong:
             runs.update_document(run.path, **document | fields)
             assert not launch.signal_worker(run, signal.SIGKILL), fields
@@ -411,7 +430,8 @@ def test_a_worker_in_another_pid_namespace_is_seen_stopped_and_seen_dead(fresh):
     wait_until(lambda: state(second).word == "crashed")
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------------- viewer
+# ----------------------------------------------------------------------------------------------------------------------
+# viewer
 
 
 def test_a_run_to_its_end_in_a_pipe(started, view):
@@ -640,9 +660,8 @@ def test_a_detached_run_outlives_its_terminal_and_its_session(fresh):
     os.close(slave)
     os.close(master)  # the terminal goes away: the kernel sends SIGHUP to the session's foreground group
     assert starter.wait(DEADLINE_S) == -signal.SIGHUP
-    for pid in (
-        int(name) for name in os.listdir("/proc") if name.isdigit()
-    ):  # and a login manager ends what is left of the session
+    # and a login manager ends what is left of the session
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             if os.getsid(pid) == starter.pid:
                 os.kill(pid, signal.SIGKILL)
@@ -686,7 +705,8 @@ def test_a_machine_that_kills_at_logout_is_told_of(tmp_path, monkeypatch):
     assert launch.logout_problem(etc, linger) is None
 
 
-# --------------------------------------------------------------------------------------------------------------------------------------- drawing
+# ----------------------------------------------------------------------------------------------------------------------
+# drawing
 
 FULL = Progress(341_000_000, 500_000_000, 4_710_000.0, 487.26, 72.0)
 

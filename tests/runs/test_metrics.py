@@ -57,7 +57,8 @@ def child(code: str, *arguments: object, **options) -> subprocess.Popen:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ round trips
+# ----------------------------------------------------------------------------------------------------------------------
+# round trips
 
 
 @backends
@@ -166,8 +167,10 @@ def test_events(tmp_path, backend):
         assert writer.event("plain") == 2
         found = reader.events()
         assert [(event.n, event.step, event.level, event.code, event.text) for event in found] == [
-            (0, 4096, "info", "checkpoint", "checkpoint saved"), (1, 8192, "error", "diverged", "loss is not finite"), (2, 0, "info", "note", "plain"),
-        ]  # fmt: skip
+            (0, 4096, "info", "checkpoint", "checkpoint saved"),
+            (1, 8192, "error", "diverged", "loss is not finite"),
+            (2, 0, "info", "note", "plain"),
+        ]
         assert before[0] <= found[0].realtime_ns <= found[2].realtime_ns <= time.time_ns()
         assert before[1] <= found[0].boottime_ns <= found[2].boottime_ns
         assert [event.n for event in reader.events(1)] == [1, 2]
@@ -361,7 +364,8 @@ def test_many_metrics_and_the_largest_chunks(tmp_path):
         assert [(record.n, record.values[-1]) for record in reader.since(0)] == [(n, float(n)) for n in range(4, 20)]
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------- the bytes
+# ----------------------------------------------------------------------------------------------------------------------
+# the bytes
 
 
 def fix_identity(monkeypatch):
@@ -386,11 +390,21 @@ GOLDEN_METRICS = (
 
 
 def build_golden(path: Path, backend: str) -> None:
-    """What tests/golden/metrics-1.1.mm was made with, once, under `fix_identity`; 1.0 was made of the same, without what came with 1.1."""
+    """What tests/golden/metrics-1.1.mm was made with, once, under `fix_identity`; 1.0 was made of the same, without
+    what came with 1.1.
+    """
     writer = Writer(
-        path, GOLDEN_METRICS, run_uuid=UUID, session=2, capacity=16, event_capacity=8, frame_bytes=2 * 4 * 6 * 3, version="0.1.0", host="golden",
+        path,
+        GOLDEN_METRICS,
+        run_uuid=UUID,
+        session=2,
+        capacity=16,
+        event_capacity=8,
+        frame_bytes=2 * 4 * 6 * 3,
+        version="0.1.0",
+        host="golden",
         backend=backend,
-    )  # fmt: skip
+    )
     for n in range(19):
         writer.publish(1024 * (n + 1), [math.nan if n == 18 else n / 4, 3 * n, 1 / (n + 1), -n])
     writer.heartbeat()
@@ -416,9 +430,23 @@ def test_the_golden_files_are_read(path):
     with Reader(path) as reader:
         assert reader.metrics == GOLDEN_METRICS
         assert reader.header == (
-            (1, 0 if first else 1), 2, UUID, bytes(range(100, 116)), 4242, 4026531836, 987654321, 1000, 1_700_000_000 * 10**9, 5 * 10**12, "golden", "0.1.0",
-            16, 65536, 0 if first else 8, 0 if first else 192,
-        )  # fmt: skip
+            (1, 0 if first else 1),
+            2,
+            UUID,
+            bytes(range(100, 116)),
+            4242,
+            4026531836,
+            987654321,
+            1000,
+            1_700_000_000 * 10**9,
+            5 * 10**12,
+            "golden",
+            "0.1.0",
+            16,
+            65536,
+            0 if first else 8,
+            0 if first else 192,
+        )
         status = reader.status()
         assert (status.state, status.reason, status.exit_code, status.phase, status.head) == (
             "stopped",
@@ -509,17 +537,51 @@ def test_the_bytes_lie_where_the_specification_says():
     )
     slot = 12288 + 17 % 16 * 96
     assert at("QIIQQQQIIQdQdq", slot) == (
-        36, zlib.crc32(data[slot + 12 : slot + 96]), 80, 17, 18 * 1024, 10**12 + 17 * 10**9, 1_700_000_001 * 10**9, 2, 0, 0, 4.25, 51, 1 / 18, -17,
-    )  # fmt: skip
+        36,
+        zlib.crc32(data[slot + 12 : slot + 96]),
+        80,
+        17,
+        18 * 1024,
+        10**12 + 17 * 10**9,
+        1_700_000_001 * 10**9,
+        2,
+        0,
+        0,
+        4.25,
+        51,
+        1 / 18,
+        -17,
+    )
     slot, text = 16384 + 10 % 8 * 256, b"event 10: " + "é".encode() * 97 + "…".encode()
     assert at("QIHBBQQQQ", slot) == (
-        22, zlib.crc32(data[slot + 12 : slot + 256]), len(text), 1, 10, 10, 10**12 + 31 * 10**9, 1_700_000_001 * 10**9, 1000,
-    )  # fmt: skip
+        22,
+        zlib.crc32(data[slot + 12 : slot + 256]),
+        len(text),
+        1,
+        10,
+        10,
+        10**12 + 31 * 10**9,
+        1_700_000_001 * 10**9,
+        1000,
+    )
     assert data[slot + 48 : slot + 256] == text.ljust(208, b"\0")
     slot = 20480 + 1 * 256
     assert at("QIIQQHHHHHHIQQ", slot) == (
-        4, zlib.crc32(data[slot + 12 : slot + 136]), 120, 1, 50, 2, 4, 3, 3, 1, 0, 0, 10**12 + 33 * 10**9, 0,
-    )  # fmt: skip
+        4,
+        zlib.crc32(data[slot + 12 : slot + 136]),
+        120,
+        1,
+        50,
+        2,
+        4,
+        3,
+        3,
+        1,
+        0,
+        0,
+        10**12 + 33 * 10**9,
+        0,
+    )
     assert data[slot + 64 : slot + 136] == bytes(range(1, 73))
 
 
@@ -539,7 +601,8 @@ def test_the_codes_of_words_never_change():
     assert PHASES[:6] == ("idle", "rollout", "update", "eval", "checkpoint", "compile")
 
 
-# -------------------------------------------------------------------------------------------------------------------------- making the file
+# ----------------------------------------------------------------------------------------------------------------------
+# making the file
 
 
 def test_the_file_is_private_whole_and_allocated(tmp_path):
@@ -727,9 +790,15 @@ def test_after_close_and_with_two_threads(tmp_path, backend):
     writer.publish(0, [0.0] * 8)
     writer.close()
     calls = (
-        lambda: writer.publish(1, [0.0] * 8), writer.tick, writer.heartbeat, lambda: writer.set_state("finished"), lambda: writer.event("late"),
-        lambda: writer.acknowledge(1, 0), lambda: writer.set_history(0, 0), lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1),
-    )  # fmt: skip
+        lambda: writer.publish(1, [0.0] * 8),
+        writer.tick,
+        writer.heartbeat,
+        lambda: writer.set_state("finished"),
+        lambda: writer.event("late"),
+        lambda: writer.acknowledge(1, 0),
+        lambda: writer.set_history(0, 0),
+        lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1),
+    )
     for call in calls:
         with pytest.raises(OperantError, match="it was closed"):
             call()
@@ -763,7 +832,8 @@ writer._event_turn.acquire()  # as if another thread told something while this o
 pid = os.fork()
 if pid == 0:
     refused = 0
-    calls = [lambda: writer.publish(2, [2.0]), writer.tick, writer.heartbeat, lambda: writer.set_state("failed"), lambda: writer.event("child")]
+    calls = [lambda: writer.publish(2, [2.0]), writer.tick, writer.heartbeat]
+    calls += [lambda: writer.set_state("failed"), lambda: writer.event("child")]
     for call in (*calls, lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1), writer.restore):
         path.unlink(missing_ok=True) if call == writer.restore else None
         try:
@@ -817,12 +887,16 @@ def test_descriptors_do_not_survive_exec_and_are_not_leaked(tmp_path):
 
 
 def test_the_module_is_light():
-    code = "import sys, operant.runs.metrics; print(sorted({'torch', 'numpy', 'numba', 'pydantic', 'ctypes'} & set(sys.modules)))"
+    code = (
+        "import sys, operant.runs.metrics; print(sorted({'torch', 'numpy', 'numba', 'pydantic', 'ctypes'} & "
+        "set(sys.modules)))"
+    )
     process = child(code, stdout=subprocess.PIPE, text=True)
     assert process.communicate(timeout=60)[0] == "[]\n"
 
 
-# ------------------------------------------------------------------------------------------------------------------------ damage and versions
+# ----------------------------------------------------------------------------------------------------------------------
+# damage and versions
 
 
 def finish(data: bytearray) -> bytes:
@@ -861,7 +935,9 @@ def test_unknown_incompatible_features_are_refused(tmp_path):
 
 
 def test_a_newer_minor_version_is_read(tmp_path):
-    """Longer header, schema and records, an unknown compatible bit, unknown sections, unknown codes: what is known is read."""
+    """Longer header, schema and records, an unknown compatible bit, unknown sections, unknown codes: what is known is
+    read.
+    """
     data = golden()
     struct.pack_into("<H", data, 14, 9)
     struct.pack_into("<I", data, 16, 8192 - 4096 + 64)
@@ -1160,7 +1236,8 @@ def test_a_resumed_session_replaces_the_file(tmp_path):
                 assert (again.header.session, again.latest().session, again.latest().n) == (2, 2, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- fuzz
+# ----------------------------------------------------------------------------------------------------------------------
+# fuzz
 
 INTERESTING = (
     0,
@@ -1184,20 +1261,26 @@ INTERESTING = (
 )
 
 
-# Where the slots lie of a file of 8 metrics x 16 records, 16 events, and frames of at most 300 bytes: first slot, slots, stride, bytes the checksum covers.
+# Where the slots lie of a file of 8 metrics x 16 records, 16 events, and frames of at most 300 bytes: first slot,
+# slots, stride, bytes the checksum covers.
 SLOTS = ((12288, 16, 128, 128), (16384, 16, 256, 256), (20480, 2, 384, 64 + 300))
 USED = 20480 + 2 * 384
 
 
 def mutate(base: bytes, chance: random.Random) -> bytearray:
-    """A few changes among the bytes in use, with the checksums made right half the time, so that the checks behind them are reached."""
+    """A few changes among the bytes in use, with the checksums made right half the time, so that the checks behind them
+    are reached.
+    """
     data = bytearray(base)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         first, count, stride, _ = chance.choice(SLOTS)
         places = (
-            chance.randrange(512), chance.randrange(USED), 4096 + chance.randrange(512), 8192 + chance.randrange(1024),
+            chance.randrange(512),
+            chance.randrange(USED),
+            4096 + chance.randrange(512),
+            8192 + chance.randrange(1024),
             first + stride * chance.randrange(count) + chance.randrange(64),
-        )  # fmt: skip
+        )
         place, change = chance.choice(places), chance.randrange(5)
         if change == 0:
             data[place] ^= 1 << chance.randrange(8)
@@ -1302,7 +1385,8 @@ def test_many_mutants(tmp_path):
         assert fuzz(tmp_path, patch, 1_000_000, seed=2) < 0.05
 
 
-# --------------------------------------------------------------------------------------------------------------------- kill -9, torn reads
+# ---------------------------------------------------------------------------------------------------------------------
+# kill -9, torn reads
 
 PUBLISH = """
 import mmap, os, struct, sys
@@ -1310,7 +1394,8 @@ from pathlib import Path
 from operant.runs.metrics import Metric, Writer
 folder, backend, columns, capacity = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 metrics = [Metric(f"m{i}") for i in range(columns)]
-options = {"run_uuid": bytes(16), "version": "t", "capacity": capacity, "event_capacity": capacity, "frame_bytes": 4 * 32 * 32 * 3, "backend": backend}
+options = {"run_uuid": bytes(16), "version": "t", "capacity": capacity, "event_capacity": capacity}
+options |= {"frame_bytes": 4 * 32 * 32 * 3, "backend": backend}
 writer = Writer(folder / "metrics.mm", metrics, **options)
 with open(folder / "acknowledged", "r+b") as file:
     acknowledged = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
@@ -1327,7 +1412,9 @@ while True:
 
 
 class Publisher:
-    """A process that writes at full speed; record n holds step n and the value n throughout, events and frames tell their number too."""
+    """A process that writes at full speed; record n holds step n and the value n throughout, events and frames tell
+    their number too.
+    """
 
     def __init__(self, folder: Path, backend: str, columns: int, capacity: int) -> None:
         self.folder, self.path = folder, folder / "metrics.mm"

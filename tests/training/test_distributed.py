@@ -58,7 +58,9 @@ def trained(config, exchange=SOLO, iterations=3):
 
 
 def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(monkeypatch, caplog):
-    """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no kernel, and no stream.)"""
+    """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no
+    kernel, and no stream.)
+    """
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
     exchange, large = (
@@ -182,7 +184,7 @@ def test_rows_of_any_type_of_number_are_gathered():
 
 
 REPLAYS = {
-    "dqn": ["env.name=cartpole", "algo.exploration=ladder", "algo.replay_sampling=age"],
+    "dqn": ["env.name=cartpole"],
     "sac": ["env.name=pendulum", "algo.critic=c51"],
     "td3": ["env.name=pendulum", "algo.n_step=3"],
 }
@@ -190,7 +192,9 @@ REPLAYS = {
 
 @pytest.mark.parametrize("name", REPLAYS)
 def test_two_ranks_with_a_replay_each_learn_from_the_samples_of_one(name):
-    """Sums over a batch are made in another order, so numbers are close and not equal; what is sampled and collected is the same."""
+    """Sums over a batch are made in another order, so numbers are close and not equal; what is sampled and collected is
+    the same.
+    """
     words = [
         f"algo.name={name}",
         *REPLAYS[name],

@@ -1,4 +1,6 @@
-"""Lanes of outside environments: transitions as Gymnasium gives them by hand, faults in a sentence, and nothing left behind by a process that ends."""
+"""Lanes of outside environments: transitions as Gymnasium gives them by hand, faults in a sentence, and nothing left
+behind by a process that ends.
+"""
 
 import os
 import signal
@@ -200,7 +202,8 @@ from operant.envs import outside
 from operant.host.processes import Steppers
 from operant.host.lanes import Shape
 from operant.host.source import Source
-steppers = Steppers(Source("file", sys.argv[3]), Shape(4, 1, "float32", 1, "int32", 0), [range(4)], processes=2, timeout_s=60.0)
+shape = Shape(4, 1, "float32", 1, "int32", 0)
+steppers = Steppers(Source("file", sys.argv[3]), shape, [range(4)], processes=2, timeout_s=60.0)
 print("ready", flush=True)
 time.sleep(600)
 """

@@ -1,6 +1,6 @@
-"""Deep Q-learning from a replay. Exports `ALGO`; knows only where it is."""
+"""Deep Q-learning: read `dqn.py`."""
 
-from operant.algos.dqn.algorithm import DQN
+from operant.algos.dqn.dqn import DQN
 
 ALGO = DQN
 

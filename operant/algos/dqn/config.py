@@ -41,26 +41,15 @@ class DQNConfig(OffPolicyConfig):
         lt=2**31,
         description="updates of the network per update of the target network; 1 and a small tau: Polyak averaging",
     )
-    exploration: Literal["schedule", "ladder"] = Field(
-        "schedule",
-        description="schedule: epsilon goes down for all lanes alike; ladder: each lane has an epsilon of its own, which stays",
-    )
-    epsilon_start: Real = Field(1.0, ge=0, le=1, description="schedule: probability of a random action at the start")
+    epsilon_start: Real = Field(1.0, ge=0, le=1, description="probability of a random action at the start")
     epsilon_end: Real = Field(
-        0.05, ge=0, le=1, description="schedule: probability of a random action once epsilon_steps are done"
+        0.05, ge=0, le=1, description="probability of a random action once epsilon_steps are done"
     )
     epsilon_steps: Count | None = Field(
         None,
         ge=1,
-        description="schedule: environment steps over which epsilon goes from start to end; not set: a tenth of run.steps",
+        description="environment steps over which epsilon goes from start to end; not set: a tenth of run.steps",
     )
-    ladder_base: Real = Field(
-        0.4,
-        gt=0,
-        lt=1,
-        description="ladder: epsilon of the first lane; that of lane i of N is base^(1 + exponent i / (N - 1))",
-    )
-    ladder_exponent: Real = Field(7.0, ge=0, description="ladder: see ladder_base")
     max_gradient_norm: Real = Field(
         10.0, ge=0, description="the gradient is clipped to this global norm; 0: not clipped"
     )
@@ -68,7 +57,8 @@ class DQNConfig(OffPolicyConfig):
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
-        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU always computes in fp32",
+        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU "
+        "always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
@@ -91,7 +81,8 @@ class DQNConfig(OffPolicyConfig):
             found.append(
                 (
                     "v_min",
-                    f"it should be less than algo.v_max ({self.v_max:g}), the other end of the support (got {self.v_min:g})",
+                    f"it should be less than algo.v_max ({self.v_max:g}), the other end of the support (got "
+                    f"{self.v_min:g})",
                 )
             )
         return found

@@ -1,8 +1,10 @@
-"""Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017), on N lanes of T steps an iteration. Read it from top to bottom.
+"""Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017), on N lanes of T steps an iteration.
+Read it from top to bottom.
 
-One iteration is two functions without arguments, `collect` and `update`. They touch fixed buffers and never read back to the host, so on a GPU each is
-captured in a CUDA graph and replayed; on a CPU they are called plainly. Networks and gradients are a backend's (see operant/algos/ppo/backends.py). Knows
-nothing of files, processes or the loop that calls it.
+One iteration is two functions without arguments, `collect` and `update`. They touch fixed buffers and never read back
+to the host, so on a GPU each is captured in a CUDA graph and replayed; on a CPU they are called plainly. Networks and
+gradients are a backend's (see operant/algos/ppo/backends.py). Knows nothing of files, processes or the loop that calls
+it.
 """
 
 from __future__ import annotations
@@ -53,17 +55,29 @@ COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
 
 
 class PPO:
-    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `Stats`, on the device."""
+    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of
+    `Stats`, on the device.
+    """
 
     Config = PPOConfig
     sequences = True
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "acting.forward": "network", "acting.after": "network", "acting.bootstrap": "network",
-        "estimate_advantages": "advantages", "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser",
+        "world.step": "environment",
+        "acting.forward": "network",
+        "acting.after": "network",
+        "acting.bootstrap": "network",
+        "estimate_advantages": "advantages",
+        "backend.gather": "shuffle",
+        "backend.gradient": "gradient",
+        "optimizer.step": "optimiser",
         "update_normalizers": "normalizers",
-        "acting.learner.act": "network", "acting.learner.bootstrap": "network", "backend.learner.begin": "advantages",
-        "backend.learner.backward": "gradient", "backend.learner.reduce": "gradient", "backend.learner.step": "optimiser",
-    }  # fmt: skip
+        "acting.learner.act": "network",
+        "acting.learner.bootstrap": "network",
+        "backend.learner.begin": "advantages",
+        "backend.learner.backward": "gradient",
+        "backend.learner.reduce": "gradient",
+        "backend.learner.step": "optimiser",
+    }
     """What a profile calls the time of which part."""
 
     def __init__(
@@ -85,7 +99,8 @@ class PPO:
         self.actor = _acting(self.policy, config)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
-        # The rollout, what acting adds to it, and the order in which it is learned from. Where the next is collected beside an update, learning has its own.
+        # The rollout, what acting adds to it, and the order in which it is learned from. Where the next is collected
+        # beside an update, learning has its own.
         self.collector = Collector(world, T, self.policy.distribution.noise_rows, eager=eager)
         self.rollout, found, learned = self.collector.rollout, Experience(self.policy, self.collector), self.collector
         self._ahead = (
@@ -128,7 +143,8 @@ class PPO:
             Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued)
         )
 
-        # The optimizer: one vector, a learning rate that a captured graph can see change, and no step at all where `skip` is one.
+        # The optimizer: one vector, a learning rate that a captured graph can see change, and no step at all where
+        # `skip` is one.
         learning_rate, skip = scalar(config.learning_rate, device), torch.zeros((), device=device)
         flat = self.policy.flat
         vectors = (flat.values.data, flat.gradient, learning_rate, config.adam_epsilon)
@@ -145,18 +161,30 @@ class PPO:
             torch.zeros(len(Stats._fields), device=device),
         )
         parts = backends.Parts(
-            config, self.policy, learned, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
+            config,
+            self.policy,
+            learned,
+            found,
+            self.minibatches,
+            self.optimizer,
+            learning_rate,
+            anneal_iterations,
+            skip,
+            self._iteration,
+            self.stats,
             exchange,
-        )  # fmt: skip
+        )
         self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
         self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
+        self.kernels = self.backend.name
         self.acting = self.backend
         if self._ahead is not None:
             self.acting = self.backend.beside(
                 replace(parts, policy=self._ahead.policy, collector=self.collector, experience=acted)
             )
 
-        # On a GPU an iteration is two graphs, or where its halves run side by side, one; of lanes on the host only learning can be captured.
+        # On a GPU an iteration is two graphs, or where its halves run side by side, one; of lanes on the host only
+        # learning can be captured.
         whole = self._ahead is not None and world.capturable
         self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or whole or not world.capturable)
         self.update = Graphed(self.backend.alone(self._update), device, eager=eager or whole)
@@ -217,14 +245,18 @@ class PPO:
             self.collector.carry_on()
 
     def _train(self) -> None:
-        """An iteration where both run side by side: learn from what the last one collected, and collect what the next one learns from."""
+        """An iteration where both run side by side: learn from what the last one collected, and collect what the next
+        one learns from.
+        """
         assert self._ahead is not None
         if not self._ahead.collected:
             self._collect_first(self._ahead)
         self._both()
 
     def _collect_first(self, ahead: Ahead) -> None:
-        """What the first iteration learns from, or the first of a resumed run: no metric counts its episodes, or they are counted already."""
+        """What the first iteration learns from, or the first of a resumed run: no metric counts its episodes, or they
+        are counted already.
+        """
         ahead.exchange_changing()
         self.collect()
         ahead.exchange_changing()
@@ -250,7 +282,9 @@ class PPO:
 
     @torch.no_grad()
     def estimate_advantages(self) -> None:
-        """Rewards (scaled), advantages (normalized over the whole iteration, unless the backend does that where it reads them) and returns."""
+        """Rewards (scaled), advantages (normalized over the whole iteration, unless the backend does that where it
+        reads them) and returns.
+        """
         reward, advantage = self.experience.reward, self.experience.advantage
         reward.copy_(self._learned.reward)
         if self.return_normalizer is not None:
@@ -269,13 +303,16 @@ class PPO:
             self.policy.normalizer.update(self._learned.observation[:-1].transpose(0, 1), shards, exchange)
         if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
-            # float64: the square of a return of 1e20 is no float32, and a variance that overflows would scale all rewards to zero for good.
+            # float64: the square of a return of 1e20 is no float32, and a variance that overflows would scale all
+            # rewards to zero for good.
             self.return_normalizer.update(self._accrued[None].double(), shards, exchange)
 
     # STATE
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier by name: with those of "train" a resumed run goes on to the bit. Copy into these to load."""
+        """The tensors of a tier by name: with those of "train" a resumed run goes on to the bit. Copy into these to
+        load.
+        """
         named = policy_state(self.policy)
         if tier == "policy":
             return named

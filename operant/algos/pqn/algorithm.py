@@ -1,15 +1,17 @@
-"""Parallelised Q-learning, PQN (Gallici, Fellows, Ellis, Pou, Masmitja, Foerster & Martin 2024), on N lanes of T steps an iteration.
+"""Parallelised Q-learning, PQN (Gallici, Fellows, Ellis, Pou, Masmitja, Foerster & Martin 2024), on N lanes of T steps
+an iteration.
 
-Q-learning without a replay and without a target network: many lanes in the place of the one, a network with layer normalization in the place of the other.
-Targets are Q(lambda) returns of the rollout, by the network that collected it:
+Q-learning without a replay and without a target network: many lanes in the place of the one, a network with layer
+normalization in the place of the other. Targets are Q(lambda) returns of the rollout, by the network that collected it:
 
     G_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1}),  G_T = max_a Q(s_T, a),
 
-cut where an episode ends: r_t after a true end, r_t + gamma max_a Q of the true final observation after a time limit. That is the return of generalised
-advantage estimation with V = max_a Q. Only legal actions count in a maximum, and only they are explored.
+cut where an episode ends: r_t after a true end, r_t + gamma max_a Q of the true final observation after a time limit.
+That is the return of generalised advantage estimation with V = max_a Q. Only legal actions count in a maximum, and only
+they are explored.
 
-One iteration is two functions without arguments, `collect` and `update`, as in PPO; networks and gradients are a backend's. Knows nothing of files, processes
-or the loop that calls it.
+One iteration is two functions without arguments, `collect` and `update`, as in PPO; networks and gradients are a
+backend's. Knows nothing of files, processes or the loop that calls it.
 """
 
 from __future__ import annotations
@@ -37,15 +39,26 @@ log = logging.getLogger("operant.pqn")
 
 
 class PQN:
-    """PQN on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `Stats`, on the device."""
+    """PQN on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of
+    `Stats`, on the device.
+    """
 
     Config = PQNConfig
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.values": "network", "backend.bootstrap": "network", "compute_returns": "returns",
-        "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser", "update_normalizer": "normalizers",
-        "backend.learner.act": "network", "backend.learner.bootstrap": "network", "backend.learner.backward": "gradient",
-        "backend.learner.reduce": "gradient", "backend.learner.step": "optimiser",
-    }  # fmt: skip
+        "world.step": "environment",
+        "backend.values": "network",
+        "backend.bootstrap": "network",
+        "compute_returns": "returns",
+        "backend.gather": "shuffle",
+        "backend.gradient": "gradient",
+        "optimizer.step": "optimiser",
+        "update_normalizer": "normalizers",
+        "backend.learner.act": "network",
+        "backend.learner.bootstrap": "network",
+        "backend.learner.backward": "gradient",
+        "backend.learner.reduce": "gradient",
+        "backend.learner.step": "optimiser",
+    }
     """What a profile calls the time of which part."""
 
     def __init__(
@@ -58,7 +71,8 @@ class PQN:
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
         if net.kind == "mlp" and not net.layer_norm:
             log.info(
-                "net.layer_norm is false: without layer normalization, and without a target network, Q values may diverge"
+                "net.layer_norm is false: without layer normalization, and without a target network, Q values "
+                "may diverge"
             )
 
         # The rollout, what acting adds to it, and the order in which it is learned from.
@@ -105,7 +119,7 @@ class PQN:
             self.stats,
         )
         self.backend = backends.choose(parts)
-        self.chosen = self.backend.chosen
+        self.chosen, self.kernels = self.backend.chosen, self.backend.name
 
         self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or not world.capturable)
         self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
@@ -170,7 +184,9 @@ class PQN:
     # STATE
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier by name: with those of "train" a resumed run goes on to the bit. Copy into these to load."""
+        """The tensors of a tier by name: with those of "train" a resumed run goes on to the bit. Copy into these to
+        load.
+        """
         named = policy_state(self.policy)
         if tier == "policy":
             return named

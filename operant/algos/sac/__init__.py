@@ -1,6 +1,6 @@
-"""Soft actor-critic. Exports `ALGO`; knows only where it is."""
+"""Soft actor-critic: read `sac.py`."""
 
-from operant.algos.sac.algorithm import SAC
+from operant.algos.sac.sac import SAC
 
 ALGO = SAC
 

@@ -1,6 +1,6 @@
-"""Twin delayed deterministic policy gradient. Exports `ALGO`; knows only where it is."""
+"""Twin delayed deterministic policy gradient: read `td3.py`."""
 
-from operant.algos.td3.algorithm import TD3
+from operant.algos.td3.td3 import TD3
 
 ALGO = TD3
 

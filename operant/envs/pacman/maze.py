@@ -50,16 +50,19 @@ HUNTING, FRIGHTENED, EYES = range(3)  # moods of a ghost
 
 WORDS = 8  # of 32 pickups each, bit k of word w is pickup 32 w + k: 1 while it is there
 PACMAN, GHOSTS, CLOCK, FRIGHT, REMAINING, CELLS = WORDS, WORDS + 1, WORDS + 5, WORDS + 6, WORDS + 7, WORDS + 8
-"""Where Pacman, the four ghosts, the steps taken, the frightened steps left and the pickups left stand among a lane's words.
+"""Where Pacman, the four ghosts, the steps taken, the frightened steps left and the pickups left stand among a lane's
+words.
 
-An actor's word: its place (bits 0 to 9) and heading (10, 11), a ghost's mood (12, 13) and the steps it waits (16 to 30).
+An actor's word: its place (bits 0 to 9) and heading (10, 11), a ghost's mood (12, 13) and the steps it waits (16 to
+30).
 """
 
 POWER = 1 << 12
 
 
 def _table() -> np.ndarray:
-    """For each place which ways are open (bits 0 to 3, up, right, down, left), 1 + the number of its pickup or 0 (bits 4 to 11), and whether that is a pill.
+    """For each place which ways are open (bits 0 to 3, up, right, down, left), 1 + the number of its pickup or 0 (bits
+    4 to 11), and whether that is a pill.
 
     A wall has 0. Returns int16 (HEIGHT * STRIDE).
     """
@@ -108,7 +111,9 @@ def below_of(heading):
 
 @device_call
 def entry_of(place):
-    """What the table says of a place. Called, not pasted: each paste would bring a copy of the table to a GPU's small constant memory."""
+    """What the table says of a place. Called, not pasted: each paste would bring a copy of the table to a GPU's small
+    constant memory.
+    """
     return int32(PLACES[place])
 
 

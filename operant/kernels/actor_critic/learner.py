@@ -1,6 +1,8 @@
-"""An actor-critic's acting and learning as launches of fused kernels, over the buffers that an algorithm owns. Knows what is launched when, not how it runs.
+"""An actor-critic's acting and learning as launches of fused kernels, over the buffers that an algorithm owns. Knows
+what is launched when, not how it runs.
 
-Nothing here allocates or reads back once it is made, so that a CUDA graph can hold it. Kernels compile at their first launch, which must be before a capture.
+Nothing here allocates or reads back once it is made, so that a CUDA graph can hold it. Kernels compile at their first
+launch, which must be before a capture.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
 
 WARPS, STEP_WARPS, SAMPLE_WARPS = 8, 4, 2
-"""Of a program that runs networks, of one that steps a block of weights, and of one that samples, as measured on an H200."""
+"""Of a program that runs networks, of one that steps a block of weights, and of one that samples, as measured on an
+H200.
+"""
 
 FEW_LANES, MANY_LANES_TILE = 4096, 64
 """Lanes up to which acting takes small tiles, and the tile of more."""
@@ -73,8 +77,15 @@ class Learner(Rehearsed):
             own = stochastic.adam.tensors()
         log_temperature = unused if stochastic is None else stochastic.log_temperature
         self._temperature = Temperature(
-            log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), task.totals,
-        )  # fmt: skip
+            log_temperature,
+            own["exp_avg"],
+            own["exp_avg_sq"],
+            own["step"],
+            self._zeros(2),
+            skip,
+            self._zeros(shape.squares),
+            task.totals,
+        )
         self._exploration = unused if deterministic is None else deterministic.exploration
 
         # Acting and the replay.
@@ -96,9 +107,16 @@ class Learner(Rehearsed):
         """What acting reads and writes."""
         actor, cycle = self.task.squashed, self.cycle
         return Acting(
-            cycle.rollout.observation, self._normalizer, cycle.collector.noise, exploration, cycle.warming, actor.centre, actor.reach, cycle.action,
+            cycle.rollout.observation,
+            self._normalizer,
+            cycle.collector.noise,
+            exploration,
+            cycle.warming,
+            actor.centre,
+            actor.reach,
+            cycle.action,
             cycle.rollout.action,
-        )  # fmt: skip
+        )
 
     def _replay(self) -> tuple[Stored, Draw]:
         """What the replay's kernels read and write, and what they are compiled for."""
@@ -107,13 +125,30 @@ class Learner(Rehearsed):
         final = rollout.final_observation if ends else rollout.observation
         ticked = Ticked(rollout.observation, final, cycle.action, rollout.reward, rollout.terminated, rollout.truncated)
         stored = Stored(
-            ring.observation, ring.final, ring.action, ring.reward, ring.terminated, ring.truncated, ring.ticks, ring.updates, ring.seed,
-            self._normalizer, ticked,
-        )  # fmt: skip
+            ring.observation,
+            ring.final,
+            ring.action,
+            ring.reward,
+            ring.terminated,
+            ring.truncated,
+            ring.ticks,
+            ring.updates,
+            ring.seed,
+            self._normalizer,
+            ticked,
+        )
         return stored, Draw(
-            shape.batch, replay.shards, replay.n_step, len(replay.batch.noise), ends, shape.observation, ring.observation.shape[2], shape.action, shape.columns,
+            shape.batch,
+            replay.shards,
+            replay.n_step,
+            len(replay.batch.noise),
+            ends,
+            shape.observation,
+            ring.observation.shape[2],
+            shape.action,
+            shape.columns,
             shape.normalized,
-        )  # fmt: skip
+        )
 
     def _zeros(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=self._device)
@@ -169,10 +204,22 @@ class Learner(Rehearsed):
         tiles, due = -(-self._lanes // rows), self.cycle.config.due(t)
         self._made = (t + 1, due[0]) if due else None
         self.launch(
-            act, (tiles + (self.shape.batch // TILE if due else 0),),
-            self._acting, self._actor_pack, t, self._lanes, tiles, self._stored, self._batch, self._numbers(t + 1, due[0] if due else 0),
-            SPEC=self.shape, DRAW=self._draw, ROWS=rows, BATCH_ROWS=TILE, num_warps=WARPS,
-        )  # fmt: skip
+            act,
+            (tiles + (self.shape.batch // TILE if due else 0),),
+            self._acting,
+            self._actor_pack,
+            t,
+            self._lanes,
+            tiles,
+            self._stored,
+            self._batch,
+            self._numbers(t + 1, due[0] if due else 0),
+            SPEC=self.shape,
+            DRAW=self._draw,
+            ROWS=rows,
+            BATCH_ROWS=TILE,
+            num_warps=WARPS,
+        )
 
     # LEARN
 
@@ -248,24 +295,56 @@ class Learner(Rehearsed):
         )
 
     def evaluate(self, *, due: bool = True) -> None:
-        """All that the update needs of the networks as they are; counts steps, and stores the tick that was put off. `due`: the actor learns, too."""
+        """All that the update needs of the networks as they are; counts steps, and stores the tick that was put off.
+        `due`: the actor learns, too.
+        """
         shape, (actor, critic), late = self.shape, self._updates, self._put_off
         self._put_off = None
         self.launch(
-            evaluate, (shape.batch // TILE, 2 * shape.critic.towers + (1 if late is None else 2)),
-            self._batch, self._actor_pack, self._next_pack, self._critic_pack, self._target_pack, self._work, self._actor_layers, self._critic_layers,
-            critic, actor, self._temperature, self._stored, self._numbers((late or 0) + 1, 0),
-            SPEC=shape, DRAW=self._draw, DUE=due, STORE=late is not None, ROWS=TILE, num_warps=WARPS,
-        )  # fmt: skip
+            evaluate,
+            (shape.batch // TILE, 2 * shape.critic.towers + (1 if late is None else 2)),
+            self._batch,
+            self._actor_pack,
+            self._next_pack,
+            self._critic_pack,
+            self._target_pack,
+            self._work,
+            self._actor_layers,
+            self._critic_layers,
+            critic,
+            actor,
+            self._temperature,
+            self._stored,
+            self._numbers((late or 0) + 1, 0),
+            SPEC=shape,
+            DRAW=self._draw,
+            DUE=due,
+            STORE=late is not None,
+            ROWS=TILE,
+            num_warps=WARPS,
+        )
 
     def step_critics(self, *, follow: bool = True) -> None:
         """The critics' gradient and step; with `follow` their targets' after it."""
         shape, net = self.shape, self.shape.critic
         self.launch(
-            step, (net.programs, net.towers),
-            self._batch, self._work, self._critic_layers, self._critic, self._target, self._critic_pack, self._target_pack, self._temperature,
-            self._updates[1], SPEC=shape, NET=net, POLICY=False, TARGET=follow, num_warps=STEP_WARPS,
-        )  # fmt: skip
+            step,
+            (net.programs, net.towers),
+            self._batch,
+            self._work,
+            self._critic_layers,
+            self._critic,
+            self._target,
+            self._critic_pack,
+            self._target_pack,
+            self._temperature,
+            self._updates[1],
+            SPEC=shape,
+            NET=net,
+            POLICY=False,
+            TARGET=follow,
+            num_warps=STEP_WARPS,
+        )
 
     def judge(self) -> None:
         """What the critics say of the actor's actions; only the first of them, where the actor takes its means."""
@@ -283,7 +362,20 @@ class Learner(Rehearsed):
         """The actor's gradient and step; then the temperature's and the update's numbers, or the target actor's."""
         shape, net = self.shape, self.shape.actor
         self.launch(
-            step, (net.programs + (1 if shape.stochastic else 0), 1),
-            self._batch, self._work, self._actor_layers, self._actor, self._next_actor, self._actor_pack, self._next_pack, self._temperature,
-            self._updates[0], SPEC=shape, NET=net, POLICY=True, TARGET=not shape.stochastic, num_warps=STEP_WARPS,
-        )  # fmt: skip
+            step,
+            (net.programs + (1 if shape.stochastic else 0), 1),
+            self._batch,
+            self._work,
+            self._actor_layers,
+            self._actor,
+            self._next_actor,
+            self._actor_pack,
+            self._next_pack,
+            self._temperature,
+            self._updates[0],
+            SPEC=shape,
+            NET=net,
+            POLICY=True,
+            TARGET=not shape.stochastic,
+            num_warps=STEP_WARPS,
+        )

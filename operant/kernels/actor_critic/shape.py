@@ -1,4 +1,5 @@
-"""What the kernels of actors and critics are generated from: networks' shapes, where parameters lie, and where packed weights and intermediate results go.
+"""What the kernels of actors and critics are generated from: networks' shapes, where parameters lie, and where packed
+weights and intermediate results go.
 
 Everything is a plain number, so that a `Shape` may be a constant of a Triton kernel. Knows no Triton.
 """
@@ -12,14 +13,18 @@ from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
 NARROW_BLOCK, WIDE_BLOCK = 16, 32
-"""Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU."""
+"""Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU.
+"""
 
 LEAST_COLUMNS = 32
-"""Columns that first layers read, at least. Where a product has no more columns than rows Triton 3.6 gives each warp all of them, and so in every product that
-it is chained with."""
+"""Columns that first layers read, at least. Where a product has no more columns than rows Triton 3.6 gives each warp
+all of them, and so in every product that it is chained with.
+"""
 
 MAX_COLUMNS, MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 128, 256, 3, 2048
-"""Observation and action together, units of a layer, hidden layers, samples of a batch: beyond those torch's products do better, or a program has no room."""
+"""Observation and action together, units of a layer, hidden layers, samples of a batch: beyond those torch's products
+do better, or a program has no room.
+"""
 
 TILE, MAX_CHUNK = 16, 256
 """Samples of a program's tile, and of a weight's gradient at a time, at most."""
@@ -30,7 +35,9 @@ NARROW = 128
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight (rows, columns) with its bias, of every tower of a network; `_pad` are the sizes of its packed copy, zero outside."""
+    """One weight (rows, columns) with its bias, of every tower of a network; `_pad` are the sizes of its packed copy,
+    zero outside.
+    """
 
     rows: int
     columns: int
@@ -44,7 +51,8 @@ class Layer:
     packed_bias: int  # in `single`
     first: bool
     last: bool
-    source: int  # where what it reads begins in `hidden`, a tower's (B, columns_pad) after another's; of the first layer nothing
+    # where what it reads begins in `hidden`, a tower's (B, columns_pad) after another's; of the first layer nothing
+    source: int
     gradient: int  # where the gradients of what it puts out begin in `gradient`, (B, rows_pad) a tower
     block_rows: int  # of the blocks that programs step
     block_columns: int
@@ -97,9 +105,18 @@ class Shape:
 
 
 def describe_net(
-    towers: int, inputs: int, columns: int, hidden: tuple[int, ...], batch: int, weights: tuple[int, ...], biases: tuple[int, ...], head: int, head_pad: int,
-    *, packed_head: bool,
-) -> Net:  # fmt: skip
+    towers: int,
+    inputs: int,
+    columns: int,
+    hidden: tuple[int, ...],
+    batch: int,
+    weights: tuple[int, ...],
+    biases: tuple[int, ...],
+    head: int,
+    head_pad: int,
+    *,
+    packed_head: bool,
+) -> Net:
     """A network whose weights and biases begin at these places of its flat vector, the head's last."""
     rows, rows_pad = (*hidden, head), (*(padded(width) for width in hidden), head_pad)
     reads, reads_pad = (inputs, *hidden), (columns, *rows_pad[:-1])
@@ -109,9 +126,22 @@ def describe_net(
         size, last = rows_pad[k] * reads_pad[k], k == len(hidden)
         in_single = k == 0 or (last and not packed_head)
         layer = Layer(
-            rows[k], reads[k], rows_pad[k], reads_pad[k], weight, bias, single if in_single else packed, single + (size if in_single else 0),
-            k == 0, last, source, gradient, min(rows_pad[k], block), min(reads_pad[k], block), program,
-        )  # fmt: skip
+            rows[k],
+            reads[k],
+            rows_pad[k],
+            reads_pad[k],
+            weight,
+            bias,
+            single if in_single else packed,
+            single + (size if in_single else 0),
+            k == 0,
+            last,
+            source,
+            gradient,
+            min(rows_pad[k], block),
+            min(reads_pad[k], block),
+            program,
+        )
         layers.append(layer)
         single, packed = single + rows_pad[k] + (size if in_single else 0), packed + (0 if in_single else size)
         source += 0 if k == 0 else towers * batch * reads_pad[k]
@@ -153,15 +183,35 @@ def describe(task: Task, precision: str) -> Shape:
         packed_head=True,
     )
     critic = _net(
-        task.critic, config.critics, observation + action, columns, hidden=judging, batch=batch, head=1, head_pad=16, packed_head=False
-    )  # fmt: skip
+        task.critic,
+        config.critics,
+        observation + action,
+        columns,
+        hidden=judging,
+        batch=batch,
+        head=1,
+        head_pad=16,
+        packed_head=False,
+    )
     narrow = max(*net.hidden, *judging, columns) <= NARROW
     return Shape(
-        stochastic, batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
-        chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
-        early=narrow and precision != "fp32", automatic=isinstance(task.kind, Stochastic) and task.kind.adam is not None,
-        squares=padded(critic.towers * critic.programs), normalized=actor.features.normalizer is not None,
-    )  # fmt: skip
+        stochastic,
+        batch,
+        observation,
+        action,
+        columns,
+        net.activation,
+        "ieee" if precision == "fp32" else precision,
+        precision != "fp32",
+        policy,
+        critic,
+        chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2),
+        deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
+        early=narrow and precision != "fp32",
+        automatic=isinstance(task.kind, Stochastic) and task.kind.adam is not None,
+        squares=padded(critic.towers * critic.programs),
+        normalized=actor.features.normalizer is not None,
+    )
 
 
 def unsupported_reason(task: Task) -> str | None:

@@ -1,4 +1,6 @@
-"""What the kernels for wide networks and large batches are generated from. Plain numbers, so that a `Wide` may be a constant of a kernel; knows no Triton."""
+"""What the kernels for wide networks and large batches are generated from. Plain numbers, so that a `Wide` may be a
+constant of a kernel; knows no Triton.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ MAX_PART, MOST_PARTS = 256, 4
 MAX_BATCH_PARTS = 16
 
 SUMS, FEW_SUMS, MANY_SUMS, STAGES, SLACK = 64 * 192, 192, 128 * 384, 3, 4096
-"""Numbers that a program of a whole hidden layer sums up at most, and in bf16 of layers of more than so many units; its steps that are on their way, and what
-else it keeps, in bytes."""
+"""Numbers that a program of a whole hidden layer sums up at most, and in bf16 of layers of more than so many units; its
+steps that are on their way, and what else it keeps, in bytes.
+"""
 
 FIRST_ROWS, FIRST_CHUNK = 64, 64
 """Rows and units at a time of a program of the first layer."""
@@ -41,7 +44,9 @@ BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 
 SLOPE_PARTS = 2
 FIRST_TILE, GRADIENT_ROWS = 128, 64
-"""Tiles of a program on the way back to the first layer, and rows and columns of each; rows at a time of one that finds its gradient."""
+"""Tiles of a program on the way back to the first layer, and rows and columns of each; rows at a time of one that finds
+its gradient.
+"""
 
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
@@ -64,7 +69,8 @@ class WideLayer:
     bias: int
     gain: int  # -1 without layer normalization, as `shift`
     shift: int
-    vectors: int  # of its partial sums: bias, gain, shift; of the last layer each row of the head's weight, and the head's bias
+    # of its partial sums: bias, gain, shift; of the last layer each row of the head's weight, and the head's bias
+    vectors: int
     partial: int  # where they begin, as vectors of `WideNet.pad`
     parts: tuple[int, ...]  # its width, rounded up to a multiple of 16, as powers of two, and where each begins
     starts: tuple[int, ...]
@@ -124,7 +130,9 @@ def describe_net(
     *,
     apart: bool = False,
 ) -> WideNet:
-    """The network of some towers whose parameters are a flat vector. `apart`: its head has no part in rows of partial sums."""
+    """The network of some towers whose parameters are a flat vector. `apart`: its head has no part in rows of partial
+    sums.
+    """
     begin = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
     for k, width in enumerate(hidden):
@@ -132,17 +140,31 @@ def describe_net(
         vectors = 3 + (outputs + 1 if last and not apart else 0)
         layers.append(
             WideLayer(
-                width, padded(width), inputs if k == 0 else hidden[k - 1], begin[f"weights.{k}"], begin[f"biases.{k}"],
-                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial, parts := _parts(-(-width // 16) * 16),
+                width,
+                padded(width),
+                inputs if k == 0 else hidden[k - 1],
+                begin[f"weights.{k}"],
+                begin[f"biases.{k}"],
+                begin.get(f"norm_gains.{k}", -1),
+                begin.get(f"norm_biases.{k}", -1),
+                vectors,
+                partial,
+                parts := _parts(-(-width // 16) * 16),
                 tuple(accumulate(parts[:-1], initial=0)),
             )
-        )  # fmt: skip
+        )
         partial += vectors
     last = len(hidden)
     return WideNet(
-        towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
+        towers,
+        tuple(layers),
+        outputs,
+        begin[f"weights.{last}"],
+        begin[f"biases.{last}"],
+        partial,
+        max(layer.pad for layer in layers),
         1 << (min(MAX_PROGRAMS // towers, 2 * tiles).bit_length() - 1),
-    )  # fmt: skip
+    )
 
 
 def describe(task: Task, precision: str) -> Wide:
@@ -152,17 +174,35 @@ def describe(task: Task, precision: str) -> Wide:
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
     tiles = config.batch_size // ROWS
     return Wide(
-        config.batch_size, min(MAX_BATCH_PARTS, tiles & -tiles), observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
-        "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm,
+        config.batch_size,
+        min(MAX_BATCH_PARTS, tiles & -tiles),
+        observation,
+        action,
+        max(LEAST_COLUMNS, padded(observation + action)),
+        net.activation,
+        "ieee" if precision == "fp32" else precision,
+        precision != "fp32",
+        net.layer_norm,
         describe_net(actor.flat, 1, observation, net.hidden, 2 * action, tiles),
-        describe_net(task.critic, config.critics, observation + action, net.of_critics.hidden, config.outputs, tiles, apart=config.critic == "c51"),
-        net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
+        describe_net(
+            task.critic,
+            config.critics,
+            observation + action,
+            net.of_critics.hidden,
+            config.outputs,
+            tiles,
+            apart=config.critic == "c51",
+        ),
+        net.layer_norm or net.activation != "relu",
+        isinstance(task.kind, Stochastic) and task.kind.adam is not None,
+        actor.features.normalizer is not None,
         max(ROWS, padded(config.atoms)) if config.critic == "c51" else 0,
-    )  # fmt: skip
+    )
 
 
 def layer_tile(shape: Wide, net: WideNet, k: int, rows: int, room: int) -> tuple[int, int] | None:
-    """Rows of a program of a whole hidden layer, and how much of what it reads it takes at a time; None where the library's product does better.
+    """Rows of a program of a whole hidden layer, and how much of what it reads it takes at a time; None where the
+    library's product does better.
 
     `room`: bytes of shared memory that a program may take.
     """
@@ -174,15 +214,18 @@ def layer_tile(shape: Wide, net: WideNet, k: int, rows: int, room: int) -> tuple
         (size, deep)
         for size in (128, 64, 32, ROWS)
         for deep in ((64, 32, 16) if half else (32, 16))
-        if rows % size == 0 and size * layer.width <= most and layer.inputs % deep == 0
+        if rows % size == 0
+        and size * layer.width <= most
+        and layer.inputs % deep == 0
         and STAGES * (size + layer.width) * deep * (2 if half else 4) + SLACK <= room
-    )  # fmt: skip
+    )
     found = next(fits, None)
     return found if found is None or found[0] >= 64 or k == len(net.layers) - 1 else None
 
 
 def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
-    """Rows and columns of a program on the way back to the first layer, and how much it takes at a time; None where the library's product does better.
+    """Rows and columns of a program on the way back to the first layer, and how much it takes at a time; None where the
+    library's product does better.
 
     With layer normalization that product and a pass after it do.
     """
@@ -199,7 +242,9 @@ def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
 
 
 def gradient_tile(shape: Wide, net: WideNet) -> tuple[int, int] | None:
-    """Rows and columns at a time of a program that finds the first layer's gradient; None where the library's product does."""
+    """Rows and columns at a time of a program that finds the first layer's gradient; None where the library's product
+    does.
+    """
     width, share = net.layers[0].width, shape.batch // shape.parts
     columns = min(FIRST_TILE, width & -width)
     return (
@@ -210,7 +255,9 @@ def gradient_tile(shape: Wide, net: WideNet) -> tuple[int, int] | None:
 
 
 def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
-    """Programs beside each other over the first layer's units, and how many tiles of so many columns each of them takes."""
+    """Programs beside each other over the first layer's units, and how many tiles of so many columns each of them
+    takes.
+    """
     tiles = net.layers[0].width // columns
     return (tiles // SLOPE_PARTS, SLOPE_PARTS) if tiles % SLOPE_PARTS == 0 else (tiles, 1)
 

@@ -1,7 +1,8 @@
-"""Q networks for boards in fused kernels: one convolution of 3 x 3, a dense layer and a head (`net.cnn = "minatar"`), as launches over an algorithm's buffers.
+"""Q networks for boards in fused kernels: one convolution of 3 x 3, a dense layer and a head (`net.cnn = "minatar"`),
+as launches over an algorithm's buffers.
 
-Five launches are an update, however small the minibatch: the dense layer by rows of places, the head and the loss, gradients by places, sums, and Adam's step.
-Knows what is launched when; the kernels are `operant.kernels.board`.
+Five launches are an update, however small the minibatch: the dense layer by rows of places, the head and the loss,
+gradients by places, sums, and Adam's step. Knows what is launched when; the kernels are `operant.kernels.board`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from operant.kernels.reduce import REDUCE_COLUMNS
 log = logging.getLogger("operant.kernels")
 
 PLACES, TILE, HEAD_TILE = 2, 128, 16
-"""Places of a program of the gradient, samples that it takes at a time at most, and samples of a program of the head."""
+"""Places of a program of the gradient, samples that it takes at a time at most, and samples of a program of the head.
+"""
 LEAST, MOST = 64, 2048
 """Samples of a minibatch: a program of the head takes 1 / 32 of many, and more than 64 would not fit."""
 LARGEST = 10
@@ -72,7 +74,9 @@ def _power_of_two(number: int) -> bool:
 
 
 def unsupported_reason(policy: Any, layout: Any) -> str | None:
-    """The sentence that says why a convolutional network cannot run fused, or None where it can. `layout`: of the minibatches."""
+    """The sentence that says why a convolutional network cannot run fused, or None where it can. `layout`: of the
+    minibatches.
+    """
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
     channels, places = config.channels or (16,), shape[1] - 2
@@ -108,14 +112,34 @@ def describe(policy: Any, precision: str) -> BoardSpec:
     (filters,), (hidden,) = policy.net.config.channels or (16,), policy.net.config.hidden
     columns, taps = (height - 2) * (width - 2) * filters, 9 * planes
     return BoardSpec(
-        observation=policy.env.observation.size, width=width, planes=planes, down=height - 2, across=width - 2, taps=taps,
-        taps_pad=max(16, 1 << (taps - 1).bit_length()), filters=filters, hidden=hidden, columns=columns, head_rows=policy.distribution.parameter_rows,
-        out_pad=32, legal=False, precision="ieee" if precision == "fp32" else precision, norm_epsilon=1e-5,
-        filter_weight=begin["body.filters.0.weight"], filter_bias=begin["body.filters.0.bias"], filter_gain=begin["body.norm_gains.0"],
-        filter_shift=begin["body.norm_biases.0"], weight=begin["weights.0"], weight_size=hidden * columns, bias=begin["biases.0"],
-        gain=begin["norm_gains.0"], shift=begin["norm_biases.0"], head_weight=begin["head_weight"], head_bias=begin["head_bias"],
+        observation=policy.env.observation.size,
+        width=width,
+        planes=planes,
+        down=height - 2,
+        across=width - 2,
+        taps=taps,
+        taps_pad=max(16, 1 << (taps - 1).bit_length()),
+        filters=filters,
+        hidden=hidden,
+        columns=columns,
+        head_rows=policy.distribution.parameter_rows,
+        out_pad=32,
+        legal=False,
+        precision="ieee" if precision == "fp32" else precision,
+        norm_epsilon=1e-5,
+        filter_weight=begin["body.filters.0.weight"],
+        filter_bias=begin["body.filters.0.bias"],
+        filter_gain=begin["body.norm_gains.0"],
+        filter_shift=begin["body.norm_biases.0"],
+        weight=begin["weights.0"],
+        weight_size=hidden * columns,
+        bias=begin["biases.0"],
+        gain=begin["norm_gains.0"],
+        shift=begin["norm_biases.0"],
+        head_weight=begin["head_weight"],
+        head_bias=begin["head_bias"],
         small=policy.flat.values.numel() - hidden * columns,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -148,7 +172,9 @@ class BoardLearner(Learner):
         self._gradient_z = torch.zeros(samples, spec.hidden, device=device)
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches nothing."""
+        """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches
+        nothing.
+        """
         return self._has_room(
             self.policy.device, lambda: self.act(0), lambda: self.bootstrap(finals=True), lambda: self.update(1)
         )
@@ -159,24 +185,54 @@ class BoardLearner(Learner):
         """Actions of step t, and what else the algorithm's `sample` writes."""
         self._forward(t, self._lanes, act=True)
         self.launch(
-            act_on_rows, (self._lanes // HEAD_TILE,),
-            self._row_sums, self.work.acting(), self._values, t, self._lanes, SPEC=self.spec, SAMPLE=self.work.sample, TILE=HEAD_TILE, num_warps=8,
-        )  # fmt: skip
+            act_on_rows,
+            (self._lanes // HEAD_TILE,),
+            self._row_sums,
+            self.work.acting(),
+            self._values,
+            t,
+            self._lanes,
+            SPEC=self.spec,
+            SAMPLE=self.work.sample,
+            TILE=HEAD_TILE,
+            num_warps=8,
+        )
 
     def _forward(self, first: int, samples: int, *, act: bool) -> None:
         self.launch(
-            forward_rows, (samples // BLOCK.value, self.spec.down),
-            self.buffers.rollout.observation, self.buffers.order, first, self._values, self._row_sums, samples, self._lanes,
-            SPEC=self.spec, ACT=act, num_warps=8, num_stages=1,
-        )  # fmt: skip
+            forward_rows,
+            (samples // BLOCK.value, self.spec.down),
+            self.buffers.rollout.observation,
+            self.buffers.order,
+            first,
+            self._values,
+            self._row_sums,
+            samples,
+            self._lanes,
+            SPEC=self.spec,
+            ACT=act,
+            num_warps=8,
+            num_stages=1,
+        )
 
     def bootstrap(self, finals: bool) -> None:
-        """The value of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
+        """The value of the observation after the last step, and with `finals` of the true final observations of
+        truncated episodes.
+        """
         first = 0 if finals else self._steps
         self.launch(
-            bootstrap_boards, (self._lanes // BLOCK.value, self._steps + 1 - first),
-            self._bootstrap(), self._values, first, self._steps, self._lanes, SPEC=self.spec, VALUE=self.work.value_of, num_warps=8, num_stages=1,
-        )  # fmt: skip
+            bootstrap_boards,
+            (self._lanes // BLOCK.value, self._steps + 1 - first),
+            self._bootstrap(),
+            self._values,
+            first,
+            self._steps,
+            self._lanes,
+            SPEC=self.spec,
+            VALUE=self.work.value_of,
+            num_warps=8,
+            num_stages=1,
+        )
 
     # UPDATE
 
@@ -185,23 +241,61 @@ class BoardLearner(Learner):
         spec, samples, first = self.spec, self._samples, k * self.layout.shards * self.layout.shard_blocks
         self._forward(first, samples, act=False)
         self.launch(
-            backward_rows, (samples // self._head_tile,),
-            self.buffers.order, first, self._row_sums, samples, self.work.samples(), self._values, self._gradient_z, self._partial, self._width, self._lanes,
-            SPEC=spec, LOSS=self.work.loss, TILE=self._head_tile, num_warps=4, num_stages=1,
-        )  # fmt: skip
+            backward_rows,
+            (samples // self._head_tile,),
+            self.buffers.order,
+            first,
+            self._row_sums,
+            samples,
+            self.work.samples(),
+            self._values,
+            self._gradient_z,
+            self._partial,
+            self._width,
+            self._lanes,
+            SPEC=spec,
+            LOSS=self.work.loss,
+            TILE=self._head_tile,
+            num_warps=4,
+            num_stages=1,
+        )
         self.launch(
-            backward_places, (self._groups, spec.down),
-            self.buffers.rollout.observation, self.buffers.order, first, self._values, self._gradient_z, self._gradient, self._squares, self._partial,
-            self._width, samples, self._lanes, SPEC=spec, PLACES=PLACES, TILE=min(TILE, samples), num_warps=8, num_stages=1,
-        )  # fmt: skip
+            backward_places,
+            (self._groups, spec.down),
+            self.buffers.rollout.observation,
+            self.buffers.order,
+            first,
+            self._values,
+            self._gradient_z,
+            self._gradient,
+            self._squares,
+            self._partial,
+            self._width,
+            samples,
+            self._lanes,
+            SPEC=spec,
+            PLACES=PLACES,
+            TILE=min(TILE, samples),
+            num_warps=8,
+            num_stages=1,
+        )
 
     def reduce(self) -> None:
         """The rest of the gradient from its rows of partial sums, and the update's numbers."""
         self.launch(
-            reduce_small, (self._width // REDUCE_COLUMNS.value,),
-            self._partial, self._width, self._gradient, self._squares[self._groups * self.spec.down :], self._values, self.work.update(),
-            SPEC=self.spec, RECORD=self.work.record, ROWS=len(self._partial), num_warps=4,
-        )  # fmt: skip
+            reduce_small,
+            (self._width // REDUCE_COLUMNS.value,),
+            self._partial,
+            self._width,
+            self._gradient,
+            self._squares[self._groups * self.spec.down :],
+            self._values,
+            self.work.update(),
+            SPEC=self.spec,
+            RECORD=self.work.record,
+            ROWS=len(self._partial),
+            num_warps=4,
+        )
 
 
 def build(task: Any, precision: str) -> tuple[BoardLearner | None, str | None]:

@@ -1,6 +1,8 @@
-"""Which tile config of fused kernels is the fastest on this GPU: measured once, before a run begins, and remembered on disk for the next.
+"""Which tile config of fused kernels is the fastest on this GPU: measured once, before a run begins, and remembered on
+disk for the next.
 
-A measurement works on copies of all that it would write, so that a run begins as if there had been none. Knows learners by what they do, not by how.
+A measurement works on copies of all that it would write, so that a run begins as if there had been none. Knows learners
+by what they do, not by how.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.tiles import TileConfig, from_text
 
 MARGIN = 0.03
-"""A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one start to the next."""
+"""A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one
+start to the next.
+"""
 
 REGIONS, REGION_S, MOST_REPLAYS = 3, 1e-3, 20
 """Medians of so many regions, each of about so many seconds of replays."""
@@ -38,13 +42,13 @@ Seconds = Callable[[Learner], float]
 
 
 def seconds(learner: Learner) -> float:
-    """Seconds that an iteration takes on a GPU, of what differs between tile configs: acting, and gradients. Of a learner made to `spare` its buffers."""
+    """Seconds that an iteration takes on a GPU, of what differs between tile configs: acting, and gradients. Of a
+    learner made to `spare` its buffers.
+    """
     buffers = learner.buffers
     updates, acts = buffers.order.shape[0] * learner.layout.minibatches, len(buffers.rollout.reward)
-    updates_at_once, acts_at_once = (
-        max(1, round(updates / acts)),
-        max(1, round(acts / updates)),
-    )  # both together in the proportion that they have
+    # both together in the proportion that they have
+    updates_at_once, acts_at_once = max(1, round(updates / acts)), max(1, round(acts / updates))
 
     def work() -> None:
         for _ in range(acts_at_once):
@@ -73,7 +77,9 @@ def _region_s(graph: Graphed, replays: int) -> float:
 
 
 def copies(task: Task) -> Any:
-    """Buffers to measure with: what is written is a copy, what is only read is shared, and the order is a shuffled one, as it is later."""
+    """Buffers to measure with: what is written is a copy, what is only read is shared, and the order is a shuffled one,
+    as it is later.
+    """
     buffers = task.buffers
     shuffled = (
         torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order)
@@ -89,7 +95,9 @@ def copies(task: Task) -> Any:
 def fastest(
     learners: Iterable[Learner], cost: Callable[[Learner], float]
 ) -> tuple[TileConfig | None, dict[TileConfig, float]]:
-    """The tile config to take, an earlier one unless a later one costs clearly less, and what each has cost; None where none could be measured."""
+    """The tile config to take, an earlier one unless a later one costs clearly less, and what each has cost; None where
+    none could be measured.
+    """
     found: TileConfig | None = None
     costs: dict[TileConfig, float] = {}
     for learner in learners:
@@ -114,21 +122,14 @@ def _resource_errors() -> tuple[type[Exception], ...]:
 
 
 class Memory:
-    """What was the fastest, by GPU, Triton, spec and sizes, in the user's cache: one small file each. Without a place to keep it, it forgets."""
+    """What was the fastest, by GPU, Triton, spec and sizes, in the user's cache: one small file each. Without a place
+    to keep it, it forgets.
+    """
 
     def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
         import triton
 
-        asked = (
-            __version__,
-            triton.__version__,
-            gpu,
-            task.name,
-            spec,
-            len(task.buffers.order),
-            task.layout,
-            task.chunks,
-        )
+        asked = __version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks
         self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
         kernels = folder()
         self._store = (

@@ -1,4 +1,5 @@
-"""A policy with a memory as launches of fused kernels: the layers of `operant.kernels.dense`, and between encoder and heads the cells over whole segments.
+"""A policy with a memory as launches of fused kernels: the layers of `operant.kernels.dense`, and between encoder and
+heads the cells over whole segments.
 
 Acting is one launch where a program can hold the network, otherwise a launch a layer. Knows no algorithm.
 """
@@ -21,23 +22,30 @@ ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
 ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8, 16), "wide": (64, 8, 32), "wide, 32 bits": (32, 8, 16)}, 64
-"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps; and, where it does not hold the weights
-of a GRU or an LSTM, units that it works out at a time."""
+"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps;
+and, where it does not hold the weights of a GRU or an LSTM, units that it works out at a time.
+"""
 
 FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
 """Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
 
 FEW_LANES, MANY_LANES = 16, 32
-"""Lanes of a program, where each of its steps has products: these take 16 at least. On an H200, 32 are faster once there are enough programs."""
+"""Lanes of a program, where each of its steps has products: these take 16 at least. On an H200, 32 are faster once
+there are enough programs.
+"""
 
 MANY_GATED, MANY_MINGRU = 4096, 8192
 """Lanes of a minibatch from which on a program takes many: of GRU and LSTM, and of MinGRU on the way back."""
 
 SCAN_NUMBERS, SCAN_NUMBERS_OF_A_STEP = 512, 4096
-"""Units of lanes of a program of MinGRU's scan alone, and where it has one step, which reads a state of many lanes, unit after unit."""
+"""Units of lanes of a program of MinGRU's scan alone, and where it has one step, which reads a state of many lanes,
+unit after unit.
+"""
 
 MOST_CHUNKS, MOST_PARTIAL = 64, 64 << 20
-"""Parts of a minibatch whose gradients are summed one by one: so many, and of a large network as many as have so many numbers together."""
+"""Parts of a minibatch whose gradients are summed one by one: so many, and of a large network as many as have so many
+numbers together.
+"""
 
 SMALL = 32
 """Rows of the tiles that any GPU takes (see `operant.kernels.tiles`)."""
@@ -49,9 +57,11 @@ MICROBATCH_BYTES = 4 << 30
 def tile_config(
     spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None, *, small: bool = False
 ) -> per_layer.PerLayer | str:
-    """How the kernels of a minibatch are cut, or the sentence that says why they cannot be. `cut` is the layout of segments, `chunks` what is asked for.
+    """How the kernels of a minibatch are cut, or the sentence that says why they cannot be. `cut` is the layout of
+    segments, `chunks` what is asked for.
 
-    A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no room for others, or no products of them.
+    A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no
+    room for others, or no products of them.
     """
     numbers = (
         sum(deep * wide for deep, wide in zip(spec.inputs, spec.widths, strict=True))
@@ -61,7 +71,10 @@ def tile_config(
     per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(most_chunks))
     rows = cut.shard_blocks // max(per_shard, 1) * cut.length * cut.block
     if cut.shard_blocks % per_shard or rows % 16:
-        return f"a minibatch has {cut.shard_blocks * cut.shards * cut.block:,} segments of {cut.length} steps, of which kernels make no chunks of whole tiles"
+        return (
+            f"a minibatch has {cut.shard_blocks * cut.shards * cut.block:,} segments of {cut.length} steps, of "
+            "which kernels make no chunks of whole tiles"
+        )
     wide = spec.precision != "ieee"
     block_m = math.gcd(rows, 128 if wide else 64)
     block_k = min(block_m, 64 if spec.precision == "bf16" else 32 if wide else 16)
@@ -107,8 +120,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             return torch.zeros(self._capacity, width, dtype=kind, device=device)
 
         layers, P = shape.layers, shape.pad
-        # What the layers of the memory put out, the last of which the head reads; a GRU's and an LSTM's gates are kept for the way back, as is what a step
-        # begins with.
+        # What the layers of the memory put out, the last of which the head reads; a GRU's and an LSTM's gates are kept
+        # for the way back, as is what a step begins with.
         self._outputs = [rows(P) for _ in range(layers)]
         self._gates = [rows(shape.columns) for _ in range(layers)]
         self._before = [rows(P) for _ in range(layers)]
@@ -116,7 +129,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         self._by_output = [rows(P), rows(P)]
         self._hidden.append(self._outputs[-1][None])
         self._memory = torch.zeros(layers * shape.matrices * shape.matrix, dtype=kind, device=device)
-        # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
+        # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are
+        # those that end so.
         self._head_spec = replace(spec, layer_norm=True)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # A tile of observations has a power of two of columns; padded to 192 they go a layer at a time.
@@ -130,7 +144,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         )
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot act at once acts a layer at a time."""
+        """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot
+        act at once acts a layer at a time.
+        """
         # An episode's end asks for more than the first step does.
         self.at_once = self.at_once and self._has_room(self.policy.device, lambda: self.act(0), lambda: self.act(1))
         return super().fits()
@@ -156,7 +172,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     @property
     def _cells(self) -> Shape:
-        """The shape without the places of parameters: layers, and networks that read other observations, share the kernels that know no more."""
+        """The shape without the places of parameters: layers, and networks that read other observations, share the
+        kernels that know no more.
+        """
         return replace(self.shape, input_weights=(), input_biases=(), state_weights=(), state_biases=())
 
     def _where(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Where:
@@ -201,9 +219,18 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if not shape.fused:
                 tiles = self._row_tiling(shape.gates * shape.pad, shape.pad)
                 self.launch(
-                    products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
-                    where, x, self._weights(k), biases, self._gates[k], rows, SHAPE=self._cells, FINALS=truncated_only, **tiles,
-                )  # fmt: skip
+                    products.into_gates,
+                    (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
+                    where,
+                    x,
+                    self._weights(k),
+                    biases,
+                    self._gates[k],
+                    rows,
+                    SHAPE=self._cells,
+                    FINALS=truncated_only,
+                    **tiles,
+                )
             options: dict[str, Any] = {
                 "SHAPE": self._cells,
                 "ACT": acting,
@@ -215,8 +242,20 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
             if shape.kind == "mingru":
                 self.launch(
-                    unroll.mingru_forward, grid, where, x, gates, self._weights(k), biases, output, before, count, self._lanes, k, **options
-                )  # fmt: skip
+                    unroll.mingru_forward,
+                    grid,
+                    where,
+                    x,
+                    gates,
+                    self._weights(k),
+                    biases,
+                    output,
+                    before,
+                    count,
+                    self._lanes,
+                    k,
+                    **options,
+                )
             elif shape.kind == "gru":
                 biases = self._values[shape.state_biases[k] :]
                 self.launch(
@@ -235,8 +274,19 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 )
             else:
                 self.launch(
-                    unroll.lstm_forward, grid, where, gates, self._weights(k, 1), output, before, self._cells_before[k], count, self._lanes, k, **options
-                )  # fmt: skip
+                    unroll.lstm_forward,
+                    grid,
+                    where,
+                    gates,
+                    self._weights(k, 1),
+                    output,
+                    before,
+                    self._cells_before[k],
+                    count,
+                    self._lanes,
+                    k,
+                    **options,
+                )
             x = output
 
     def _cell_options(self, count: int, *, acting: bool = False, back: bool = False) -> dict[str, int]:
@@ -258,7 +308,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, log-probabilities and values of step t, and with it of episodes that step t - 1 truncated V of what they saw last."""
+        """Actions, log-probabilities and values of step t, and with it of episodes that step t - 1 truncated V of what
+        they saw last.
+        """
         if self.at_once:
             self._act_at_once(t, finals=t > 0 and self._states.finals, last=False)
             return
@@ -269,10 +321,22 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             self._forward(t * self._lanes + first, count)
             self._remember(self._where(first, t, acting=True), count, acting=True, write=True)
             self.launch(
-                per_layer.act_head, (-(-count // self._head_block_m), 1),
-                self._hidden[-1], self._packed, self._values, self._legal_mask, self.work.acting(), t, first, count, self._lanes, self._capacity,
-                SPEC=self.spec, SAMPLE=self.work.sample, **tiling,
-            )  # fmt: skip
+                per_layer.act_head,
+                (-(-count // self._head_block_m), 1),
+                self._hidden[-1],
+                self._packed,
+                self._values,
+                self._legal_mask,
+                self.work.acting(),
+                t,
+                first,
+                count,
+                self._lanes,
+                self._capacity,
+                SPEC=self.spec,
+                SAMPLE=self.work.sample,
+                **tiling,
+            )
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
         rollout, (block_m, warps, units) = self.buffers.rollout, ACT_TILES[self.act_tile]
@@ -280,15 +344,32 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
         self.launch(
-            act.act, (-(-self._lanes // block_m),),
-            self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._first, self._memory,
-            self._where(0, 0, acting=True), t, self._lanes,
-            SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last,
-            BLOCK_M=block_m, UNITS=min(units, self.shape.pad), num_warps=warps,
-        )  # fmt: skip
+            act.act,
+            (-(-self._lanes // block_m),),
+            self._inputs(),
+            self.work.acting(),
+            Finals(seen, self.buffers.final_value),
+            self._values,
+            self._first,
+            self._memory,
+            self._where(0, 0, acting=True),
+            t,
+            self._lanes,
+            SPEC=self.spec,
+            SHAPE=self.shape,
+            SAMPLE=self.work.sample,
+            FINALS=finals,
+            WINDOW=window,
+            LAST=last,
+            BLOCK_M=block_m,
+            UNITS=min(units, self.shape.pad),
+            num_warps=warps,
+        )
 
     def final_values(self, t: int) -> None:
-        """V of the true final observations of episodes that step t truncated, with the state before it is forgotten. A network that acts at once knows them."""
+        """V of the true final observations of episodes that step t truncated, with the state before it is forgotten. A
+        network that acts at once knows them.
+        """
         if self.at_once:
             return
         for first, count in self._microbatches(self._lanes):
@@ -303,7 +384,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             )
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and of a network that acts at once with `finals` of what episodes saw last that this step truncated."""
+        """V of the observation after the last step, and of a network that acts at once with `finals` of what episodes
+        saw last that this step truncated.
+        """
         if self.at_once:
             self._act_at_once(self._steps, finals=finals, last=True)
             return
@@ -329,7 +412,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         *,
         truncated_only: bool,
     ) -> None:
-        """V of observations of step t, which the state does not remember; it is forgotten where an episode has ended before step `forgotten` (0: nowhere)."""
+        """V of observations of step t, which the state does not remember; it is forgotten where an episode has ended
+        before step `forgotten` (0: nowhere).
+        """
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         sample = t * self._lanes + first
@@ -343,22 +428,39 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             truncated_only=truncated_only,
         )
         self.launch(
-            per_layer.value_head, (-(-count // self._head_block_m),),
-            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, self._legal_mask, value, sample, count, self._lanes,
-            self._capacity, SPEC=self.spec, VALUE=self.work.value_of, TRUNCATED_ONLY=truncated_only, **tiling,
-        )  # fmt: skip
+            per_layer.value_head,
+            (-(-count // self._head_block_m),),
+            self._hidden[-1],
+            self._packed,
+            self._values,
+            self.buffers.rollout.truncated,
+            self._legal_mask,
+            value,
+            sample,
+            count,
+            self._lanes,
+            self._capacity,
+            SPEC=self.spec,
+            VALUE=self.work.value_of,
+            TRUNCATED_ONLY=truncated_only,
+            **tiling,
+        )
 
     # UPDATE
 
     def begin(self) -> None:
-        """What an update needs to know of the whole rollout, its learning rate, and the order of its segments' steps."""
+        """What an update needs to know of the whole rollout, its learning rate, and the order of its
+        segments' steps.
+        """
         super().begin()
         L, groups, block = self.shape.length, self.layout.groups, self._segments[:, :, None]  # (E, M, 1)
         step = torch.arange(L, dtype=torch.int32, device=block.device)
         self.buffers.order.view(*self._segments.shape, L).copy_((block // groups * L + step) * groups + block % groups)
 
     def forward(self, k: int, first_chunk: int) -> Where:
-        """What the heads read of minibatch k's chunks from `first_chunk` on, as many as are taken at a time; and where their segments lie."""
+        """What the heads read of minibatch k's chunks from `first_chunk` on, as many as are taken at a time; and where
+        their segments lie.
+        """
         tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
         where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
         if self._reads_at_once:
@@ -367,15 +469,35 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2),
             )
             self.launch(
-                act.first_layer, (self._capacity // block_m,),
-                where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,
-                SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=8,
-            )  # fmt: skip
+                act.first_layer,
+                (self._capacity // block_m,),
+                where,
+                self._inputs(),
+                self._first,
+                self._rounded,
+                self._hidden[0],
+                self._saved[0],
+                self._lanes,
+                SPEC=self.spec,
+                SHAPE=shape,
+                SAVE=self._saved is not self._hidden,
+                BLOCK_M=block_m,
+                num_warps=8,
+            )
         else:
             self.launch(
-                per_layer.gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
-            )  # fmt: skip
+                per_layer.gather_chunks,
+                (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+                minibatch,
+                self._inputs(),
+                self._x,
+                self._rounded,
+                first_chunk,
+                self._slot,
+                self._lanes,
+                SPEC=self.spec,
+                **tiling,
+            )
         self._forward(0, self._capacity, save=True, begin=1 if self._reads_at_once else 0)
         self._remember(where, self._capacity // shape.length, acting=False, write=False)
         return where
@@ -393,12 +515,21 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if self._last > 1 and not self.spec.layer_norm:  # the bias below the memory
                 place, block = self.spec.biases[-1], math.gcd(self._slot, max(16, 4096 // shape.pad))
                 self.launch(
-                    products.sum_rows, (self._slots,), self._gradients[self._last - 1], self._partial[first_chunk:, place:], self._slot, self._width,
-                    SHAPE=self._cells, BLOCK=block, num_warps=4,
-                )  # fmt: skip
+                    products.sum_rows,
+                    (self._slots,),
+                    self._gradients[self._last - 1],
+                    self._partial[first_chunk:, place:],
+                    self._slot,
+                    self._width,
+                    SHAPE=self._cells,
+                    BLOCK=block,
+                    num_warps=4,
+                )
 
     def _gradient_memory(self, where: Where, first_chunk: int) -> None:
-        """Through the memory's layers, from the last to the first, to what the last hidden layer computes; each with its weights' gradients."""
+        """Through the memory's layers, from the last to the first, to what the last hidden layer computes; each with
+        its weights' gradients.
+        """
         shape, last = self.shape, self._last - 1
         count = self._capacity // shape.length
         gradient, other = self._by_output
@@ -416,10 +547,23 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if shape.kind == "mingru":
                 into = back if shape.fused else gradient  # in place: a row's is read before it is written
                 self.launch(
-                    unroll.mingru_backward, grid,
-                    where, x, gates, self._weights(k), self._values[shape.input_biases[k] :], self._before[k], gradient, self._saved[last], into, count, lanes,
-                    SPEC=self.spec, SLOPE=slope and shape.fused, **options,
-                )  # fmt: skip
+                    unroll.mingru_backward,
+                    grid,
+                    where,
+                    x,
+                    gates,
+                    self._weights(k),
+                    self._values[shape.input_biases[k] :],
+                    self._before[k],
+                    gradient,
+                    self._saved[last],
+                    into,
+                    count,
+                    lanes,
+                    SPEC=self.spec,
+                    SLOPE=slope and shape.fused,
+                    **options,
+                )
             else:
                 self.launch(
                     unroll.gated_backward,
@@ -436,10 +580,19 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if not shape.fused:
                 tiles = self._row_tiling(shape.pad, shape.gates * shape.pad)
                 self.launch(
-                    products.out_of_gates, (shape.pad // tiles["BLOCK_N"], self._capacity // tiles["BLOCK_M"]),
-                    gates, self._weights(k), gradient, self._saved[last], back,
-                    SPEC=self.spec, SHAPE=self._cells, ADD=shape.kind == "mingru", SLOPE=slope, **tiles,
-                )  # fmt: skip
+                    products.out_of_gates,
+                    (shape.pad // tiles["BLOCK_N"], self._capacity // tiles["BLOCK_M"]),
+                    gates,
+                    self._weights(k),
+                    gradient,
+                    self._saved[last],
+                    back,
+                    SPEC=self.spec,
+                    SHAPE=self._cells,
+                    ADD=shape.kind == "mingru",
+                    SLOPE=slope,
+                    **tiles,
+                )
             with self._beside(k > 0):
                 self._sum_memory(k, x, first_chunk)
             gradient, other = other, gradient
@@ -447,7 +600,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             torch.cuda.current_stream().wait_stream(self._side)
 
     def _beside(self, wanted: bool) -> contextlib.AbstractContextManager[object]:
-        """Where `wanted`, a stream of its own: a cell's way back leaves much of a GPU free, on which a layer's sums go on beside the next one's."""
+        """Where `wanted`, a stream of its own: a cell's way back leaves much of a GPU free, on which a layer's sums go
+        on beside the next one's.
+        """
         if self._side is None or not wanted:
             return contextlib.nullcontext()
         self._side.wait_stream(torch.cuda.current_stream())
@@ -463,13 +618,32 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         grid = (shape.gates * shape.pad // tiles["BLOCK_M"] * (shape.pad // tiles["BLOCK_N"]), self._slots)
         rows, gates = self._partial[first_chunk:], self._gates[k]
         self.launch(
-            products.gate_weight_gradient, grid,
-            gates, x, rows[:, shape.input_weights[k] :], rows[:, shape.input_biases[k] :], self._slot, self._width,
-            SHAPE=self._cells, BIASES=True, RECURRENT=False, **tiles,
-        )  # fmt: skip
+            products.gate_weight_gradient,
+            grid,
+            gates,
+            x,
+            rows[:, shape.input_weights[k] :],
+            rows[:, shape.input_biases[k] :],
+            self._slot,
+            self._width,
+            SHAPE=self._cells,
+            BIASES=True,
+            RECURRENT=False,
+            **tiles,
+        )
         if shape.kind != "mingru":
             biases = rows[:, shape.state_biases[k] :] if shape.kind == "gru" else rows
             self.launch(
-                products.gate_weight_gradient, grid, gates, self._before[k], rows[:, shape.state_weights[k] :], biases, self._slot, self._width,
-                SHAPE=self._cells, BIASES=shape.kind == "gru", RECURRENT=True, **tiles,
-            )  # fmt: skip
+                products.gate_weight_gradient,
+                grid,
+                gates,
+                self._before[k],
+                rows[:, shape.state_weights[k] :],
+                biases,
+                self._slot,
+                self._width,
+                SHAPE=self._cells,
+                BIASES=shape.kind == "gru",
+                RECURRENT=True,
+                **tiles,
+            )

@@ -1,4 +1,6 @@
-"""What recurrent kernels are generated from: a memory's shape as plain numbers, or the sentence that says why there are none. Knows no Triton."""
+"""What recurrent kernels are generated from: a memory's shape as plain numbers, or the sentence that says why there are
+none. Knows no Triton.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,14 @@ from operant.kernels import spec as kernel_spec
 from operant.nn import Policy
 
 MAX_GATED, MAX_FP32 = 256, 64
-"""Units of a GRU or an LSTM whose every step one program computes, padded; and of any memory in fp32 that are known to be no slower than torch's."""
+"""Units of a GRU or an LSTM whose every step one program computes, padded; and of any memory in fp32 that are known to
+be no slower than torch's.
+"""
 
 FUSED_BYTES = 64 << 10
-"""Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
+"""Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one
+kernel.
+"""
 
 HELD_BYTES = 64 << 10
 """Of all weights of a memory that a program holds while it acts."""
@@ -40,7 +46,9 @@ class Shape:
     approximate: bool  # tanh is the GPU's own instruction
     fused: bool  # MinGRU: gates are worked out where they are used
     resident: bool  # a program holds the recurrent weights
-    part: int  # units of the state that a product with them takes at a time where it does not: few, as in fp32 operands lie in registers
+    # units of the state that a product with them takes at a time where it does not: few, as in fp32 operands lie in
+    # registers
+    part: int
     held: bool  # a program that acts holds all weights
     input_weights: tuple[int, ...]  # where each layer's begin in the flat vector
     input_biases: tuple[int, ...]
@@ -53,7 +61,9 @@ class Shape:
 
     @property
     def in_tiles(self) -> bool:
-        """A program that acts goes through a GRU's or an LSTM's only layer some units after the other: it does not hold all weights."""
+        """A program that acts goes through a GRU's or an LSTM's only layer some units after the other: it does not hold
+        all weights.
+        """
         return self.kind != "mingru" and not self.held and self.layers == 1
 
     @property
@@ -63,7 +73,9 @@ class Shape:
 
     @property
     def own_places(self) -> tuple[int, ...]:
-        """Where in a row of gates the gradients lie that the recurrent weights' products take: of a GRU's n there are two, of its input and of W h + b."""
+        """Where in a row of gates the gradients lie that the recurrent weights' products take: of a GRU's n there are
+        two, of its input and of W h + b.
+        """
         return (0, 1, 3) if self.kind == "gru" else tuple(range(self.gates))
 
     @property
@@ -116,7 +128,10 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
     if memory.towers != 1:
         return "actor and critic have a memory each (net.shared = true works)"
     if memory.units != net.encoder.config.hidden[-1]:
-        return f"net.memory_size is {memory.units}, and fused kernels take the width of the last hidden layer, {net.encoder.config.hidden[-1]}"
+        return (
+            f"net.memory_size is {memory.units}, and fused kernels take the width of the last hidden layer, "
+            f"{net.encoder.config.hidden[-1]}"
+        )
     if memory.kind != "mingru" and memory.units > MAX_GATED:
         return f"fused kernels take up to {MAX_GATED} units of a {memory.kind}, and the memory has {memory.units}"
     return None
@@ -143,10 +158,26 @@ def describe(policy: Policy, precision: str, length: int, block: int) -> tuple[k
         return tuple(begin[f"memory.{name}.{k}"] for k in range(len(getattr(memory, name))))
 
     shape = Shape(
-        memory.kind, memory.layers, memory.units, pad, gates, (3 if memory.kind == "mingru" else 4) * pad, memory.rows, length, block,
-        spec.precision, spec.approximate, False, False, 0 if memory.kind == "mingru" else min(16 if spec.precision == "ieee" else 32, pad), False,
-        places("input_weights"), places("input_biases"), places("state_weights"), places("state_biases"),
-    )  # fmt: skip
+        memory.kind,
+        memory.layers,
+        memory.units,
+        pad,
+        gates,
+        (3 if memory.kind == "mingru" else 4) * pad,
+        memory.rows,
+        length,
+        block,
+        spec.precision,
+        spec.approximate,
+        False,
+        False,
+        0 if memory.kind == "mingru" else min(16 if spec.precision == "ieee" else 32, pad),
+        False,
+        places("input_weights"),
+        places("input_biases"),
+        places("state_weights"),
+        places("state_biases"),
+    )
     held = number * shape.matrix
     mingru = memory.kind == "mingru"
     fused, resident, few = (

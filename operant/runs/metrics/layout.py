@@ -1,20 +1,28 @@
-"""The bytes of a metrics file: where everything lies, the words that codes stand for, and the values read back. Standard library only.
+"""The bytes of a metrics file: where everything lies, the words that codes stand for, and the values read back.
+Standard library only.
 
 Little-endian, 8-byte aligned fields, the file a multiple of 64 KiB. ABI 1.1:
 
-    0      header    magic, versions, run and process identity, table of at most 8 sections {kind, count, offset, length, stride, crc}, crc at 4092
-    4096   status    words stored one by one: heartbeat, main count, phase | state | heads | events | control, checkpoint | faults | history  (kind 1)
-    8192   schema    128 bytes a metric: id, dtype, kind, unit, flags, divergence bounds, name                     (kind 2, crc in the table)
-    ...    ring      `capacity` records of 64 + 8N bytes; record n lies in slot n & (capacity - 1)                 (kind 3)
-                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | boottime u64 | realtime u64 | session u32, flags u32 | nonfinite u64 | N x 8}
-    ...    events    256 bytes each, slots as in the ring                                                          (kind 5, since 1.1)
-                     {seq u64 | crc u32, length u16, level u8, code u8 | n u64 | boottime u64 | realtime u64 | step u64 | text 208}
-    ...    frames    two slots of 64 bytes and the pixels; absent where no room was asked for                      (kind 6, since 1.1)
-                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | lanes, height, width, channels u16 | mode u16, 0 | boottime u64 | 0}
+    0      header    magic, versions, run and process identity, table of at most 8 sections {kind, count, offset,
+    length, stride, crc}, crc at 4092 4096   status    words stored one by one: heartbeat, main count, phase | state |
+    heads | events | control, checkpoint | faults | history  (kind 1) 8192   schema    128 bytes a metric: id, dtype,
+    kind, unit, flags, divergence bounds, name                     (kind 2, crc in the table) ...    ring
+    `capacity` records of 64 + 8N bytes; record n lies in slot n & (capacity - 1)                 (kind 3)
+                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | boottime u64 | realtime u64 | session u32,
+                     flags u32 | nonfinite u64 | N x 8}
+    ...    events    256 bytes each, slots as in the ring                                                          (kind
+    5, since 1.1)
+                     {seq u64 | crc u32, length u16, level u8, code u8 | n u64 | boottime u64 | realtime u64 | step u64
+                     | text 208}
+    ...    frames    two slots of 64 bytes and the pixels; absent where no room was asked for                      (kind
+    6, since 1.1)
+                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | lanes, height, width, channels u16 | mode u16,
+                     0 | boottime u64 | 0}
 
-`seq` is 2n+1 while number n is being stored and 2n+2 after. The CRC-32 (zlib's) covers byte 12 to the end of what is stored, n itself included.
-Kinds of sections, compat bits and codes a reader does not know are skipped, and a newer minor version is read; another major version or an unknown
-incompat bit is refused. Fields are only appended, never re-typed; what is reserved is written as zero and not looked at.
+`seq` is 2n+1 while number n is being stored and 2n+2 after. The CRC-32 (zlib's) covers byte 12 to the end of what is
+stored, n itself included. Kinds of sections, compat bits and codes a reader does not know are skipped, and a newer
+minor version is read; another major version or an unknown incompat bit is refused. Fields are only appended, never
+re-typed; what is reserved is written as zero and not looked at.
 """
 
 from __future__ import annotations
@@ -39,7 +47,9 @@ STATES: Final = (
     "gpu_fault",
     "oom",
 )
-"""The states a trainer stores; the index is the byte in the file, so words are only ever appended, here and in the tuples below."""
+"""The states a trainer stores; the index is the byte in the file, so words are only ever appended, here and in the
+tuples below.
+"""
 TERMINAL: Final = frozenset(("finished", "stopped", "failed", "diverged", "gpu_fault", "oom"))
 PHASES: Final = ("idle", "rollout", "update", "eval", "checkpoint", "compile")
 KINDS: Final = ("gauge", "counter", "rate", "bucket")
@@ -65,7 +75,9 @@ MODES: Final = ("greedy", "sampled")
 """How the agent of a frame chose its actions."""
 
 FLAG_NONFINITE, FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONE = 1, 2, 4, 8
-"""Bits of `Record.flags`. NONFINITE: an infinity, or NaN in a column that must be finite. NONE: NaN elsewhere, which means "no value"."""
+"""Bits of `Record.flags`. NONFINITE: an infinity, or NaN in a column that must be finite. NONE: NaN elsewhere, which
+means "no value".
+"""
 
 MAXIMUM_METRICS, MAXIMUM_RECORDS, MAXIMUM_SECTIONS, MAXIMUM_FRAME = 4096, 1 << 20, 8, 1 << 24
 MINIMUM_SIZE, MAXIMUM_SIZE = 8192, 1 << 30
@@ -91,7 +103,9 @@ STATUS_WORDS = struct.Struct("<64Q")
 
 
 class Metric(NamedTuple):
-    """One column of the records. NaN means "no value" unless `must_be_finite`. `low` and `high` are the divergence bounds (kept as float32)."""
+    """One column of the records. NaN means "no value" unless `must_be_finite`. `low` and `high` are the divergence
+    bounds (kept as float32).
+    """
 
     name: str  # [A-Za-z0-9_./-]{1,63}
     kind: str = "gauge"  # of KINDS
@@ -107,7 +121,9 @@ class Metric(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Who writes the file, fixed for its life. Realtime is for display only; `host` and `version` are untrusted text, made printable."""
+    """Who writes the file, fixed for its life. Realtime is for display only; `host` and `version` are untrusted text,
+    made printable.
+    """
 
     abi: tuple[int, int]
     session: int
@@ -167,7 +183,9 @@ class Record(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened; `n` counts from 0 in each session. `level` is "info" and `code` "note" where a newer trainer wrote another."""
+    """Something that happened; `n` counts from 0 in each session. `level` is "info" and `code` "note" where a newer
+    trainer wrote another.
+    """
 
     n: int
     step: int
@@ -179,7 +197,9 @@ class Event(NamedTuple):
 
 
 class RawFrame(NamedTuple):
-    """Pictures of the agent at one moment; `n` counts from 0 in each session. `mode` is "" where a newer trainer wrote another."""
+    """Pictures of the agent at one moment; `n` counts from 0 in each session. `mode` is "" where a newer trainer wrote
+    another.
+    """
 
     n: int
     step: int
@@ -201,12 +221,20 @@ def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
     """The schema's bytes, 128 a metric."""
     return b"".join(
         METRIC.pack(
-            index, DTYPES.index(metric.dtype), KINDS.index(metric.kind), 0, AXES.index(metric.axis),
+            index,
+            DTYPES.index(metric.dtype),
+            KINDS.index(metric.kind),
+            0,
+            AXES.index(metric.axis),
             MUST_BE_FINITE * metric.must_be_finite | HIGHER_BETTER * metric.higher_better | HIDDEN * metric.hidden,
-            metric.group, _float32(metric.low), _float32(metric.high), encode(metric.unit, 40), metric.name.encode(),
+            metric.group,
+            _float32(metric.low),
+            _float32(metric.high),
+            encode(metric.unit, 40),
+            metric.name.encode(),
         )
         for index, metric in enumerate(metrics)
-    )  # fmt: skip
+    )
 
 
 def _float32(bound: float) -> float:

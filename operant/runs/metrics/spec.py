@@ -1,7 +1,9 @@
-"""What a metric means: its label, its place on a screen, and when it is a warning. Travels with the run as `metrics.json`. Standard library only.
+"""What a metric means: its label, its place on a screen, and when it is a warning. Travels with the run as
+`metrics.json`. Standard library only.
 
-The code that makes a metric declares it here once; a viewer knows metrics only through these values and the metrics file's schema. Thresholds are data: a
-viewer applies them to the recent records (those of the last ten seconds, at least twenty). Knows no file: `encode` and `decode` are for the document.
+The code that makes a metric declares it here once; a viewer knows metrics only through these values and the metrics
+file's schema. Thresholds are data: a viewer applies them to the recent records (those of the last ten seconds, at least
+twenty). Knows no file: `encode` and `decode` are for the document.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ LEVELS: Final = ("warn", "bad")
 RELATIONS: Final = ("", "minute", "highest")
 EXCEPTIONS: Final = ("", "best", "target")
 RETURN, EVALUATION, ITERATIONS, SECONDS = "return", "eval/return", "iterations", "seconds/"
-"""Names that mean the same in every run, whatever its algorithm: the training's and the evaluation's mean return, iterations a record, time a phase."""
+"""Names that mean the same in every run, whatever its algorithm: the training's and the evaluation's mean return,
+iterations a record, time a phase.
+"""
 BOOKKEEPING: Final = 900
 """The order from which on a metric is bookkeeping: behind those that declare none."""
 UNORDERED: Final = 500
 _MOST_THRESHOLDS = 16
 _FORM: Final = (
-    f"a name is 1 to 63 of A-Z a-z 0-9 _ . / -, texts are printable (label and unit up to 40 characters, figure 16, advice 300), at most {_MOST_THRESHOLDS} "
+    "a name is 1 to 63 of A-Z a-z 0-9 _ . / -, texts are printable (label and unit up to 40 characters, figure 16, "
+    f"advice 300), at most {_MOST_THRESHOLDS} "
     f"thresholds, each with a bound, a level of {LEVELS}, relative_to of {RELATIONS}, unless of {EXCEPTIONS}"
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
@@ -36,7 +41,9 @@ _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanat
 
 
 class Threshold(NamedTuple):
-    """One rule: the metric deserves a `level` while its recent values lie in [at_least, below) and all conditions hold. The first rule that applies counts."""
+    """One rule: the metric deserves a `level` while its recent values lie in [at_least, below) and all conditions hold.
+    The first rule that applies counts.
+    """
 
     level: str  # of LEVELS
     at_least: float | None = None  # None: no lower bound
@@ -47,7 +54,8 @@ class Threshold(NamedTuple):
     )
     after: float = 0.0  # only once this share of the run is done
     until: float = 1.0  # only before this share of the run is done; 1: to the end
-    relative_to: str = ""  # "": the value itself; "minute": divided by the median of the last minute; "highest": by the run's largest value
+    # "": the value itself; "minute": divided by the median of the last minute; "highest": by the run's largest value
+    relative_to: str = ""
     unless: str = ""  # "best": not while the evaluation is at its best; "target": not once it has reached the target
     while_metric: str = ""  # only while another metric ...
     while_share: float = 0.0  # ... is above this share of its largest value
@@ -72,7 +80,9 @@ class MetricSpec(NamedTuple):
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
-    """The document of some metrics; what equals the default is left out. Raises ConfigError for a metric that a reader would not take as it is."""
+    """The document of some metrics; what equals the default is left out. Raises ConfigError for a metric that a reader
+    would not take as it is.
+    """
     metrics = [
         _fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs
     ]
@@ -89,7 +99,9 @@ def _fields(one: MetricSpec | Threshold) -> dict[str, Any]:
 
 
 def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
-    """The metrics of an untrusted document by name, all text printable. Of what does not fit its form there is nothing: never raises."""
+    """The metrics of an untrusted document by name, all text printable. Of what does not fit its form there is nothing:
+    never raises.
+    """
     entries = document.get("metrics")
     if document.get("schema") != 1 or not isinstance(entries, list) or len(entries) > MOST:
         return {}
@@ -118,7 +130,9 @@ def _threshold(entry: dict[str, Any]) -> Threshold | None:
 
 
 def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skipped: str = "") -> dict[str, Any] | None:
-    """The fields of a NamedTuple that an entry has, each of its default's type; None where one is of another, or a required one (a text) is missing."""
+    """The fields of a NamedTuple that an entry has, each of its default's type; None where one is of another, or a
+    required one (a text) is missing.
+    """
     defaults, fields = kind._field_defaults, dict[str, Any]()
     for key in kind._fields:
         if key == skipped or (key not in entry and key in defaults):

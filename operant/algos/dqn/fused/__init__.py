@@ -1,7 +1,7 @@
-"""DQN's fast path: two launches an update beside the world's step, see `learner`.
+"""Fused Triton kernels of DQN: two launches an update besides the world's step, see `learner`.
 
-`backends.TorchBackend` is the specification that this is checked against: the same noise, the same samples, the same order. What imports Triton is imported
-only where it is used, so that a run without it does not wait for it.
+`dqn.DQN` is the specification that this is tested against: equal noise, equal samples, equal order. Triton is imported
+only where it is used, so that a run without it does not wait for the import.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ from operant.kernels import spec as kernel_spec
 from operant.kernels.dense import machine_reason
 
 if TYPE_CHECKING:
-    from operant.algos.dqn.fused.learner import Learner
-    from operant.algos.dqn.parts import Parts
+    from operant.algos.dqn.dqn import DQN
+    from operant.algos.dqn.fused.learner import FusedDQN
 
 MOST_WIDTH, MOST_BATCH, MOST_STEPS = 128, 8192, 16
-"""The widest layer, the largest batch and the most steps of a return that the kernels take: a program holds the whole network and a tile of the batch."""
+"""The widest layer, the largest batch and the most steps of a return that the kernels take: a program holds the whole
+network and a tile of the batch.
+"""
 
 log = logging.getLogger("operant.dqn")
 
 
-def build(parts: Parts) -> Learner | None:
-    """The fused kernels of a run, or None where torch is to do the work. Raises ConfigError where `algo.kernels` is "fused" and they cannot be."""
-    kernels, policy, on_gpu = parts.config.kernels, parts.policy, parts.policy.device.type == "cuda"
+def build(dqn: DQN) -> FusedDQN | None:
+    """Return the fused kernels of a run, or None where torch does the work.
+
+    Raises ConfigError where `algo.kernels` is "fused" and they are not supported.
+    """
+    kernels, policy, on_gpu = dqn.config.kernels, dqn.policy, dqn.policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = unsupported_reason(parts)
+    reason = unsupported_reason(dqn)
     if reason is None:
-        from operant.algos.dqn.fused.learner import Learner
+        from operant.algos.dqn.fused.learner import FusedDQN
 
-        learner = Learner(kernel_spec.describe(policy, parts.config.precision if on_gpu else "fp32"), parts)
-        reason = learner.unsupported_reason(parts.config.precision) if on_gpu else None
+        engine = FusedDQN(kernel_spec.describe(policy, dqn.config.precision if on_gpu else "fp32"), dqn)
+        reason = engine.unsupported_reason(dqn.config.precision) if on_gpu else None
         if reason is None:
             log.info("kernels: fused")
-            return learner
+            return engine
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 
 
-def unsupported_reason(parts: Parts) -> str | None:
-    """The sentence that says why a run cannot be fused, or None where it can."""
-    config, policy, world = parts.config, parts.policy, parts.cycle.world
+def unsupported_reason(dqn: DQN) -> str | None:
+    """Return why the fused kernels cannot run this configuration, as a clause for a message, or None if they can."""
+    config, policy, world = dqn.config, dqn.policy, dqn.cycle.world
     reason = kernel_spec.unsupported_reason(policy, (config.horizon + 1) * world.count)
     if reason is not None:
         return reason

@@ -1,0 +1,335 @@
+"""Twin delayed deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, arXiv 1802.09477) on N lanes, each with
+its own strength of exploration noise.
+
+This file is the specification, in torch and autograd, and reads from top to bottom. On a GPU the same updates run in
+fused Triton kernels (`operant.kernels.actor_critic`), which are tested against it. The cycle of act, step, store and
+update is `OffPolicy`'s (operant/algos/base.py).
+
+Shape letters: T ticks, N lanes, B samples of a batch, A actions, K features, C critics.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.algos.base import NOT_FINITE, Estimate, OffPolicy, Threshold, metric, replay_metrics
+from operant.algos.td3.config import TD3Config
+from operant.data import AccruedReturns, Batch
+from operant.envs import Env
+from operant.kernels import actor_critic
+from operant.nn import (
+    SOLO,
+    Adam,
+    CriticHead,
+    Exchange,
+    FlatVector,
+    NetConfig,
+    RewardScale,
+    SquashedActor,
+    clip_gradient,
+    network,
+    normal,
+    observation_bytes,
+    products,
+    scalar,
+    step_bytes,
+)
+from operant.worlds import World
+
+SATURATED = 0.98
+"""Share of its bounds beyond which an action counts as saturated."""
+
+_NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
+_DIVERGES: Final = (
+    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
+)
+_SATURATED: Final = (
+    "the actor takes extreme actions only, where tanh has no gradient: lower algo.learning_rate, or "
+    "set algo.normalize_observations=true"
+)
+
+
+class Stats(NamedTuple):
+    """Numbers of an iteration. The first four are means over its updates, the next two over those of the actor."""
+
+    critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
+    q_mean: Tensor = metric(
+        "q_mean",
+        "mean Q value",
+        figure="Q",
+        order=45,
+        advice=_NOT_FINITE,
+        thresholds=(Threshold("bad", at_least=1e6, advice=_DIVERGES), Threshold("bad", below=-1e6, advice=_DIVERGES)),
+        explanation="The critics' mean value of the sampled actions: the discounted return to come. A value that "
+        "grows without bound while the return does not is the usual way in which off-policy learning fails.",
+    )
+    td_error: Tensor = metric(
+        "td_error",
+        "TD error",
+        figure="TD error",
+        order=50,
+        advice=_NOT_FINITE,
+        thresholds=(
+            Threshold(
+                "warn",
+                at_least=10.0,
+                relative_to="minute",
+                records=0.0,
+                advice="ten times the last minute's: if it stays, the critics diverge",
+            ),
+        ),
+        explanation="The mean distance of the critics from their targets, in units of return. It should stay a "
+        "small share of the Q values.",
+    )
+    gradient_norm: Tensor = metric(
+        "gradient_norm",
+        "gradient norm",
+        order=110,
+        advice=_NOT_FINITE,
+        explanation="The norm of the critics' gradient before it is clipped.",
+    )
+    actor_loss: Tensor = metric(
+        "loss/actor",
+        "actor loss",
+        order=80,
+        advice=_NOT_FINITE,
+        explanation="Minus the critic's value of the actor's own actions.",
+    )
+    saturated: Tensor = metric(
+        "saturated",
+        "saturated",
+        figure="saturated",
+        order=60,
+        advice=_NOT_FINITE,
+        thresholds=(
+            Threshold("bad", at_least=0.98, records=0.75, unless="best", advice=_SATURATED),
+            Threshold("warn", at_least=0.95, records=0.75, unless="best", advice=_SATURATED),
+        ),
+        explanation="The share of the actor's own actions beyond 0.98 of their bounds. Some tasks are solved so; "
+        "where the return stays low, the actor is stuck.",
+    )
+    replay_fill: Tensor = replay_metrics(" of the critics")[0]
+    updates: Tensor = replay_metrics(" of the critics")[1]
+    not_finite: Tensor = NOT_FINITE
+
+
+class TD3(OffPolicy):
+    """TD3 for continuous actions."""
+
+    Config, Stats = TD3Config, Stats
+    TERMS = Stats._fields[: Stats._fields.index("replay_fill")]
+    ACTOR_TERMS = ("actor_loss", "saturated")
+
+    config: TD3Config
+    actor: SquashedActor
+
+    def __init__(
+        self,
+        world: World,
+        config: TD3Config,
+        net: NetConfig,
+        *,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
+    ) -> None:
+        """Create networks, optimizers and the cycle. `world` holds this rank's lanes where an exchange joins ranks."""
+        spec, device, A, N = world.spec, world.device, world.spec.action_size, world.count
+        actor = self.make_actor(spec, config, net, device, seed=seed)
+        # Noise: 2 A uniform numbers per lane to act, and per sample for target smoothing.
+        super().__init__(
+            world,
+            config,
+            actor,
+            seed=seed,
+            steps=steps,
+            acting_noise=2 * A,
+            update_noise=2 * A,
+            stored_action=torch.float32,
+            exchange=exchange,
+        )
+
+        self.normalizer = actor.features.normalizer
+
+        # Target actor, critics and target critics. Targets start as copies and share the observation normalizer.
+        self.target_actor = self.make_actor(spec, config, net, device, seed=seed)
+        self.target_actor.features = actor.features
+        generator = torch.Generator().manual_seed(seed ^ 0x7D3)
+        self.critic = network(
+            spec,
+            net.of_critics,
+            A,
+            config.outputs,
+            generator,
+            device,
+            towers=config.critics,
+            precision=config.precision,
+        )
+        self.target = copy.deepcopy(self.critic)
+        self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
+        self.head = CriticHead(config, device)
+
+        rate, critic_rate = scalar(config.learning_rate, device), scalar(config.critic_learning_rate, device)
+        critic_flat, epsilon = self.critic_flat, config.adam_epsilon
+        self.actor_adam = Adam(actor.flat.values.data, actor.flat.gradient, rate, epsilon)
+        self.critic_adam = Adam(critic_flat.values.data, critic_flat.gradient, critic_rate, epsilon)
+
+        # Standard deviation of each lane's exploration noise, (N): evenly spaced over the lanes of all ranks.
+        last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
+        stds = torch.linspace(config.exploration_noise, last, N * exchange.ranks, dtype=torch.float64).float()
+        self.exploration = stds.to(device)[exchange.rank * N :][:N]
+
+        # Scale of rewards, so that returns fit the support of C51.
+        self.reward_scale = RewardScale(config.support_radius, device, active=config.scales_rewards)
+        rollout = self.rollout
+        self.accrued_returns = AccruedReturns(rollout.reward, rollout.terminated, rollout.truncated, config.gamma)
+
+        self.engine = actor_critic.build(self.fused_task()) if exchange.ranks == 1 else None
+        self.capture(eager=eager)
+
+    @classmethod
+    def make_actor(
+        cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
+    ) -> SquashedActor:
+        """Create the actor alone; sampled actions have noise of `exploration_noise`."""
+        return SquashedActor(
+            spec,
+            net,
+            seed=seed,
+            device=device,
+            normalize=config.normalize_observations,
+            precision=config.precision,
+            std=config.exploration_noise,
+        )
+
+    # ACT
+
+    @torch.no_grad()
+    def act(self, t: int) -> None:
+        """Write the actor's actions of tick t with each lane's noise, or uniform ones while `cycle.warming` is 1."""
+        cycle, actor = self.cycle, self.actor
+        noise = cycle.collector.noise[t]  # (2 A, N)
+        mean = actor.distribution.mode(actor.forward(actor.features(cycle.rollout.observation[t])))
+        explored = torch.addcmul(mean, self.exploration, normal(noise)).clamp_(-1.0, 1.0)  # (A, N)
+        uniform = torch.sub(2.0 * noise[: len(explored)], 1.0)
+        action = torch.where(cycle.warming > 0, uniform, explored)
+        cycle.action[t] = action
+        cycle.rollout.action[t] = actor.to_env(action)
+
+    # LEARN
+
+    def update(self, ticks: int, number: int) -> None:
+        """Learn from one batch: the critics, and where it is due the actor, then all targets."""
+        config, skip = self.config, self.cycle.skip
+        batch, weight = self.cycle.sampler.sample(ticks, number)
+        features = self.actor.features(batch.observation)  # (K, B)
+
+        # Critics: minimise the sum over critics of E[w (Q(s, a) - y)^2].
+        critic = self.head.loss(self.critic(features, batch.action), self.critic_target(batch), weight)
+        self.critic_flat.backward(critic.loss)
+        self.cycle.sampler.set_priorities(critic.priority, skip)
+        gradient_norm = clip_gradient(self.critic_flat.gradient, config.max_gradient_norm, self.exchange)
+        self.critic_adam.step(skip)
+        reward_scale = self.reward_scale.factor
+        with torch.no_grad():
+            self.record(
+                critic_loss=critic.loss,
+                q_mean=critic.q_mean / reward_scale,
+                td_error=critic.td_error / reward_scale,
+                gradient_norm=gradient_norm,
+            )
+        if not config.actor_learns(number):
+            return
+
+        # Actor: maximise the first critic's value of its actions. Gradients flow into the actor alone.
+        action = self.actor.forward(features).tanh()
+        actor_loss = -self.head.values(self.critic(features, action, constant=True))[0].mean()
+        self.actor.flat.backward(actor_loss)
+        clip_gradient(self.actor.flat.gradient, config.max_gradient_norm, self.exchange)
+        self.actor_adam.step(skip)
+
+        # Targets follow by Polyak averaging.
+        with torch.no_grad():
+            share = config.tau * (1.0 - skip)
+            self.target_flat.values.lerp_(self.critic_flat.values, share)
+            self.target_actor.flat.values.lerp_(self.actor.flat.values, share)
+            self.record(actor_loss=actor_loss, saturated=(action.abs() > SATURATED).float().mean())
+
+    @torch.no_grad()
+    def critic_target(self, batch: Batch) -> Tensor:
+        """Return y = r + discount min_c Q'_c(s', a'), a' = clip(mu'(s') + clipped noise, -1, 1), (1, B).
+
+        With C51 it is the distribution of that on the support, (K, B).
+        """
+        config = self.config
+        features = self.actor.features(batch.next_observation)
+        noise = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
+        action = (self.target_actor.forward(features).tanh() + noise).clamp_(-1.0, 1.0)
+        reward = batch.reward * self.reward_scale.factor
+        return self.head.td_target(self.target(features, action), reward, batch.discount)
+
+    def update_normalizers(self) -> None:
+        """Update the scale of rewards and the observation normalizer, which are constant during an iteration."""
+        if self.reward_scale.active:
+            self.reward_scale.update(self.accrued_returns(), self.exchange)
+        super().update_normalizers()
+
+    # STATE
+
+    def start(self) -> None:
+        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        self.accrued_returns.carried.zero_()
+        super().start()
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Return the parameter vectors of actor and critics."""
+        return self.actor.flat.values, self.critic_flat.values
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return optimizer states, critics, targets and reward scale by their names in a checkpoint."""
+        adams = {"actor": self.actor_adam, "critic": self.critic_adam}
+        named = {f"adam/{name}/{key}": tensor for name, adam in adams.items() for key, tensor in adam.tensors().items()}
+        named |= {"algo/critic": self.critic_flat.values.data, "algo/target": self.target_flat.values.data}
+        named |= {"algo/target_actor": self.target_actor.flat.values.data}
+        if self.reward_scale.active:
+            named |= {"algo/accrued": self.accrued_returns.carried}
+            named |= {f"algo/reward_{name}": tensor for name, tensor in self.reward_scale.tensors().items()}
+        return named
+
+    # COST, FUSED KERNELS
+
+    @classmethod
+    def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
+        """Estimate steps, FLOPs and bytes of an iteration: acting, and the updates' forward and backward passes."""
+        steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
+        actor = products(spec, net, 0, A)
+        critics = products(spec, net.of_critics, A, config.outputs, towers=config.critics)
+        # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and
+        # backward.
+        learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
+        row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
+        moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
+        return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.trial())
+
+    def fused_task(self) -> actor_critic.Task:
+        """Describe this algorithm to the fused kernels."""
+        config = self.config
+        deterministic = actor_critic.Deterministic(
+            self.target_actor.flat, self.exploration, config.target_noise, config.target_noise_clip
+        )
+        return actor_critic.Task(
+            config,
+            self.cycle,
+            self.actor,
+            self.critic_flat,
+            self.target_flat,
+            self.actor_adam,
+            self.critic_adam,
+            deterministic,
+            self.totals,
+        )
