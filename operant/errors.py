@@ -1,17 +1,16 @@
-"""The errors a user can cause or meet, each with the exit code the command line ends with. Knows nothing of what raises
-them.
+"""Errors reported to users, each with the exit code of the command line.
 
 OperantError                 1   failed in training
 ├── ConfigError              2   anything wrong in a configuration
 ├── UsageError               2   anything wrong on the command line
-├── UntrustedError           2   a run would have code imported that is not known to be this user's
+├── UntrustedError           2   a run's configuration would import code that is not known to be this user's
 ├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
-├── MachineError             4   the machine does not fit: no CUDA where asked for, disk full, read-only folder
+├── MachineError             4   the machine lacks something: CUDA, disk space, a writable folder
 ├── DivergedError            5   a loss or a parameter is not finite
-├── BusyError                6   the run folder has a living trainer
+├── BusyError                6   the run folder has a running trainer
 ├── DeviceError              7   GPU fault or out of memory
-├── EnvironmentFailedError   1   an outside environment raised, hangs, died, or showed a number that is not finite
-├── BadFileError             3   a named run, checkpoint or file is there, but damaged or of another version
+├── EnvironmentFailedError   1   an outside environment raised, hung, died, or returned a value that is not finite
+├── BadFileError             3   a named run, checkpoint or file is damaged or of an incompatible version
 └── StoppedError           130   stopped with a checkpoint
 """
 
@@ -22,15 +21,13 @@ from typing import ClassVar
 
 
 class OperantError(Exception):
-    """An error with a sentence for the user. `exit_code` is what the command line ends with."""
+    """Error with a message for the user. `exit_code` is the exit code of the command line."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigError(OperantError):
-    """One or more problems of a configuration, all reported at once. `problems` holds a line each, `advice` one that
-    closes the message.
-    """
+    """One or more problems of a configuration, reported together: one line each, followed by `advice`."""
 
     exit_code = 2
 
@@ -44,50 +41,51 @@ class ConfigError(OperantError):
 
 
 class UsageError(OperantError):
-    """Something wrong on the command line."""
+    """Invalid command line."""
 
     exit_code = 2
 
 
 class UntrustedError(OperantError):
-    """A run's configuration names code that is not known to be this user's."""
+    """Configuration that names code not known to be this user's."""
 
     exit_code = 2
 
 
 class NotFoundError(OperantError):
-    """A named run, checkpoint or file does not exist, or the name fits several."""
+    """Missing run, checkpoint or file, or an ambiguous name."""
 
     exit_code = 3
 
 
 class MachineError(OperantError):
-    """The machine does not fit: no CUDA where asked for, no room on the disk, a folder that cannot be written."""
+    """Unsuitable machine: no CUDA although requested, a full disk, a folder that is not writable."""
 
     exit_code = 4
 
 
 class DivergedError(OperantError):
-    """A loss or a parameter is not finite."""
+    """Loss or parameter that is not finite."""
 
     exit_code = 5
 
 
 class BusyError(OperantError):
-    """The run folder has a living trainer."""
+    """Run folder with a running trainer."""
 
     exit_code = 6
 
 
 class DeviceError(OperantError):
-    """A GPU fault, or out of memory on the device."""
+    """GPU fault, or device memory exhausted."""
 
     exit_code = 7
 
 
 class EnvironmentFailedError(OperantError):
-    """An outside environment raised, hangs, died, or showed a number that is not finite. `detail` is its traceback, for
-    the log.
+    """Outside environment that raised, hung, died, or returned a value that is not finite.
+
+    `detail` is its traceback, for the log.
     """
 
     def __init__(self, sentence: str, *, detail: str = "") -> None:
@@ -96,14 +94,12 @@ class EnvironmentFailedError(OperantError):
 
 
 class BadFileError(OperantError):
-    """A metrics file, a checkpoint or an archive that cannot be used: damaged, truncated, or of an incompatible
-    version.
-    """
+    """Unusable metrics file, checkpoint or archive: damaged, truncated, or of an incompatible version."""
 
     exit_code = 3
 
 
 class StoppedError(OperantError):
-    """Training was stopped by request, after a checkpoint."""
+    """Training stopped by request, after a checkpoint."""
 
     exit_code = 130

@@ -1,8 +1,7 @@
-"""Names that have changed, in one table: keys of configurations, and what a user's Python file imports and calls.
-Standard library only.
+"""Renamed identifiers: configuration keys, and names that a user's Python file imports or calls. Standard library only.
 
-Three readers: a run's own configuration is read with the keys of its time; an unknown key's message names the new one;
-a user's file is translated while it is loaded. Knows nothing of what the names mean, and of no file but its text.
+Used to read configurations of earlier runs, to suggest the new name of an unknown key, and to translate a user's file
+while it is loaded.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import ast
 
 KEYS = {"algo.kernels_shape": "algo.kernel_config"}
-"""Keys of configurations. Runs made before keep theirs; anywhere else the old key is an error that names the new one.
-"""
+"""Renamed configuration keys. They are accepted in recorded runs; elsewhere they are errors that name the new key."""
 
 ALIASES = {"env.num_envs": "env.lanes"}
-"""Keys that are accepted everywhere beside Operant's own."""
+"""Aliases of keys that are accepted everywhere."""
 
 SYNONYMS = {
     "lr": "algo.learning_rate",
@@ -76,7 +74,7 @@ SYNONYMS = {
     "width": "net.hidden",
     "lr_schedule": "algo.anneal",
 }
-"""What other libraries call a key, by its last part: a hint in the message about an unknown key."""
+"""Names of keys in other libraries, for suggestions about unknown keys."""
 
 REPLAY_SYNONYMS = {
     "buffer_size": "algo.replay_capacity",
@@ -115,13 +113,13 @@ REPLAY_SYNONYMS = {
     "n_atoms": "algo.atoms",
     "num_atoms": "algo.atoms",
 }
-"""The same for algorithms of Q values, where the key is not one of SYNONYMS'."""
+"""Names of keys of off-policy algorithms in other libraries; SYNONYMS has precedence."""
 
 _SAMPLES = "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"
 NOTES = dict.fromkeys(
     ("batch_size", "minibatch_size", "mini_batch_size", "train_batch_size", "sgd_minibatch_size"), _SAMPLES
 )
-"""Where a key of another library counts something else than Operant's."""
+"""Notes for keys of other libraries that differ in meaning."""
 
 MODULES = {
     "operant.device": "operant.compute.device",
@@ -129,10 +127,10 @@ MODULES = {
     "operant.shapes": "operant.envs.drawing",
     "operant.ranges": "operant.envs.ranges",
 }
-"""Modules that a user's file may import."""
+"""Moved modules that a user's file may import."""
 
 NAMES = {"Cells": "IntState"}
-"""What a user's file may import from `operant.envs`."""
+"""Renamed names of `operant.envs`."""
 
 KEYWORDS = {
     "kinds": "categories",
@@ -141,14 +139,14 @@ KEYWORDS = {
     "cells": "int_state",
     "shade": "pixel_shader",
 }
-"""Keywords of `Env(...)` and `Box(...)`, and of `dataclasses.replace` of one."""
+"""Renamed keyword arguments of `Env(...)`, `Box(...)`, and `dataclasses.replace` of them."""
 
 ARGUMENTS = {"part": "shard"}
-"""The last argument of `observe` and `legal`."""
+"""Renamed last argument of `observe` and `legal`."""
 
 
 def translated(text: str | bytes, filename: str) -> ast.Module:
-    """The syntax tree of a user's Python file in today's names; lines stay where they are. Raises SyntaxError."""
+    """Syntax tree of a user's Python file with current names and unchanged line numbers. Raises SyntaxError."""
     tree = _Translation().visit(ast.parse(text, filename))
     return ast.fix_missing_locations(tree)
 

@@ -1,6 +1,4 @@
-"""The base of every configuration section, and the number types they share. Knows no section: each lives in the module
-that uses it.
-"""
+"""Base class and number types of configuration sections. Each section is declared in the module that uses it."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _number(value: object) -> object:
-    """Turn "20M", "1e7" or "10_000_000" into a number; leave everything else, and everything that is no number, to
-    pydantic.
-    """
+    """Parse "20M", "1e7" or "10_000_000"; return everything else unchanged for pydantic."""
     if not isinstance(value, str):
         return value
     text, factor = value.strip(), 1
@@ -35,7 +31,7 @@ def _number(value: object) -> object:
 
 
 def _count(value: object) -> object:
-    """As `_number`, and a whole float such as 1e7 becomes an integer."""
+    """Parse like `_number`, and convert whole floats such as 1e7 to integers."""
     if isinstance(value, bool):
         raise ValueError("input should be a whole number, such as 20_000_000, 1e7 or '20M'")
     number = _number(value)
@@ -51,29 +47,25 @@ def _real(value: object) -> object:
 
 
 Count = Annotated[int, BeforeValidator(_count)]
-"""A whole number that may be written 20_000_000, 1e7 or "20M"."""
+"""Whole number, which may be written 20_000_000, 1e7 or "20M"."""
 
 Real = Annotated[float, BeforeValidator(_real)]
-"""A finite number that may be written with k, M or G in a string."""
+"""Finite number, which may be a string with the suffix k, M or G."""
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration that refuses unknown keys, infinities and NaN."""
+    """Frozen section of the configuration. Unknown keys, infinities and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fixed_on_resume: ClassVar[Mapping[str, str]] = {}
-    """An algorithm's own keys that a resumed run cannot change (see `operant.config.resuming`), and why: what its
-    checkpoints hold depends on them.
+    """Keys of an algorithm that a resume cannot change since its checkpoints depend on them, each with the reason (see
+    `operant.config.resuming`).
     """
 
     schedulable: ClassVar[tuple[str, ...]] = ()
-    """An algorithm's own keys that may change while it trains (see `operant.config.schedules`): it reads them from
-    scalars on the device.
-    """
+    """Keys of an algorithm that may be schedules (see `operant.config.schedules`): device scalars of the learner."""
 
     def completed(self, steps: int) -> Self:
-        """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that
-        plans others keeps it.
-        """
+        """Section with unset keys that depend on the run's planned steps filled in. A resume keeps these values."""
         return self

@@ -1,8 +1,4 @@
-"""Text for people: the one filter for everything untrusted that is printed, and the one place that words numbers.
-Standard library only.
-
-Knows nothing of runs, files or terminals.
-"""
+"""Text output: the filter for untrusted text, and the formats of numbers. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,27 +12,24 @@ _HIDDEN = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400), *range(0xE0100, 0xE01F0))))
 )
-"""Characters Python calls printable that draw nothing, or nothing by themselves: fillers, variation selectors, skin
-tones.
-"""
-_MOST_MARKS = 3  # on one character: as Vietnamese and Hebrew need; a higher pile is drawn over the lines around
+"""Characters that Python considers printable but that draw nothing alone: fillers, variation selectors, skin tones."""
+_MOST_MARKS = 3  # combining marks per character, as Vietnamese and Hebrew need; more would overdraw adjacent lines
 
 
 def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
-    """`text` as plain text that a terminal neither obeys nor hides, at most `limit_cells` cells wide (an ellipsis shows
-    a cut).
+    """Sanitise text for a terminal and cut it to `limit_cells` cells; an ellipsis marks a cut.
 
     Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and
-    lone surrogates are removed, of marks piled on one character the fourth and those above, and those with no character
-    below; white space of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width
-    is counted within each line.
+    lone surrogates are removed, as are combining marks without a base character and the fourth and further marks on
+    one. Any white space becomes a space. Bytes are decoded as UTF-8. With `lines`, line ends are preserved and the
+    width is counted per line.
     """
     if isinstance(text, (bytes, bytearray)):
         text = bytes(text).decode("utf-8", "replace")
     text = str(text)
     if lines:
         return "\n".join(safe(line, limit_cells) for line in text.split("\n"))
-    # A hostile text may be any length: nothing beyond a few characters a cell is looked at.
+    # Untrusted text may have any length: only a few characters per cell are inspected.
     head = text[: 4 * limit_cells + 4]
     if len(head) > limit_cells or not (head.isascii() and head.isprintable()):
         kept = "".join(" " if c.isspace() and c not in "\x1c\x1d\x1e\x1f\x85\u2028\u2029" else c for c in head)
@@ -56,8 +49,9 @@ def _without_piles(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """How many terminal cells one printable character takes: 0, 1 or 2. Marks and the later letters of a Hangul
-    syllable take none, as Textual has it.
+    """Width of a printable character in terminal cells: 0, 1 or 2.
+
+    Combining marks and the later letters of a Hangul syllable have width 0, consistent with Textual.
     """
     if character.isascii():
         return 1
@@ -72,7 +66,7 @@ def cells(character: str) -> int:
 
 def _cut(text: str, limit_cells: int, longer: bool) -> str:
     used, end = 0, len(text)
-    fits = 0  # where to cut so that the ellipsis still fits
+    fits = 0  # cut position that leaves space for the ellipsis
     for index, character in enumerate(text):
         used += cells(character)
         if used <= limit_cells - 1:
@@ -84,7 +78,7 @@ def _cut(text: str, limit_cells: int, longer: bool) -> str:
 
 
 def count(value: float) -> str:
-    """A count in three figures with a decimal unit: 950, 16.8 k, 4.71 M, 341 M, 20 M; a dash for NaN and infinities."""
+    """Format a count with three digits and a decimal unit: 950, 16.8 k, 4.71 M, 20 M; a dash for NaN and infinities."""
     if not math.isfinite(value):
         return "-"
     sign, value = ("-" if value < 0 else ""), abs(value)
@@ -98,7 +92,7 @@ def count(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes in words: 1.21 GiB."""
+    """Format a number of bytes: 1.21 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -107,7 +101,7 @@ def size(count: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A measured number: 487.3, -170.2, 0.0083, 1.2 M; a dash for none and NaN."""
+    """Format a measured number: 487.3, -170.2, 0.0083, 1.2 M; a dash for None and NaN."""
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
@@ -118,7 +112,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time as h:mm:ss, 0:02:41; a dash for none, NaN and what lies beyond a century."""
+    """Format a duration as h:mm:ss; a dash for None, NaN and more than a century."""
     if seconds is None or not 0 <= seconds < 3.2e9:
         return "-"
     minutes, second = divmod(int(seconds), 60)
@@ -126,7 +120,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago, roughly: 14 s, 3 min, 2 h, 5 d."""
+    """Format an age roughly: 14 s, 3 min, 2 h, 5 d."""
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit_s:
             return f"{int(seconds // unit_s)} {unit}"
@@ -134,7 +128,7 @@ def age(seconds: float) -> str:
 
 
 def user_name(uid: int) -> str:
-    """What a user of this machine is called."""
+    """Name of a user of this machine."""
     try:
         return safe(pwd.getpwuid(uid).pw_name, 40)
     except KeyError:

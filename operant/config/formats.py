@@ -1,10 +1,8 @@
-"""The format of a recorded configuration, and what one of an earlier format meant: the one place that knows. Standard
-library only; knows no file.
+"""Format number of recorded configurations, and migrations from earlier formats. Standard library only.
 
-What Operant writes down (a run's config.toml, a checkpoint's, a sweep's) carries `format = N`. Where a key's meaning or
-default changes, N grows by one, and `_TO_NEXT` gets the function that turns tables of before into tables that mean the
-same now. What was recorded without a number is of format 1. A configuration that a person writes needs none and is read
-as it is.
+Configurations that Operant writes (of a run, a checkpoint, a sweep) carry `format = N`. When the meaning or default of
+a key changes, N grows by one and `_TO_NEXT` gets a function that converts tables of the previous format. A recorded
+configuration without a number has format 1. A configuration written by a person needs no number and is not converted.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ NUMBER: Final = 3
 
 
 def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
-    """Turn tables into what they mean today, in place and without their number; a sentence where that cannot be done.
+    """Convert tables to the current format in place, and remove the number. Returns an error message or None.
 
-    `recorded`: Operant wrote them down.
+    `recorded`: the tables were written by Operant.
     """
     number = tables.pop(KEY, 1 if recorded else NUMBER)
     if type(number) is not int or number < 1:
         return f"the format of a recorded configuration is a whole number of 1 to {NUMBER}"
     if number > NUMBER:
         return (
-            f"a later version of Operant wrote this: its format is {number}, and this version reads those up to "
+            f"a later version of Operant wrote this: its format is {number}, and this version reads formats up to "
             f"{NUMBER}. Update Operant"
         )
     for before in range(number, NUMBER):
@@ -38,8 +36,9 @@ def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
 
 
 def _to_2(tables: dict[str, Any]) -> None:
-    """A 1 was the default of both keys, stood in every file, and meant what is usual: 4 in an Atari game. Now it means
-    1, and no value the usual.
+    """Remove frame_skip = frame_stack = 1: the default of format 1, which meant 4 for Atari games.
+
+    In format 2 a 1 means 1, and an unset key selects the usual value.
     """
     env = tables.get("env")
     if isinstance(env, dict) and {"frame_skip", "frame_stack"} <= env.keys():
@@ -49,7 +48,7 @@ def _to_2(tables: dict[str, Any]) -> None:
 
 
 def _to_3(tables: dict[str, Any]) -> None:
-    """Drop keys that were removed: sampling by age, and an epsilon of its own for each lane."""
+    """Remove keys of deleted features: replay sampling by age, and one epsilon per lane."""
     algo = tables.get("algo")
     if not isinstance(algo, dict):
         return

@@ -1,9 +1,10 @@
-"""The configuration: six sections, one TOML file, overrides, and all that can be wrong in them said at once, with file
-and line.
+"""Configuration loading: read a TOML file and overrides, bind names to code, check every key, return a `Config`.
 
-Knows the names of the sections. Their keys belong to others: those of `[algo]` to the algorithm, of `[net]` to
-`operant.nn.mlp`, of `[env.params]` to the environment, the rest to `operant.config.sections`. Knows nothing of how
-training uses any of them.
+    read (raw.py) -> bind names (resolve.py) -> check (here) -> Config
+
+All problems are collected and reported in one ConfigError, each with its file and line. The keys of `[algo]` are
+declared by the algorithm, those of `[net]` by `operant.nn.mlp`, those of `[env.params]` by the environment, all others
+by `operant.config.sections`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from operant.config import formats, messages, resolve, schedules, sections, trust
-from operant.config.raw import RawConfig, flat, quoted, read
+from operant.config.raw import Key, RawConfig, flat, quoted, read
 from operant.host import names
 from operant.nn import mlp
 
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration in which everything is resolved and fits together.
+    """A resolved and checked configuration.
 
-    `env.name` is a shipped name or an absolute path, `net.kind` may hold one too, and `env.params` holds every
-    parameter. `params` is the environment's own NamedTuple, in Python's ints and floats.
+    `env.name` is a shipped name or an absolute path, and so is `net.kind`. `env.params` holds every parameter of the
+    environment; `params` holds the same values as the environment's NamedTuple of Python ints and floats.
     """
 
     run: sections.Run
@@ -39,59 +40,57 @@ class Config:
     checkpoint: sections.Checkpoint
     eval: sections.Evaluation
     params: Any
-    environment: Any = field(compare=False)  # operant.envs.Env; a user's file makes a new one each time
-    # keys that change (see `schedules.PARAMS`); there stands one of their values
+    environment: Any = field(compare=False)  # operant.envs.Env; a user's file returns a new object at each load
+    # schedules by key (see `schedules.PARAMS`); the sections above hold one value of each schedule
     scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)
 
     @property
     def changing(self) -> dict[str, str]:
-        """The environment's parameters that change, each with its key in `scheduled`."""
+        """Scheduled parameters of the environment: name to key in `scheduled`."""
         return {key.removeprefix(schedules.PARAMS): key for key in self.scheduled if key.startswith(schedules.PARAMS)}
 
     @property
     def lanes(self) -> int:
-        """`env.lanes`, once it is a number: `operant.training.auto_lanes` makes one of "auto"."""
+        """`env.lanes` as a number. Raises ValueError for "auto", which `training.auto_lanes` must replace first."""
         if isinstance(self.env.lanes, str):
-            raise ValueError(f"env.lanes is {self.env.lanes!r} still")
+            raise ValueError(f"env.lanes is still {self.env.lanes!r}")
         return self.env.lanes
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """What of the algorithm's keys does not fit together with so many lanes, as (key, sentence)."""
-        return _problems(self.algo, self.net, lanes)
+        """Keys of the algorithm that conflict with a number of lanes, as (key, message)."""
+        return _lane_problems(self.algo, self.net, lanes)
 
     @property
     def environment_file(self) -> Path | None:
-        """The user's own environment file, absolute; None for a shipped or an outside environment."""
+        """Absolute path of the user's environment file; None for a shipped or an outside environment."""
         file = names.file_of(self.env.name) or (self.env.name if self.env.name.endswith(".py") else None)
         return None if file is None else Path(file)
 
     @property
     def hosted(self) -> bool:
-        """Whether the environment is an outside one, whose lanes are stepped on the host."""
+        """Whether the environment is an outside one, stepped on the host."""
         return names.kind_of(self.env.name) is not None
 
     @property
     def algorithm_file(self) -> Path | None:
-        """The user's own algorithm file, absolute; None for a shipped algorithm."""
+        """Absolute path of the user's algorithm file; None for a shipped algorithm."""
         path, colon, _ = self.algo_name.rpartition(":")
         return Path(path) if colon else None
 
     @property
     def algo_label(self) -> str:
-        """What the algorithm is called in words: `ppo`, and `a2c` for a2c.py:A2C."""
+        """Display name of the algorithm: `ppo`, or `a2c` for a2c.py:A2C."""
         return self.algo_name if self.algorithm_file is None else self.algorithm_file.stem
 
     @property
     def network_file(self) -> Path | None:
-        """The user's own network file, absolute; None for a built-in network."""
+        """Absolute path of the user's network file; None for a built-in network."""
         path, colon, _ = self.net.kind.rpartition(":")
         return Path(path) if colon else None
 
 
 class Origin(NamedTuple):
-    """Where a value comes from: `default`, `FILE:LINE` or `command line`; and what its key means, "" where nothing says
-    so.
-    """
+    """A key, its value, the value's source (`default`, `FILE:LINE` or `command line`) and the key's description."""
 
     key: str
     value: Any
@@ -102,55 +101,60 @@ class Origin(NamedTuple):
 def load(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> Config:
-    """Read, override, complete and check a configuration; None reads no file.
+    """Load a configuration from a file (None: defaults) and overrides `section.key=value`.
 
-    An override is `section.key=value`. The user's files (environment, algorithm, network) that the TOML file names are
-    relative to its folder, those of an override to `folder` (default: the working directory). `trusted` allows a run's
-    configuration to name code that is not known to be this user's. Raises ConfigError with everything that is wrong;
-    NotFoundError where `source` does not exist; UntrustedError.
+    User files (environment, algorithm, network) named in the TOML file are relative to its folder; those named in an
+    override are relative to `folder` (default: the working directory). `trusted` allows the configuration of a run to
+    import code that is not known to be this user's. Raises ConfigError with every problem, NotFoundError if `source`
+    does not exist, and UntrustedError.
     """
-    return _check(read(source, overrides), folder, trusted)
+    return check(read(source, overrides), folder=folder, trusted=trusted)
 
 
 def origins(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> list[Origin]:
-    """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
-    raw = read(source, overrides)
-    config = _check(raw, folder, trusted)
-    places = {
-        key: raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
-        for key, _ in flat(_tables(config))
-    }
+    """Every key of the resolved configuration with its value and source. Raises like `load`."""
+    return origins_of(read(source, overrides), folder=folder, trusted=trusted)
+
+
+def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
+    """Every key of a raw configuration, resolved, with its value and source. Raises like `check`."""
+    config = check(raw, folder=folder, trusted=trusted)
+
+    def source(key: Key) -> str:
+        return raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
+
     return [
-        Origin(".".join(key), value, places[key], _description(config, key)) for key, value in flat(_tables(config))
+        Origin(".".join(key), value, source(key), _description(config, key)) for key, value in flat(_tables(config))
     ]
 
 
 def values(config: Config) -> dict[str, Any]:
-    """The value of every key, by its dotted name."""
+    """Values by dotted key."""
     return {".".join(key): value for key, value in flat(_tables(config))}
 
 
 def copies(config: Config, folder: str) -> dict[str, str]:
-    """What `to_toml` is told where copies of the user's own files lie in a folder; two files of one name get two."""
-    kept: dict[Path, str] = {}
-    named: dict[str, str] = {}
-    for name in ("environment_file", "algorithm_file", "network_file"):
-        path = getattr(config, name)
+    """Relative paths for copies of the user's files in a folder, as keyword arguments of `to_toml`.
+
+    Different files with the same name get different names.
+    """
+    names_by_path: dict[Path, str] = {}
+    copies: dict[str, str] = {}
+    for attribute in ("environment_file", "algorithm_file", "network_file"):
+        path = getattr(config, attribute)
         if path is not None:
-            taken = path.name in kept.values() and path.resolve() not in kept
-            file = kept.setdefault(
-                path.resolve(), f"{path.stem}-{name.removesuffix('_file')}{path.suffix}" if taken else path.name
-            )
-            named[name] = f"{folder}/{file}"
-    return named
+            conflict = path.name in names_by_path.values() and path.resolve() not in names_by_path
+            name = f"{path.stem}-{attribute.removesuffix('_file')}{path.suffix}" if conflict else path.name
+            copies[attribute] = f"{folder}/{names_by_path.setdefault(path.resolve(), name)}"
+    return copies
 
 
 def to_toml(config: Config, **copies: str) -> str:
-    """The complete file, which `load` reads back to an equal Config; keys without a value are comments.
+    """TOML text of a configuration, which `load` reads back to an equal Config. Keys without a value become comments.
 
-    `copies` replace the paths of the user's own files, for a run folder that holds copies: `environment_file`,
+    `copies` replace the paths of the user's files by those of copies in a run folder: `environment_file`,
     `algorithm_file`, `network_file`.
     """
     tables = _tables(config)
@@ -165,77 +169,53 @@ def to_toml(config: Config, **copies: str) -> str:
     )
 
 
-def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
-    """Check a raw configuration whole. Raises ConfigError and UntrustedError."""
-    trust.check(raw, trusted)  # before the first import of a user's file, which is the next step
-    algorithm, algorithm_name = resolve.algorithm(raw, folder)
-    environment, environment_name = resolve.environment(raw, folder)
+def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> Config:
+    """Bind the names of a raw configuration and check its values.
+
+    Defaults that depend on the environment are written into `raw`, so that `raw.origin` knows them. Raises ConfigError
+    with every problem, and UntrustedError.
+    """
+    # Trust is checked before a user's file is imported, which binding does.
+    trust.check(raw, trusted)
+    bound = resolve.bind(raw, folder)
+    algorithm, environment = bound.algorithm, bound.environment
     models: dict[str, Any] = sections.MODELS | {"algo": algorithm and algorithm.Config, "net": mlp.Config}
     known = {name: list(models[name].model_fields) if models[name] else [] for name in sections.SECTIONS}
     known["algo"].insert(0, "name")
     known["env"] += [f"params.{name}" for name in getattr(environment and environment.Params, "_fields", ())]
-    hosted = names.kind_of(environment_name) is not None
-    if hosted:
-        resolve.outside_defaults(raw, environment_name)
+    if bound.hosted:
+        resolve.outside_defaults(raw, bound.environment_name)
     else:
         resolve.refuse_outside_keys(raw, sections.OUTSIDE, sections.ONCE)
-    for name, table in raw.data.items():
-        if name not in models and name not in sections.READ_ELSEWHERE:
-            # replay.place is algo.replay_place
-            meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []
-            for key in meant:
-                raw.problem(
-                    raw.location((name, key)),
-                    f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}",
-                )
-            if not meant:
-                _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
-    steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
-    evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
-    scheduled = (
-        schedules.take(raw, algorithm.Config, resolve.changeable(raw, environment), steps, evaluated=evaluated)
-        if algorithm is not None
-        else {}
-    )
+    _unknown_sections(raw, known)
+
+    # Schedules leave one of their values in the raw configuration, which is then checked like any other.
+    scheduled = {}
+    if algorithm is not None:
+        steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
+        evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
+        changeable = resolve.changeable(raw, environment)
+        scheduled = schedules.take(raw, algorithm.Config, changeable, steps, evaluated=evaluated)
+
+    # [env] first: the observations of an outside environment decide the network's default kind.
     env = _section(raw, "env", models["env"], known)
-    if hosted and env is not None:  # first: what it shows decides on defaults of the network
-        environment = resolve.outside_environment(raw, environment_name, env)
+    if bound.hosted and env is not None:
+        environment = resolve.outside_environment(raw, bound.environment_name, env)
         params = environment and environment.Params()
     else:
         params = resolve.params(raw, environment, known)
         environment = resolve.observed(raw, environment, env)
-    checked = {
-        name: env if name == "env" else _section(raw, name, model, known)
-        for name, model in models.items()
-        if model is not None
-    }
+    checked = {name: _section(raw, name, model, known) for name, model in models.items() if model and name != "env"}
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
-    net = checked["net"]
-    if net is not None and net.remembers and not getattr(algorithm, "sequences", False):
-        learns = (
-            f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory '
-            '= "none")'
-        )
-        raw.problem(raw.location(("net", "memory")), f"net.memory: {learns} (got {quoted(net.memory)})")
-    elif checked.get("algo") is not None and env is not None:
-        # Of lanes that are left open, some have to fit together with the rest.
-        found = [
-            _problems(checked["algo"], net, lanes)
-            for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))
-        ]
-        for key, message in found[-1] if all(found) else ():
-            raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
-    for key, message in checked["run"].problems() if checked.get("run") is not None else ():
-        raw.problem(raw.location(("run", key)), f"run.{key}: {message}")
+    _conflicts(raw, bound, env, checked)
     raw.raise_problems()
-    env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
-    net = net.model_copy(update={"kind": kind})
+
     return Config(
         run=checked["run"],
-        env=env,
-        algo_name=algorithm_name,
+        env=env.model_copy(update={"name": bound.environment_name, "params": params._asdict()}),
+        algo_name=bound.algorithm_name,
         algo=checked["algo"],
-        net=net,
+        net=checked["net"].model_copy(update={"kind": kind}),
         checkpoint=checked["checkpoint"],
         eval=checked["eval"],
         params=params,
@@ -244,18 +224,48 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     )
 
 
-def _problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
-    """What of an algorithm's configuration does not fit together with so many lanes, of a network with a memory or
-    without one, as (key, sentence).
-    """
-    found: list[tuple[str, str]] = (
-        algo.problems(lanes, memory=True) if net is not None and net.remembers else algo.problems(lanes)
-    )
-    return found
+def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
+    """Add a problem for each unknown section, with the key of `[algo]` that was probably meant."""
+    for name, table in raw.data.items():
+        if name in known or name in sections.READ_ELSEWHERE:
+            continue
+        # replay.place is algo.replay_place
+        meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []
+        for key in meant:
+            suggestion = messages.did_you_mean(f"algo.{name}_{key}")
+            raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{suggestion}")
+        if not meant:
+            _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
+
+
+def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[str, Any]) -> None:
+    """Add a problem for each value that conflicts with values of other sections."""
+    run, algo, net = checked["run"], checked.get("algo"), checked["net"]
+    if net is not None and net.remembers and not getattr(bound.algorithm, "sequences", False):
+        message = (
+            f'{bound.algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory '
+            '= "none")'
+        )
+        raw.problem(raw.location(("net", "memory")), f"net.memory: {message} (got {quoted(net.memory)})")
+    elif algo is not None and env is not None:
+        # With lanes = "auto" one fitting number of lanes is enough.
+        candidates = sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,)
+        problems = [_lane_problems(algo, net, lanes) for lanes in candidates]
+        for key, message in problems[-1] if all(problems) else ():
+            raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
+    for key, message in run.problems() if run is not None else ():
+        raw.problem(raw.location(("run", key)), f"run.{key}: {message}")
+
+
+def _lane_problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
+    """Keys of an algorithm that conflict with a number of lanes or with a recurrent network, as (key, message)."""
+    remembers = net is not None and net.remembers
+    problems: list[tuple[str, str]] = algo.problems(lanes, memory=True) if remembers else algo.problems(lanes)
+    return problems
 
 
 def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str, list[str]]) -> Any:
-    """The model of one section, or None and a problem for each thing that is wrong in it."""
+    """The validated model of one section; None, and one problem for each invalid key, if it is not valid."""
     data = raw.data.get(name, {})
     if not isinstance(data, dict):
         raw.problem(
@@ -265,13 +275,13 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
         return None
     if name == "algo":
         data = {key: value for key, value in data.items() if key != "name"}
-    # "none" leaves a key out that need not be set: TOML has no word for it.
+    # "none" unsets an optional key, since TOML has no null.
     data = {key: value for key, value in data.items() if not (value == "none" and _may_be_unset(model, key))}
     try:
         return model.model_validate(data)
     except ValidationError as error:
         problems = list(messages.problems(error, data))
-    # run.name=123 on the command line is a text, although TOML calls it a number.
+    # run.name=123 on the command line is meant as text, although it parses as a number.
     texts = {
         item.key[0]: raw.texts[(name, *item.key)]
         for item in problems
@@ -292,7 +302,7 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
 
 
 def _may_be_unset(model: type[BaseModel], key: str) -> bool:
-    """True for keys such as run.target, which have a value or none."""
+    """Whether a key is optional with the default None, such as run.target."""
     return (
         key in model.model_fields
         and not model.model_fields[key].is_required()
@@ -301,9 +311,7 @@ def _may_be_unset(model: type[BaseModel], key: str) -> bool:
 
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:
-    """Add the problem of an unknown key, with the one that was probably meant, or else all `names` that it could have
-    been.
-    """
+    """Add the problem of an unknown key: with the probable correction, or else all valid `names`."""
     if (
         len(key) == 2
         and key[0] == "algo"
@@ -319,7 +327,7 @@ def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[
 
 
 def _tables(config: Config) -> dict[str, dict[str, Any]]:
-    """The configuration as nested tables, in the order of the file; None where a key has no value."""
+    """Nested tables of a configuration, in the order of the file; None for a key without a value."""
     tables = {name: {} if name == "algo" else getattr(config, name).model_dump() for name in sections.SECTIONS}
     tables["algo"] = {"name": config.algo_name, **config.algo.model_dump()}
     for key, schedule in config.scheduled.items():
@@ -334,9 +342,9 @@ def _scheduled(config: Config, key: tuple[str, ...]) -> bool:
 
 
 def _description(config: Config, key: tuple[str, ...]) -> str:
-    """What a key means, as its field says; nothing for the parameters of an environment."""
+    """Description of a key from its model's field; "" for parameters of an environment."""
     if key == ("algo", "name"):
-        return "A shipped algorithm, or your own file and its class: my_algo.py:MyAlgo."
+        return "Shipped algorithm, or FILE.py:CLASS of your own, such as my_algo.py:MyAlgo."
     field_ = type(getattr(config, key[0])).model_fields.get(key[1]) if len(key) == 2 else None
     return ("" if field_ is None else field_.description or "").replace("\n", " ")
 
@@ -346,7 +354,7 @@ def _section_text(name: str, table: dict[str, Any]) -> str:
     given = {key: value for key, value in table.items() if value is not None}
     above = {key: value for key, value in given.items() if not isinstance(value, dict)}
     below = {key: value for key, value in given.items() if isinstance(value, dict) and value}
-    # tomli_w breaks every list over lines; one of numbers reads better in one.
+    # tomli_w writes one item per line; lists of numbers are joined into one line.
     text = re.sub(
         r"\[\n((?:    [-+.\w]+,\n)+)\]",
         lambda match: f"[{' '.join(match.group(1).split())[:-1]}]",

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into plain messages with a suggestion. Knows no section, no file and no line."""
+"""Plain messages, with suggestions, for the validation errors of pydantic."""
 
 from __future__ import annotations
 
@@ -34,79 +34,79 @@ _PLAIN = {
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of some names that a mistyped one probably means."""
+    """Closest of `names` to a mistyped one; None if none is close."""
     plain = {plain_name(other): other for other in names}
-    found = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
-    return plain[found[0]] if found else None
+    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
+    return plain[matches[0]] if matches else None
 
 
 def did_you_mean(name: str | None) -> str:
-    """A suggestion, ready to follow what it corrects; nothing for None."""
+    """Suffix of a message that suggests a name; "" for None."""
     return f" - did you mean {name!r}?" if name else ""
 
 
 def dotted(key: Key) -> str:
-    """`net.hidden[1]`: the key as people write it."""
+    """Key as it is written: `net.hidden[1]`."""
     return "".join(
-        f"[{part}]" if at and part.isdigit() else f"{'.' if at else ''}{part}" for at, part in enumerate(key)
+        f"[{part}]" if index and part.isdigit() else f"{'.' if index else ''}{part}" for index, part in enumerate(key)
     )
 
 
 def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
-    """The message about an unknown key: with the one that was probably meant, or else all `names` that could stand
-    there.
-    """
+    """Message about an unknown key: with the probable correction, or else all valid `names`."""
     return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
 
 
 def called_otherwise(name: str) -> bool:
-    """Whether other libraries have a name that means another one here."""
+    """Whether a name is another library's name of an Operant key."""
     return name in old_names.SYNONYMS or name in old_names.REPLAY_SYNONYMS
 
 
 def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
-    """The suggestion for an unknown key: its new name, or its name here where other libraries call it so; else one
-    spelt alike in its section, its last part in another place, a section or key spelt alike.
+    """Suggestion for an unknown key, "" if there is none.
+
+    In order of preference: the new name of a renamed key, Operant's name of another library's key, a key with the same
+    last part in another section, a similar key of the same section, a similar section or key.
     """
     name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
     if (new := old_names.KEYS.get(name)) in names:
         return f" - it is called {new!r} now"
-    beside = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == ".".join(key[:-1])}
-    inside = beside.get(nearest(key[-1], beside) or "")
+    siblings = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == ".".join(key[:-1])}
+    sibling = siblings.get(nearest(key[-1], siblings) or "")
     elsewhere = [other for other in names if other.split(".")[-1] == key[-1]]
     synonyms = (table.get(key[-1]) for table in (old_names.SYNONYMS, old_names.REPLAY_SYNONYMS))
     if not elsewhere and (synonym := next((meant for meant in synonyms if meant in names), None)):
         note = old_names.NOTES.get(key[-1])
         return did_you_mean(synonym) + (f" ({note})" if note else "")
-    if inside or elsewhere:
-        return did_you_mean(elsewhere[0] if elsewhere else inside)
+    if sibling or elsewhere:
+        return did_you_mean(elsewhere[0] if elsewhere else sibling)
     last = {other.split(".")[-1]: other for other in names}
     if len(key) == 1:
         last |= {section: section for section in known}
-    found = nearest(key[-1], last)
-    return did_you_mean(last[found]) if found else ""
+    similar = nearest(key[-1], last)
+    return did_you_mean(last[similar]) if similar else ""
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong in a section."""
+    """Invalid value of a section."""
 
     key: Key  # within the section
-    kind: str  # pydantic's word for it
+    kind: str  # pydantic's error type
     message: str
     value: object  # as it was written
 
 
 def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong in a section's data; the errors of one value that was tried as several types become one."""
+    """Problems in a section's data. The errors of one value for several types are merged into one problem."""
     grouped: dict[tuple[int | str, ...], list[Any]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_location(item["loc"], data), []).append(item)
     for location, items in grouped.items():
         if any(other != location and other[: len(location)] == location for other in grouped):
-            continue  # what is wrong inside says enough: a list of one bad item is not also too short
+            continue  # the problem of an item is enough: the list around it is not reported as well
         written = list(dict.fromkeys(map(_message, items)))
         joined = " or ".join([written[0], *(text.removeprefix("input ") for text in written[1:])])
-        # Not pydantic's input: that is what a validator has already made of "20M".
+        # The value as written, not pydantic's input: a validator may have converted "20M" already.
         value: Any = data
         for part in location if items[0]["type"] != "missing" else ():
             value = value[part]
@@ -114,7 +114,7 @@ def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
-    """The part of pydantic's location that is a key; what follows names the member of a union."""
+    """Key in pydantic's location, without the trailing names of union members."""
     path: list[int | str] = []
     for part in loc:
         inside = (

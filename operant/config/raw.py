@@ -1,8 +1,7 @@
-"""A raw configuration: its values as they were written, the source location of each, and the problems found so far.
-Knows no section and no key.
+"""Raw configuration: unvalidated values, the source location of each, and the problems found so far.
 
-It is made in three steps: a TOML file is read, then the overrides of the command line, then the checks of
-`operant.config.load` add problems.
+`read` parses a TOML file and applies the overrides of the command line. The checks of `operant.config.load` add
+problems. Sections and keys are not interpreted here.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from operant.config.recipes import plain_name
 from operant.errors import ConfigError, NotFoundError
 
 Key = tuple[str, ...]
-Location = tuple[
-    int, int
-]  # (0, line of the file), (1, number of the override); DEFAULT for a value that was not written
+Location = tuple[int, int]
+"""(0, line of the file) or (1, index of the override); DEFAULT for a value that was not written."""
 
 DEFAULT: Location = (2, 0)
 COMMAND_LINE = "command line"
 _MOST_BYTES = 1 << 20
 _ADVICE = "see all keys with their defaults: operant config show"
-# these say what there is, or what is wrong with a file of the user's own
+# Prefixes of messages that list the alternatives themselves: they need no _ADVICE.
 _SELF_EXPLAINED = "env.name: ", "algo.name: ", "net.kind: "
-_OF_A_MEMORY = (
+_MEMORY_KEYS = (
     ("net", "memory_size"),
     ("net", "memory_layers"),
     ("net", "memory_init"),
@@ -45,29 +43,27 @@ _RECORDED = {
     "sweep.toml": ("journal.log",),
     "best.toml": ("journal.log",),
 }
-"""Files that Operant writes, and one of what lies beside each."""
+"""Names of files that Operant writes, each with files that identify its folder."""
 
 
 @dataclass
 class RawConfig:
-    """Values by section, the source location of every key that was written, and the problems found."""
+    """Values by section, the source location of every written key, and the problems found."""
 
     source: Path | None
     data: dict[str, Any] = field(default_factory=dict)
     locations: dict[Key, Location] = field(default_factory=dict)
-    texts: dict[Key, str] = field(default_factory=dict)  # of overrides, before they were read as TOML values
+    texts: dict[Key, str] = field(default_factory=dict)  # text of overrides, before it is parsed as TOML
     problems: list[tuple[Location, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the person who asked should know: nothing is wrong
+    notes: list[str] = field(default_factory=list)  # notes for the user that are not problems
 
     @property
     def title(self) -> str:
-        """What the whole configuration is called in a message."""
+        """Name of the configuration in messages."""
         return COMMAND_LINE if self.source is None else shown(self.source)
 
     def location(self, *keys: Key) -> Location:
-        """The source location of the first of these keys that was written, else of the nearest table around
-        the first.
-        """
+        """Source location of the first written key of `keys`, else of the innermost table around the first."""
         for key in keys:
             if key in self.locations:
                 return self.locations[key]
@@ -75,36 +71,35 @@ class RawConfig:
         return next((self.locations[key] for key in around if key in self.locations), DEFAULT)
 
     def typed(self, key: Key) -> bool:
-        """Whether an override gives the value of a key, or of a table around it, and not the file."""
+        """Whether the value of a key, or of an enclosing table, comes from an override."""
         return any(key[:end] in self.texts for end in range(1, len(key) + 1))
 
     def path(self, key: Key, name: str, folder: Path | None = None) -> Path:
-        """The absolute path of a file that a key names: relative to the configuration file, or of an override to
-        `folder` (default: the working directory).
+        """Absolute path of a file that a key names.
+
+        The name is relative to the configuration file or, in an override, to `folder` (default: the working directory).
         """
         base = folder or Path() if self.source is None or self.typed(key) else self.source.parent
         return Path(os.path.abspath(base / os.path.expanduser(name)))
 
     def origin(self, key: Key) -> str:
-        """`FILE:LINE`, `command line` or `default`: where the value of a key comes from."""
+        """Source of a key's value: `FILE:LINE`, `command line` or `default`."""
         if not has(self.data, key):
             return "default"
         return self.words(self.location(key))
 
     def words(self, location: Location) -> str:
-        """A source location in words: `FILE:LINE`, `command line` or `default`."""
+        """Text of a source location: `FILE:LINE`, `command line` or `default`."""
         if location[0] == 0:
             return f"{self.title}:{location[1]}"
         return COMMAND_LINE if location[0] == 1 else "default"
 
     def problem(self, location: Location, message: str) -> None:
-        """Note one thing that is wrong."""
+        """Add a problem."""
         self.problems.append((location, message))
 
     def raise_problems(self) -> None:
-        """Raise a ConfigError with all problems, in the order of the file and then of the command line; none, and
-        nothing happens.
-        """
+        """Raise ConfigError if there are problems, ordered by line of the file, then by override."""
         if not self.problems:
             return
         ordered = sorted(dict.fromkeys(self.problems), key=lambda problem: problem[0])
@@ -118,9 +113,9 @@ class RawConfig:
 
 
 def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
-    """The raw configuration of a file (or of nothing) and of overrides `section.key=value`, of which a later one wins.
+    """Read a file (None: nothing) and apply overrides `section.key=value` in order.
 
-    Raises NotFoundError for a file that is not there; anything else wrong becomes one of its problems.
+    Raises NotFoundError if the file cannot be read. Anything else wrong is added as a problem.
     """
     raw = RawConfig(source)
     if source is not None:
@@ -129,12 +124,12 @@ def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
     for number, text in enumerate(overrides):
         _override(raw, (1, number), text)
     _drop_target(raw, before)
-    _tell_idle(raw)
+    _note_unused_network_keys(raw)
     return raw
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said: relative where it lies below the working directory."""
+    """Short form of a path: relative if it lies below the working directory."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):  # the working directory is gone
@@ -143,7 +138,7 @@ def shown(path: Path) -> str:
 
 
 def has(data: Mapping[str, Any], key: Key) -> bool:
-    """Whether nested tables hold a value at a key."""
+    """Whether nested tables contain a key."""
     value: Any = data
     for part in key:
         if not isinstance(value, Mapping) or part not in value:
@@ -153,7 +148,7 @@ def has(data: Mapping[str, Any], key: Key) -> bool:
 
 
 def flat(data: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """The keys and values of nested tables, in order."""
+    """Keys and values of nested tables, in order."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, (*above, name))
@@ -170,7 +165,7 @@ def _read_file(raw: RawConfig, source: Path) -> None:
         reason = getattr(error, "strerror", None) or error
         raise NotFoundError(f"the configuration file {str(source)!r} cannot be read: {reason}") from error
     if content is None:
-        raw.problem((0, 1), "the file is larger than 1 MiB: this is no configuration")
+        raw.problem((0, 1), "the file is larger than 1 MiB, the limit for a configuration")
         return
     try:
         text = content.decode("utf-8-sig")
@@ -192,20 +187,20 @@ def _read_file(raw: RawConfig, source: Path) -> None:
 
 
 def _rename(raw: RawConfig, old: str, new: str) -> None:
-    """Give the value of a key `section.name` of the file another name; a problem where that has a value of its own."""
+    """Rename a key `section.name` of the file; a problem if both names are written."""
     (section, before), (_, after) = key, new_key = tuple(old.split(".")), tuple(new.split("."))
     table = raw.data.get(section)
     if not isinstance(table, dict) or before not in table:
         return
     if after in table:
-        raw.problem(raw.location(key), f"{old} is another name of {new}, which is given too: remove one of them")
+        raw.problem(raw.location(key), f"{old} is another name of {new}, which is also given: remove one of them")
     value, location = table.pop(before), raw.location(key)
     table.setdefault(after, value)
     raw.locations.setdefault(new_key, location)
 
 
 def _environment(raw: RawConfig) -> str:
-    """`env.name` as it was written so far, a user's file with its absolute path; "" where there is none."""
+    """Normalised `env.name` (absolute path for a user's file); "" if it is not set."""
     table = raw.data.get("env")
     name = table.get("name") if isinstance(table, dict) else None
     if not isinstance(name, str) or "\0" in name:
@@ -214,44 +209,40 @@ def _environment(raw: RawConfig) -> str:
 
 
 def _drop_target(raw: RawConfig, before: str) -> None:
-    """Take the file's target out where overrides have replaced the file's environment: returns of another one say
-    nothing about it.
-    """
+    """Remove the file's run.target if overrides replaced the file's environment, since returns are not comparable."""
     after, run, key = _environment(raw), raw.data.get("run"), ("run", "target")
     if not before or after in ("", before) or raw.typed(key) or not isinstance(run, dict) or "target" not in run:
         return
-    said = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
+    target = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
     raw.notes.append(
-        f"{said} is a return of {Path(before).stem}, not of {Path(after).stem}, and is left out; run.target=N "
+        f"{target} is a return of {Path(before).stem}, not of {Path(after).stem}, and is ignored; run.target=N "
         "sets another"
     )
 
 
-def _tell_idle(raw: RawConfig) -> None:
-    """Note typed keys of a network that the policy has not: of a memory, of convolutions, of a trunk that it always or
-    never shares.
-    """
+def _note_unused_network_keys(raw: RawConfig) -> None:
+    """Note overrides of network keys that have no effect, such as memory_size without a memory."""
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
     kind = str(net.get("kind", "mlp"))
-    idle: dict[Key, str] = {}
+    unused: dict[Key, str] = {}
     if net.get("memory", "none") == "none" and ":" not in kind:  # a user's own network may have one
-        idle = dict.fromkeys(_OF_A_MEMORY, "without a memory: net.memory=gru, mingru or lstm")
-        if kind == "places":  # its blocks, with a memory or without
-            del idle["net", "memory_layers"]
+        unused = dict.fromkeys(_MEMORY_KEYS, "without a memory: net.memory=gru, mingru or lstm")
+        if kind == "places":  # memory_layers counts its blocks
+            del unused["net", "memory_layers"]
     if kind != "cnn":
-        idle |= dict.fromkeys((("net", "cnn"), ("net", "channels")), "without convolutions: net.kind=cnn")
+        unused |= dict.fromkeys((("net", "cnn"), ("net", "channels")), "without convolutions: net.kind=cnn")
     if kind in ("cnn", "places"):
-        idle["net", "shared"] = f"with net.kind={kind}, which always has one trunk"
+        unused["net", "shared"] = f"with net.kind={kind}, which always has one trunk"
     raw.notes += [
         f"{'.'.join(key)} has no effect {reason}"
-        for key, reason in idle.items()
+        for key, reason in unused.items()
         if raw.typed(key) and has(raw.data, key)
     ]
 
 
 def _line(error: Exception, text: str) -> int:
-    """The line of a syntax error. tomli places an unclosed string on the line after, or at the end of the document."""
+    """Line of a syntax error. tomli reports an unclosed string on the next line, or at the end of the document."""
     line = getattr(error, "lineno", None)
     if line is None:
         match = re.search(r"at line (\d+)", str(error))
@@ -261,14 +252,14 @@ def _line(error: Exception, text: str) -> int:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it nests too deeply"
+        return "tables are nested too deeply"
     if not isinstance(error, tomli.TOMLDecodeError):
         return "a number has too many digits"
     reason = str(getattr(error, "msg", None) or re.sub(r" \(at .*\)$", "", str(error)))
     known = {
         "Illegal character '\\n'": "a string is not closed (missing quote at the end of the line)",
         "Cannot overwrite a value": "a key is given twice",
-        "Invalid value": "a value is missing or is no TOML value (text needs quotes)",
+        "Invalid value": "a value is missing or is not a TOML value (text needs quotes)",
     }
     twice = re.fullmatch(r"Cannot (?:declare|mutate immutable namespace) \((.*?),?\)(?: twice)?", reason)
     if twice:
@@ -289,9 +280,7 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
 
 
 def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:
-    """Set the value of a key; of a section that is given as a table, those of its keys, as if each had been given by
-    itself.
-    """
+    """Set the value of a key. A section given as a table sets each of its keys."""
     if len(key) == 1 and isinstance(value, dict):
         for name, one in value.items():
             _set(
@@ -307,7 +296,7 @@ def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) ->
         table = table.setdefault(part, {})
         raw.locations.setdefault(key[:end], location)
         if not isinstance(table, dict):
-            raw.problem(location, f"{'.'.join(key)}: {'.'.join(key[:end])!r} is a value, not a table, and has no keys")
+            raw.problem(location, f"{'.'.join(key)}: {'.'.join(key[:end])!r} is a value, not a table with keys")
             return
     table[key[-1]] = value
     for below in [other for other in raw.locations if other[: len(key)] == key]:
@@ -316,7 +305,7 @@ def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) ->
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or else the text itself: 3e-4, true, [32, 32] and "x" are values; pendulum and 20M are texts."""
+    """Parsed TOML value, or else the text itself: 3e-4, true, [32, 32] and "x" parse; pendulum and 20M are text."""
     try:
         read = tomli.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -325,7 +314,7 @@ def _value(text: str) -> Any:
 
 
 def quoted(value: object) -> str:
-    """A value as it goes into a message: short, and with nothing in it that a terminal would obey."""
+    """Short form of a value for messages, with control characters escaped."""
     try:
         if isinstance(value, bool):
             text = "true" if value else "false"
@@ -333,6 +322,6 @@ def quoted(value: object) -> str:
             text = f"[{', '.join(map(quoted, value[:8]))}{', ...' if len(value) > 8 else ''}]"
         else:
             text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, tables nested beyond measure
+    except (ValueError, RecursionError):  # an integer of thousands of digits, deeply nested tables
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:76] + " ..."

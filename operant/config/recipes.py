@@ -1,8 +1,5 @@
-"""Finds recipes: configuration files, by a path or by the name of one that ships,
-`configs/<algorithm>/<environment>.toml`.
-
-Standard library only. Knows nothing of what is in the files, and of an algorithm and an environment nothing but their
-names.
+"""Lookup of recipes: shipped configuration files `configs/<algorithm>/<environment>.toml`, by name or path. Standard
+library only; the files are not opened.
 """
 
 from __future__ import annotations
@@ -17,64 +14,59 @@ from operant.host import names
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 ENVIRONMENT = "cartpole"
-"""The environment of `operant train`, when it is told nothing."""
+"""Default environment of `operant train`."""
 _ALGORITHM = "ppo"
 OUTSIDE = "gymnasium"
-"""The recipe of outside environments that have none of their own."""
-_ALGORITHMS: dict[str, str] = {}  # environments that are learnt by another algorithm unless one is named
+"""Fallback recipe for outside environments."""
+_ALGORITHMS: dict[str, str] = {}  # environments whose default algorithm differs from _ALGORITHM
 _ALIASES = {"ppo": "ppo/cartpole"}
 
 
 def algorithm_of(environment: str) -> str:
-    """The algorithm that an environment is learnt by, unless a configuration names one. The environment's name may be a
-    Gymnasium id.
-    """
+    """Default algorithm for an environment, given by its name or Gymnasium id."""
     plain = plain_name(environment)
     return next((algorithm for name, algorithm in _ALGORITHMS.items() if plain_name(name) == plain), _ALGORITHM)
 
 
 def shipped() -> list[str]:
-    """The names of the recipes that ship, `algorithm/environment`, sorted."""
+    """Names of the shipped recipes, `algorithm/environment`, sorted."""
     return sorted(_files())
 
 
 def short_names() -> list[str]:
-    """The other names that `find_source` knows: of an environment, for its algorithm's recipe, and `ppo` for the recipe
-    that solves CartPole.
-    """
+    """Short names that `find_source` accepts: environments, for their default algorithm's recipe, and `ppo`."""
     return sorted({name.partition("/")[2] for name in _files()} | set(_ALIASES))
 
 
 def recipe(algorithm: str, environment: str) -> Path | None:
-    """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is
-    none.
+    """Shipped recipe for an algorithm and an environment (name or Gymnasium id); None if there is none.
 
-    An outside environment that has none takes that of its kind, or of all of them.
+    An outside environment falls back to the recipe for its kind, then to the one for all outside environments.
     """
-    there = {f"{path.parent.name}/{plain_name(path.stem)}": path for path in _files().values()}
-    found = there.get(f"{algorithm}/{plain_name(environment)}")
-    if found is not None or (kind := names.kind_of(environment)) is None:
-        return found
-    return there.get(f"{algorithm}/{kind}") or there.get(f"{algorithm}/{OUTSIDE}")
+    by_name = {f"{path.parent.name}/{plain_name(path.stem)}": path for path in _files().values()}
+    exact = by_name.get(f"{algorithm}/{plain_name(environment)}")
+    if exact is not None or (kind := names.kind_of(environment)) is None:
+        return exact
+    return by_name.get(f"{algorithm}/{kind}") or by_name.get(f"{algorithm}/{OUTSIDE}")
 
 
 def name_of(source: Path) -> str:
-    """The name of a recipe that ships: `ppo/cartpole`."""
+    """Name of a shipped recipe, such as `ppo/cartpole`."""
     return f"{source.parent.name}/{source.stem}"
 
 
 def find_source(text: str, algorithm: str | None = None) -> Path:
-    """The file of a path, or else of a recipe that ships, with or without `.toml`; absolute.
+    """Absolute path of a configuration file, given by a path or by a shipped recipe's name with or without `.toml`.
 
-    A recipe is `algorithm/environment`, or an environment alone: then that of `algorithm`, by default the environment's
-    own, else the only one there is. Raises NotFoundError with the names of recipes, and with all that match where a
-    name fits several; UsageError for a recipe of another algorithm.
+    A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
+    (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with
+    the available or ambiguous names, and UsageError for a recipe of another algorithm.
     """
     files = _files()
     try:
         if Path(text).is_file():
             return _of_algorithm(Path(text).resolve(), algorithm)
-    except (OSError, ValueError):  # a name too long, a NUL in it, a folder that may not be read: not there for us
+    except (OSError, ValueError):  # name too long, NUL byte, unreadable folder
         pass
     name = text.removesuffix(".toml")
     name = _ALIASES.get(name, name)
@@ -90,30 +82,27 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
 
 def _of_algorithm(source: Path, algorithm: str | None) -> Path:
-    """`source`. Raises UsageError where that is a recipe that ships and is for another algorithm than the one that is
-    asked for.
-    """
+    """Return `source`. Raises UsageError for a shipped recipe of another algorithm than `algorithm`."""
     if algorithm is None or source.parent.name == algorithm or source not in map(Path.resolve, _files().values()):
         return source
-    own = recipe(algorithm, source.stem)
-    way = (
-        f"take {name_of(own)}"
-        if own is not None
+    other = recipe(algorithm, source.stem)
+    advice = (
+        f"use {name_of(other)}"
+        if other is not None
         else f"for its defaults: operant train {source.stem} algo.name={algorithm}"
     )
     raise UsageError(
-        f"{name_of(source)} is a recipe for {source.parent.name}, whose values mean nothing to "
-        f"algo.name={algorithm}: {way}"
+        f"{name_of(source)} is a recipe for {source.parent.name} and does not apply to algo.name={algorithm}: {advice}"
     )
 
 
 def plain_name(name: str) -> str:
-    """A name without what people vary: `MountainCarContinuous-v0` and `mountaincar_continuous` are one."""
+    """Name without case, separators and version: `MountainCarContinuous-v0` equals `mountaincar_continuous`."""
     return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
 def _missing(text: str) -> str:
-    """What is wrong with the name of a configuration that was not found, with the nearest one that ships."""
+    """Message about a configuration that does not exist, with the closest shipped name."""
     try:
         if Path(text).is_dir():
             return f"{text!r} is a folder, not a configuration file."
@@ -129,9 +118,9 @@ def _missing(text: str) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """The recipes that ship, by name: beside the package in a checkout, inside it in a wheel."""
+    """Shipped recipes by name: next to the package in a checkout, inside the package in a wheel."""
     beside, inside = _PACKAGE.parent / "configs", _PACKAGE / "configs"
-    # Beside an installed package lie other people's folders: only a checkout has the project file there.
+    # Next to an installed package lie unrelated folders; only a checkout has the project file there.
     checkout = (_PACKAGE.parent / "pyproject.toml").is_file()
-    folders = [inside, *([beside] if checkout else [])]  # a later one wins
+    folders = [inside, *([beside] if checkout else [])]  # later folders win
     return {f"{path.parent.name}/{path.stem}": path for folder in folders for path in folder.glob("*/*.toml")}

@@ -1,12 +1,13 @@
-"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no
-key's meaning.
+"""Request for a run: configuration file, overrides and run name of a `train` command line.
 
-The full check needs the algorithm and the environment, that is torch and numba: they are imported by `load` and
-`origins` alone.
+The file is parsed once, in `Request.raw`. Only `load` and `origins` import the algorithm and the environment, and with
+them torch and numba.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,23 +28,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is asked for. `source` is a configuration file (None: only defaults) and `environment_file` a user's
-    own, both absolute and there.
+    """A requested run. `source` (configuration file; None: defaults only) and `environment_file` (a user's own) are
+    absolute paths of existing files.
     """
 
     source: Path | None
     overrides: tuple[str, ...]
     environment_file: Path | None
     directory: Path
-    name: str | None = (
-        # the run's id, if one was asked for; the worker refuses one of a file that cannot be one, and names the line
-        None
-    )
-    prefix: str = ""  # `<env>-<algo>`: the beginning of a made-up id
-    notes: tuple[str, ...] = ()  # what the person who asks should know
 
     def document(self) -> dict[str, Any]:
-        """What run.json keeps of it, for the worker."""
+        """Entries for run.json, from which the worker restores the request."""
         return {
             "config": str(self.source) if self.source is not None else None,
             "overrides": list(self.overrides),
@@ -52,74 +47,89 @@ class Request:
         }
 
     def resume_document(self) -> dict[str, Any]:
-        """What run.json keeps of a request to resume, beside the run's own."""
+        """Additional entries for run.json of a request to resume."""
         return {"resume_overrides": list(self.overrides), "resume_directory": str(self.directory)}
 
     def all_overrides(self) -> list[str]:
-        """The overrides, the user's own environment file as the last."""
+        """Overrides, followed by one for the user's environment file."""
         return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
 
+    @functools.cached_property
+    def raw(self) -> RawConfig:
+        """Unvalidated configuration: the file with all overrides applied. Raises NotFoundError."""
+        return read(self.source, self.all_overrides())
+
+    @property
+    def name(self) -> str | None:
+        """Requested run id. None for an invalid one in a file too: the worker reports it with its line."""
+        name = _text(self.raw, "run", "name")
+        return name if name and (_NAME.fullmatch(name) or self.raw.typed(("run", "name"))) else None
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of a generated run id: `<env>-<algo>`."""
+        environment = _text(self.raw, "env", "name") or recipes.ENVIRONMENT
+        algorithm = _text(self.raw, "algo", "name") or recipes.algorithm_of(environment)
+        return f"{_short_name(environment)}-{_short_name(algorithm)}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user that are not problems, such as an override without effect."""
+        return tuple(self.raw.notes)
+
     def load(self, trusted: bool = False) -> Config:
-        """The checked configuration. Raises as `operant.config.load.load`."""
+        """Checked configuration. Raises like `operant.config.load.load`."""
         from operant.config import load
 
-        return load.load(self.source, self.all_overrides(), folder=self.directory, trusted=trusted)
+        return load.check(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def origins(self, trusted: bool = False) -> list[Origin]:
-        """Every key, its value, and where it was written. Raises as `load`."""
+        """Every key with its value and source. Raises like `load`."""
         from operant.config import load
 
-        return load.origins(self.source, self.all_overrides(), folder=self.directory, trusted=trusted)
+        return load.origins_of(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def check_trust(self, trusted: bool = False) -> bool:
-        """`trusted`. Raises UntrustedError where it is needed and not given."""
-        return trust.check(read(self.source, self.all_overrides()), trusted)
+        """Return `trusted`. Raises UntrustedError if trust is needed and not given."""
+        return trust.check(self.raw, trusted)
 
     def anneals(self) -> bool:
-        """Whether the configuration, as it was written, lets the learning rate decay to 0."""
-        table = read(self.source, self.overrides).data.get("algo")
-        return isinstance(table, dict) and table.get("anneal") is True
+        """Whether algo.anneal is true as written: the learning rate decays to 0."""
+        return self._value("algo", "anneal") is True
 
     def seeds(self) -> range:
-        """The seeds of the runs that are asked for, as far as they are whole numbers: the worker tells what is wrong
-        with others.
-        """
-        table = read(self.source, self.overrides).data.get("run")
-        seed, count = (str(table.get(key, 1)) if isinstance(table, dict) else "1" for key in ("seed", "seeds"))
-        many = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
-        return range(int(seed), int(seed) + int(count)) if many else range(1)
+        """Seeds of the requested runs; a single one if run.seed or run.seeds is invalid, which the worker reports."""
+        seed, count = (str(self._value("run", key, 1)) for key in ("seed", "seeds"))
+        several = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
+        return range(int(seed), int(seed) + int(count)) if several else range(1)
 
     def ranks(self) -> int:
-        """How many ranks are asked for, as far as that can be told without looking for GPUs; 1 where it cannot."""
-        table = read(self.source, self.overrides).data.get("run")
-        gpus, ranks = (table.get("gpus"), table.get("ranks")) if isinstance(table, dict) else (None, None)
-        asked = len(gpus) if isinstance(gpus, list) else gpus or ranks
-        return asked if isinstance(asked, int) and asked in (2, 4, 8) else 1
+        """Requested number of ranks, as far as it is known without looking for GPUs; otherwise 1."""
+        gpus = self._value("run", "gpus")
+        count = len(gpus) if isinstance(gpus, list) else gpus or self._value("run", "ranks")
+        return count if isinstance(count, int) and count in (2, 4, 8) else 1
 
     def device(self, local_rank: int = 0) -> str:
-        """The device of one of a host's ranks as it was written, not checked yet: that of `run.gpus`, or
-        `run.device`.
-        """
-        table = read(self.source, self.overrides).data.get("run")
-        device, gpus = (table.get("device"), table.get("gpus")) if isinstance(table, dict) else (None, None)
+        """Unchecked device of one of the host's ranks: an entry of `run.gpus`, or `run.device`."""
+        gpus, device = self._value("run", "gpus"), self._value("run", "device")
         if isinstance(gpus, list):
             return f"cuda:{gpus[local_rank]}" if local_rank < len(gpus) else "none"
         device = device if isinstance(device, str) else "auto"
         return f"cuda:{local_rank}" if local_rank and device in ("auto", "cuda") else device
 
+    def _value(self, section: str, key: str, default: Any = None) -> Any:
+        table = self.raw.data.get(section)
+        return table.get(key, default) if isinstance(table, dict) else default
+
 
 def to_resume(config: Path, overrides: Sequence[str]) -> Request:
-    """The request to resume the run of a resolved configuration, with overrides. Raises MachineError where the working
-    directory is gone.
-    """
+    """Request to resume a run from its resolved configuration. Raises MachineError if the working directory is gone."""
     return Request(config, tuple(overrides), None, working_directory())
 
 
 def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
-    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own
-    configuration.
-
-    Raises ConfigError for one that is damaged.
+    """Restore the request in a run.json: that of the new run, or (`resume`) of its resume, which starts from the run's
+    config.toml. Raises ConfigError if it is damaged.
     """
     fields: dict[str, Any] = document if isinstance(document, dict) else {}
     directory: Any = fields.get("directory")
@@ -132,7 +142,7 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
     )
     if not sound or not all(text is None or isinstance(text, str) for text in (source, file)):
         raise ConfigError(
-            str(folder / "run.json"), ["request: what the run was asked for is damaged. operant resume writes it anew"]
+            str(folder / "run.json"), ["request: the recorded request is damaged. operant resume writes it again"]
         )
     if resume:
         return Request(folder / "config.toml", tuple(overrides), None, Path(directory))
@@ -142,12 +152,12 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
 def make(
     words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]
 ) -> Request:
-    """The request of a command line.
+    """Build the request of a command line.
 
-    `words` are its positional arguments: `key=value` overrides, and at most one environment: a name, a Gymnasium id or
-    a file. `settings` are keys that options give (None: not given); they come after the overrides, so that they win.
-    Raises UsageError for two environments, NotFoundError for a configuration or an environment file that is not there,
-    MachineError where the working directory is gone.
+    `words` are the positional arguments: overrides `key=value`, and at most one environment (name, Gymnasium id or
+    file). `settings` are keys set by options (None: not given), which win over overrides. Raises UsageError for two
+    environments, NotFoundError for a missing configuration or environment file, MachineError if the working directory
+    is gone.
     """
     directory = working_directory()
     overrides = [word for word in words if "=" in word]
@@ -180,18 +190,11 @@ def make(
     overrides += [f"{key}={value}" for key, value in settings.items() if value is not None]
     file = _existing(environment_file, directory) if environment_file is not None else None
     source = recipes.find_source(config, algorithm) if config is not None else _recipe(read(None, overrides), file)
-    raw = read(source, overrides)
-    env_name = str(file) if file is not None else _text(raw, "env", "name") or recipes.ENVIRONMENT
-    algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(env_name)
-    name = _text(raw, "run", "name")
-    prefix = f"{_short_name(env_name)}-{_short_name(algorithm)}"
-    wanted = name if name and (_NAME.fullmatch(name) or raw.typed(("run", "name"))) else None
-    notes = read(source, [*overrides, *([f"env.name={file}"] if file is not None else [])]).notes
-    return Request(source, tuple(overrides), file, directory, wanted, prefix, tuple(notes))
+    return Request(source, tuple(overrides), file, directory)
 
 
 def working_directory() -> Path:
-    """Where the files that a command line names are looked for. Raises MachineError where it is gone."""
+    """Working directory, to which paths on the command line are relative. Raises MachineError if it is gone."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -203,10 +206,10 @@ def _existing(file: str, directory: Path) -> Path:
         path = (directory / Path(file).expanduser()).absolute()
         if path.is_file():
             return path
-    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
+    except (OSError, ValueError, RuntimeError):  # name too long, NUL byte, no home directory
         pass
     shipped = (
-        f"; one that ships is asked for by its name alone: operant train {file}"
+        f"; for the shipped environment give its name alone: operant train {file}"
         if recipes.recipe(recipes.algorithm_of(file), file) is not None
         else ""
     )
@@ -214,24 +217,20 @@ def _existing(file: str, directory: Path) -> Path:
 
 
 def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
-    """The recipe for the environment and the algorithm of some overrides; None for a file of the user's own, which no
-    recipe is made for.
-    """
+    """Recipe for the environment and algorithm of some overrides; None for a user's environment file."""
     environment = _text(raw, "env", "name") or recipes.ENVIRONMENT
     algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(environment)
     return recipes.recipe(algorithm, environment) if environment_file is None else None
 
 
 def _short_name(name: str) -> str:
-    """A name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py, `a2c` for
-    a2c.py:A2C.
-    """
+    """Part of a run id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py; `a2c` for a2c.py:A2C."""
     path = name.rpartition(":")[0] if ".py:" in name else names.short(name)
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 
 
 def _text(raw: RawConfig, section: str, key: str) -> str | None:
-    """A text of a raw configuration, as it was written; None where there is none."""
+    """Text value of a raw configuration, as written; None if there is none."""
     table = raw.data.get(section)
     value = raw.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
     return value.strip("\"'") if isinstance(value, str) else None

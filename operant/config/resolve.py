@@ -1,15 +1,15 @@
-"""What the names in a raw configuration stand for: an algorithm, an environment with its parameters, a network; shipped
-ones and a user's own files.
+"""Name resolution: bind the names in a raw configuration to an algorithm, an environment and a network, each shipped or
+from a user's file.
 
-What does not exist becomes a problem of the configuration, and the nearest thing that exists is returned, so that the
-rest can still be checked. Knows nothing of the other keys.
+A name that cannot be resolved adds a problem to the raw configuration. The closest shipped name is bound in its place,
+so that the remaining keys can still be checked.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,39 @@ from operant.host import names
 from operant.settings import Count, Real
 
 
+@dataclass(frozen=True)
+class Bound:
+    """Code bound to the names of a raw configuration.
+
+    `algorithm` is the algorithm's class and `environment` an `operant.envs.Env`; either is None if unresolved. An
+    outside environment is made later, from the checked values of `[env]`.
+    """
+
+    algorithm: Any
+    algorithm_name: str  # shipped name, or absolute path, a colon and the class
+    environment: Any
+    environment_name: str  # shipped name, outside name, or absolute path
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the environment is an outside one, stepped on the host."""
+        return names.kind_of(self.environment_name) is not None
+
+
+def bind(raw: RawConfig, folder: Path | None) -> Bound:
+    """Bind `algo.name` and `env.name`. This imports users' files."""
+    return Bound(*algorithm(raw, folder), *environment(raw, folder))
+
+
 def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
-    """The value of a key as it was written, whatever its type, before its section is checked."""
+    """The unvalidated value of a key, as it was written; `default` if it was not."""
     table = raw.data.get(section)
     value = table.get(key, default) if isinstance(table, dict) else default
     return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
 
 
 def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """The class of `algo.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's
-    file, a colon and the class.
-    """
+    """Class and resolved name of `algo.name`: a shipped name, or a user's class as ABSOLUTE_PATH:CLASS."""
     key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
     name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
     if not isinstance(name, str):
@@ -45,13 +67,13 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     path, _, class_name = name.rpartition(":")
     if path.endswith(".py") and class_name.isidentifier():
         try:
-            found = f"{user_file(path, raw, key, folder)}:{class_name}"
-            return algos.load(found), found
+            resolved = f"{user_file(path, raw, key, folder)}:{class_name}"
+            return algos.load(resolved), resolved
         except OperantError as error:
             raw.problem(location, f"algo.name: {error}")
             return None, name
     nearest = messages.nearest(name, algos.names())
-    available = f"Available: {shipped}, or one of your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
+    available = f"Available: {shipped}, or your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
     raw.problem(
         location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
     )
@@ -64,9 +86,7 @@ def algorithms_with(key: str) -> list[str]:
 
 
 def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """The environment of `env.name`, and the name it is found by again: a shipped one's, or the absolute path of a
-    user's file.
-    """
+    """Environment of `env.name`, and its resolved name: shipped name, or absolute path of a user's file."""
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
     if not isinstance(name, str) or not name:
         return None, ""
@@ -76,8 +96,8 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         if name.endswith(".py"):
             path = str(user_file(name, raw, ("env", "name"), folder))
             return envs.find(path), path
-        found = envs.find(name)
-        return found, found.name
+        shipped = envs.find(name)
+        return shipped, shipped.name
     except KeyError:
         nearest = messages.nearest(name, envs.names())
         if name in algos.names():
@@ -86,7 +106,7 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
                 f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}",
             )
             return None, name
-        own = "a file of your own (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
+        own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
         available = f"Available: {own}, {', '.join(envs.names())}"
         raw.problem(
             location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
@@ -98,24 +118,21 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
-    """The name by which an outside environment is found again: of a user's file with its absolute path. Raises
-    NotFoundError.
-    """
+    """Resolved name of an outside environment, with the absolute path of a user's file. Raises NotFoundError."""
     file = names.file_of(name)
     return name if file is None else f"{user_file(file, raw, ('env', 'name'), folder)}:{name.rpartition(':')[2]}"
 
 
 def outside_defaults(raw: RawConfig, name: str) -> None:
-    """What an outside environment has other defaults for: each of its lanes is an environment of its own, with its own
-    memory.
-    """
+    """Write the defaults of an outside environment: `lanes` is "auto", since each lane costs a process's memory."""
     table = raw.data.setdefault("env", {})
     if isinstance(table, dict) and "lanes" not in table:
         table["lanes"], raw.locations["env", "lanes"] = "auto", DEFAULT
 
 
 def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
-    """The outside environment of a name, with the values of `[env]`; None, and a problem, where it cannot be made.
+    """Outside environment with the checked values of `[env]`; None, and a problem, if it cannot be created.
+
     Raises MachineError.
     """
     location, kind, file = raw.location(("env", "name")), names.kind_of(name), names.file_of(name)
@@ -123,28 +140,31 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
     if settings.pixels is not None:
         raw.problem(
             raw.location(("env", "pixels")),
-            "env.pixels: an outside environment shows what it shows: env.resize changes its size",
+            "env.pixels is not supported for outside environments; remove it, or set env.resize",
         )
     if settings.flicker:
-        raw.problem(raw.location(("env", "flicker")), "env.flicker: an outside environment has none (use 0)")
+        raw.problem(
+            raw.location(("env", "flicker")),
+            "env.flicker is not supported for outside environments; remove it or set 0",
+        )
     try:
-        found = outside.declare(outside.source(kind, name if file is not None else name.partition(":")[2], settings))
+        env = outside.declare(outside.source(kind, name if file is not None else name.partition(":")[2], settings))
     except MachineError:
         raise
     except (OperantError, OSError, TypeError, ValueError) as error:
         raw.problem(location, f"env.name: {error}")
         return None
     net = raw.data.setdefault("net", {})
-    if found.pixels and isinstance(net, dict) and "kind" not in net:
+    if env.pixels and isinstance(net, dict) and "kind" not in net:
         net["kind"], raw.locations["net", "kind"] = "cnn", DEFAULT
-    return replace(found, hosting=outside.hosting(settings))
+    return replace(env, hosting=outside.hosting(settings))
 
 
 def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Sequence[str]) -> None:
-    """A problem for each key of outside environments that was written for another one. (What a run writes down holds
-    them all, with their defaults.)
+    """Add a problem for each key of outside environments that was set for another environment.
 
-    A 1 of the keys `once` changes nothing, and stands in what earlier versions wrote down.
+    Values equal to `defaults` are accepted, since a run's config.toml holds all keys. So is 1 for the keys in `once`,
+    which earlier versions wrote.
     """
     table = raw.data.get("env")
     if not isinstance(table, dict):
@@ -153,14 +173,12 @@ def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Seque
         if table.get(key) not in (None, default) and not (key in once and table[key] == 1):
             raw.problem(
                 raw.location(("env", key)),
-                f"env.{key}: only outside environments have it, such as gymnasium:LunarLander-v3",
+                f"env.{key} is supported only for outside environments, such as gymnasium:LunarLander-v3; remove it",
             )
 
 
 def observed(raw: RawConfig, env: Any, section: Any) -> Any:
-    """The environment, observed as pictures where `env.pixels` says so, and flickering as `env.flicker` does; a problem
-    where it draws no pictures.
-    """
+    """Environment with the observations of `env.pixels` and `env.flicker`; a problem if it cannot draw images."""
     if env is None or section is None:
         return env
     try:
@@ -173,7 +191,7 @@ def observed(raw: RawConfig, env: Any, section: Any) -> Any:
 
 
 def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
-    """The environment's Params with the values that were written; None, and a problem for each thing that is wrong."""
+    """Params of the environment with the written values; None, and one problem for each invalid value."""
     given = value_of(raw, "env", "params", {})
     if env is None or not isinstance(given, dict):
         return None
@@ -206,8 +224,9 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
 
 
 def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
-    """The parameters that can change while it trains, each with what says why it cannot have a value: floats of an
-    environment of ours, without pictures.
+    """Parameters that a schedule may change, each with a function from value to error message (None: valid).
+
+    These are the float parameters of a device environment without image observations.
     """
     if (
         env is None
@@ -216,14 +235,16 @@ def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | No
         or value_of(raw, "env", "pixels", "none") != "none"
     ):
         return {}
-    found = getattr(env.Params, "_field_defaults", {})
+    defaults = getattr(env.Params, "_field_defaults", {})
     return {
-        name: functools.partial(ranges.problem, env, name) for name, value in found.items() if isinstance(value, float)
+        name: functools.partial(ranges.problem, env, name)
+        for name, value in defaults.items()
+        if isinstance(value, float)
     }
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
-    """How a parameter of this default is written; `operant.envs.ranges` knows what it may be."""
+    """Type of a parameter, by its default; `operant.envs.ranges` checks the range."""
     if isinstance(default, bool):
         return TypeAdapter(StrictBool)
     if isinstance(default, int):
@@ -232,8 +253,8 @@ def _parameter_type(default: object) -> TypeAdapter[Any]:
 
 
 def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -> str:
-    """`net.kind`, of a user's own file with its absolute path; a problem where it is neither that nor one of
-    `built_in`, whose first is the default.
+    """Resolved `net.kind`: one of `built_in` (the first is the default), or the absolute path of a user's file, a colon
+    and the class. Anything else adds a problem.
     """
     default, key = built_in[0], ("net", "kind")
     kind = value_of(raw, *key, default)
@@ -245,7 +266,7 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
     if not path.endswith(".py") or not name.isidentifier():
         hint = messages.did_you_mean(messages.nearest(kind, built_in))
         allowed = (
-            f"input should be {', '.join(map(repr, built_in))}, or a network of your own as FILE.py:CLASS, such "
+            f"input should be {', '.join(map(repr, built_in))}, or your own network as FILE.py:CLASS, such "
             "as 'my_net.py:MyNet'"
         )
         raw.problem(raw.location(key), f"net.kind: {allowed}{hint} (got {quoted(kind)})")
@@ -258,7 +279,7 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
 
 
 def user_file(name: str, raw: RawConfig, key: Key, folder: Path | None) -> Path:
-    """The absolute path of a user's file that is named under a key. Raises NotFoundError."""
+    """Absolute path of a user's file that a key names. Raises NotFoundError."""
     try:
         path = raw.path(key, name, folder)
         if path.is_file():

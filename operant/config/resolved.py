@@ -1,5 +1,5 @@
-"""A run's resolved configuration as plain values of today's keys, read and not checked: for what shows or compares
-runs. Knows no key.
+"""Resolved configuration of a recorded run as plain values under current key names, read without checks. Used to show
+and compare runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operant.errors import NotFoundError
 
 
 def tables(config: Path) -> dict[str, Any]:
-    """The sections of a run's config.toml; {} where there is none that can be read."""
+    """Sections of a run's config.toml; {} if it cannot be read."""
     try:
         return raw.read(config).data
     except NotFoundError:
@@ -21,8 +21,8 @@ def tables(config: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as `section.key`."""
-    found: dict[str, Any] = {}
+    """Values of nested tables by dotted key."""
+    values: dict[str, Any] = {}
     for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values

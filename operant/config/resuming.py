@@ -1,8 +1,6 @@
-"""What a resume may not change, and what its changes mean: a configuration is compared with that of the checkpoint,
-before anything in the run folder is written.
+"""Compatibility of a resume: keys that must equal the checkpoint's configuration, and effects of other changes.
 
-Knows the keys on which the tensors of a checkpoint depend; knows no run folder, no tensor and nothing of how a run is
-resumed.
+The comparison is made before anything in the run folder is written.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _FIXED = {
     "env.frame_stack": _ENVIRONMENT,
     "env.grayscale": _ENVIRONMENT,
     "env.resize": _ENVIRONMENT,
-    "env.lanes": "its checkpoints hold the state of so many lanes",
+    "env.lanes": "its checkpoints hold the state of that number of lanes",
     "algo.name": "its checkpoints hold the state of that algorithm",
     "algo.normalize_observations": _NORMALIZER,
     "algo.normalize_rewards": _NORMALIZER,
@@ -40,11 +38,13 @@ _ADVICE = "a run with other values is a new one: operant train"
 
 
 def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """The configuration that is asked for. Raises ConfigError, naming each override as it was typed, where it changes
-    what the checkpoint depends on.
+    """Requested configuration of a resume.
 
-    `checkpoint` is the configuration file that the checkpoint carries; None: it is of a time when they had none, and
-    the run's own counts. Also where the configuration is wrong in another way.
+    Raises ConfigError if it is invalid, or if an override, which the message quotes, changes a key on which the
+    checkpoint depends.
+
+    `checkpoint` is the configuration file stored with the checkpoint; None for early checkpoints without one, for which
+    the run's configuration is used.
     """
     before = of_checkpoint(request, checkpoint, trusted)
     own, reasons, problems = load.values(before), _reasons(before), []
@@ -53,7 +53,7 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
     for name, word in typed.items():
         try:
             asked = load.values(replace(request, overrides=(word,)).load(trusted))
-        except ConfigError:  # wrong, or wrong beside the other values: in either case not the value that the run has
+        except ConfigError:  # invalid, alone or with the other values: in either case not the run's value
             asked = {**own, name: None} if own.get(name) is not None else own
         for key, reason in reasons.items():
             if asked.get(key) not in (own[key], unchanged.get(key)):
@@ -69,23 +69,24 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
 
 
 def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """The configuration of a checkpoint: that of its own file, else the run's without overrides."""
+    """Configuration of a checkpoint: its stored file, else the run's configuration without overrides."""
     return replace(request, source=checkpoint or request.source, overrides=()).load(trusted)
 
 
 def completed(config: Config, before: Config | None = None) -> Config:
-    """With the values that follow from the planned steps: those of the run's beginning, whatever a resume plans, so
-    `before` is what its checkpoint has.
+    """Configuration with the values derived from the planned steps filled in.
+
+    A resume (`before`: the checkpoint's configuration) keeps those of the run's first start.
     """
-    # an early run, whose configuration left them open
-    began = before is not None and before.algo.completed(before.run.steps) != before.algo
+    # True for an early run, whose configuration did not store them.
+    derived = before is not None and before.algo.completed(before.run.steps) != before.algo
     return replace(
-        config, algo=config.algo.completed(before.run.steps if before is not None and began else config.run.steps)
+        config, algo=config.algo.completed(before.run.steps if before is not None and derived else config.run.steps)
     )
 
 
 def check_fits(before: Config, after: Config, source: Path | None) -> None:
-    """Raise ConfigError where the configuration of a file differs from a checkpoint's in what that depends on."""
+    """Raise ConfigError if a configuration differs from a checkpoint's in a key on which the checkpoint depends."""
     own, asked = load.values(before), load.values(after)
     problems = [
         f"{key} cannot change on a resume: {reason}. The checkpoint has {_written(own[key])} (got "
@@ -98,21 +99,22 @@ def check_fits(before: Config, after: Config, source: Path | None) -> None:
 
 
 _OWN_KEYS = frozenset({"run.device", "run.gpus", "run.ranks", "run.threads", "run.name", "env.lanes"})
-"""Keys that may differ between ranks, or that rank 0 works out for all."""
+"""Keys that may differ between ranks, or that rank 0 determines for all."""
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """What has to be the same on all ranks: values by key, and the user's own files by what is in them."""
-    found = {key: value for key, value in load.values(config).items() if key not in _OWN_KEYS}
+    """Values that must be equal on all ranks: by key, and hashes of the user's files."""
+    shared = {key: value for key, value in load.values(config).items() if key not in _OWN_KEYS}
     for name in ("environment_file", "algorithm_file", "network_file"):
         if (path := getattr(config, name)) is not None:
-            found[f"the {name.replace('_', ' ')}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return dict(json.loads(json.dumps(found, default=str)))
+            shared[f"the {name.replace('_', ' ')}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return dict(json.loads(json.dumps(shared, default=str)))
 
 
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
-    """What makes returns of two configurations incomparable, as `key: old -> new`. `code` is the hash of the user's
-    environment file before.
+    """Changes of the task that make returns incomparable, as `key: old -> new`.
+
+    `code` is the previous hash of the user's environment file.
     """
     own, asked = load.values(before), load.values(after)
     keys = [key for key in own if key.startswith(("env.params.", *_TASK)) and asked.get(key) != own[key]]
@@ -125,23 +127,23 @@ def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
 
 
 def environment_code(config: Config) -> str | None:
-    """The hash of the user's own environment file; None for a shipped environment."""
+    """SHA-256 of the user's environment file; None for a shipped environment."""
     return None if config.environment_file is None else hashlib.sha256(config.environment_file.read_bytes()).hexdigest()
 
 
 def schedule_note(config: Config) -> str | None:
-    """A sentence where the learning rate is 0 before the run's steps are done; None elsewhere."""
+    """Note that the learning rate reaches 0 before the run ends; None if it does not."""
     end = getattr(config.algo, "anneal_steps", None) if getattr(config.algo, "anneal", False) else None
     if end is None or end >= config.run.steps:
         return None
     return (
         f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: "
-        f"algo.anneal_steps={config.run.steps} moves that"
+        f"algo.anneal_steps={config.run.steps} changes that"
     )
 
 
 def _reasons(config: Config) -> dict[str, str]:
-    """The keys on which a checkpoint of a configuration depends, and why."""
+    """Keys on which a checkpoint of a configuration depends, each with the reason."""
     own: Mapping[str, str] = config.algo.fixed_on_resume
     fixed = {**_FIXED, **{f"algo.{key}": reason for key, reason in own.items()}}
     return {

@@ -1,4 +1,4 @@
-"""The JSON Schema of a whole configuration file, for editors. Knows no file and no value."""
+"""JSON Schema of a configuration file, for editors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BOUNDS = {
     "gt": "exclusiveMinimum",
     "le": "maximum",
     "lt": "exclusiveMaximum",
-}  # what pydantic writes within a choice of types
+}  # pydantic's names of bounds inside unions
 
 
 def schema() -> dict[str, Any]:
-    """The schema, with the keys of every algorithm that ships."""
+    """JSON Schema with the keys of every shipped algorithm."""
     choices = [_algorithm_schema(name, algos.load(name).Config) for name in algos.names()]
     parts = {name: _section_schema(model) for name, model in (sections.MODELS | {"net": mlp.Config}).items()}
     parts["algo"] = choices[0] if len(choices) == 1 else {"anyOf": choices}
@@ -51,7 +51,7 @@ def _algorithm_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _with_suffixes(part: Any) -> Any:
-    """A schema in which a number may also be a text such as "20M"."""
+    """Schema in which every number may also be a string such as "20M"."""
     if isinstance(part, list):
         return [_with_suffixes(item) for item in part]
     if not isinstance(part, dict):

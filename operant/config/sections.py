@@ -1,5 +1,5 @@
-"""The sections of the configuration that belong to no other package: `[run]`, `[env]`, `[checkpoint]`, `[eval]`. Knows
-no file and no command line.
+"""Models of the sections `[run]`, `[env]`, `[checkpoint]` and `[eval]`. `[algo]` and `[net]` are declared by algorithms
+and by operant/nn.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from operant.settings import Count, Real, Section
 _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
 _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 AUTO_LANES = 65_536
-"""The upper limit of `env.lanes = "auto"`."""
+"""Upper limit of `env.lanes = "auto"`."""
 LANES_TRIED = tuple(32 << k for k in range(12))
-"""What it chooses from, up to the limit. Where not even the fewest fit, lanes are not what is too large."""
+"""Candidates for `env.lanes = "auto"`."""
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:
-    """A validator of a whole text by a pattern; its message says what is allowed."""
+    """Validator that matches a whole text against a pattern. `allowed` describes valid texts in the message."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -50,15 +50,15 @@ def _rank_count(value: int) -> int:
 
 
 def _gpus(value: object) -> object:
-    """The number of GPUs, or which."""
-    found = int(value) if isinstance(value, str) and value.isdecimal() else value
-    numbers = [] if not isinstance(found, list) else [item for item in found if type(item) is int and 0 <= item < 1000]
-    sound = found == "all" or (type(found) is int and found in (0, *_COUNTS))
-    if not sound and not (isinstance(found, list) and len(set(numbers)) == len(found) in _COUNTS):
+    """Validate a number of GPUs, a list of GPU indices, or "all"."""
+    parsed = int(value) if isinstance(value, str) and value.isdecimal() else value
+    indices = [item for item in parsed if type(item) is int and 0 <= item < 1000] if isinstance(parsed, list) else []
+    valid = parsed == "all" or (type(parsed) is int and parsed in (0, *_COUNTS))
+    if not valid and not (isinstance(parsed, list) and len(set(indices)) == len(parsed) in _COUNTS):
         raise ValueError(
-            'input should be 0, 1, 2, 4 or 8 GPUs, a list of so many different numbers, such as [0, 1], or "all"'
+            'input should be 0, 1, 2, 4 or 8 GPUs, a list of 1, 2, 4 or 8 different indices, such as [0, 1], or "all"'
         )
-    return found
+    return parsed
 
 
 _COUNTS = (1, 2, 4, 8)
@@ -72,29 +72,27 @@ class Run(Section, use_attribute_docstrings=True):
     seed: Count = Field(1, ge=0, lt=2**63)
     """Seed of all random numbers; the same seed gives the same bits."""
     seeds: Count = Field(1, ge=1, le=1024)
-    """Runs to train, with seed, seed + 1 and so on: a group, whose runs have 1 here."""
+    """Number of runs, with seed, seed + 1 and so on. More than 1 makes a group; each of its runs has 1."""
     device: Device = "auto"
     """auto (a GPU if available), cpu, cuda or cuda:N."""
     steps: Count = Field(2_000_000, gt=0, lt=2**62)
     """Environment steps of the run, summed over all lanes; rounded up to whole iterations."""
     target: Real | None = None
-    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm
-    it; none: train for all steps.
+    """Stop once the mean return of an evaluation reaches this and 1,024 to 16,384 fresh episodes (outside environments:
+    an eighth) confirm it; none: train for all steps.
     """
     record_hz: Real = Field(50.0, ge=0.1, le=1000)
     """Maximum rate of records in the metrics file, per second."""
     name: RunName | None = None
-    """Id of the run; a suffix is added if the id exists. None: made from environment and algorithm."""
+    """Id of the run; a suffix is added if the id exists. Not set: generated from environment and algorithm."""
     threads: Count = Field(0, ge=0, le=4096)
     """CPU threads; 0: one per core."""
     gpus: Gpus = 0
-    """GPUs of this machine that share the lanes: 2, 4 or 8 of them, "all", or a list of their numbers; 0: run.device
-    decides.
-    """
+    """GPUs of this machine that share the lanes: 2, 4 or 8, "all", or a list of indices; 0: run.device decides."""
     ranks: Ranks = 1
     """Processes that share the lanes on the CPU: 1, 2, 4 or 8, with the same bits. On GPUs: run.gpus."""
     peer_timeout: Real = Field(30.0, ge=1, le=86400)
-    """Seconds after which a rank that does not answer ends the run."""
+    """Seconds after which a rank that does not respond ends the run."""
 
     def problems(self) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
@@ -102,15 +100,15 @@ class Run(Section, use_attribute_docstrings=True):
             return [
                 (
                     "gpus",
-                    f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got "
-                    f"gpus = {self.gpus})",
+                    f"run.device = {self.device} selects a single device: remove one of the two keys, or set "
+                    f"run.device=auto (got gpus = {self.gpus})",
                 )
             ]
         if self.ranks > 1 and (self.gpus != 0 or self.device.startswith("cuda")):
             return [
                 (
                     "ranks",
-                    f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got "
+                    f"ranks are processes on the CPU; to share a run between GPUs set run.gpus={self.ranks} (got "
                     f"{self.ranks} ranks)",
                 )
             ]
@@ -121,57 +119,48 @@ class Environment(Section, use_attribute_docstrings=True):
     """The environment, and the number of lanes: copies of it that are stepped in parallel."""
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
-    """A shipped environment, its Gymnasium id, or your own file: my_env.py. An outside one: gymnasium:LunarLander-v3,
-    ale:pong, my_envs.py:make.
+    """Shipped environment, its Gymnasium id, or your own file: my_env.py. Outside environments:
+    gymnasium:LunarLander-v3, ale:pong, my_envs.py:make.
     """
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
-    """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run.
-    Also `num_envs`.
+    """Parallel copies of the environment; "auto": the fastest number that fits, measured once and recorded by the run.
+    Alias: `num_envs`.
     """
     pixels: Count | None = Field(None, ge=16, le=128)
-    """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
+    """Side length in pixels of image observations drawn by the environment; not set: its usual observation."""
     flicker: float = Field(0.0, ge=0.0, le=1.0)
-    """Probability that an observation is blank (all zeros, a black picture): a task for a memory."""
+    """Probability that an observation is replaced by zeros (a black image): a task for a memory."""
     device: Literal["auto", "cpu"] = "auto"
-    """Where the lanes are stepped; "auto": on the device that learns; cpu: by the CPU's threads, though a GPU learns.
-    """
+    """Device that steps the lanes; "auto": the learner's device; cpu: threads of the CPU, even if a GPU learns."""
     threads: Annotated[Count, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
-    """Of an outside environment: worker processes of each rank; "auto": one per core, in all; 0: none, the trainer
-    steps the lanes itself, for a debugger.
+    """Outside environments: worker processes per rank; "auto": one per core in total; 0: the trainer steps the lanes
+    itself, for a debugger.
     """
     buffers: Count = Field(2, ge=1, le=64)
-    """Of lanes that are stepped on the host: parts, of which one is stepped while another's numbers are copied."""
+    """Lanes stepped on the host: number of parts. One part is stepped while the data of another is copied."""
     asynchronous: bool = False
-    """Of an outside environment: each worker has buffers of its own, which beside a GPU are acted on in the order in
-    which they are done; the same results.
+    """Outside environments: each worker has its own buffers; with a GPU the policy acts on them in order of completion.
+    Results are the same.
     """
     timeout_s: Real = Field(60.0, gt=0, le=86_400)
-    """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
+    """Outside environments: seconds after which a step counts as hanging and the run stops."""
     time_limit: Count | None = Field(None, ge=1, lt=2**31)
-    """Of an outside environment: steps after which an episode is truncated; not set: its own limit."""
+    """Outside environments: steps after which an episode is truncated; not set: the environment's limit."""
     frame_skip: Count | None = Field(None, ge=1, le=1000)
-    """Of an outside environment: how often each action is taken; rewards are added up; not set: once, in an Atari game
-    4 times.
-    """
+    """Outside environments: repetitions of each action, with rewards summed; not set: 1, for Atari games 4."""
     frame_stack: Count | None = Field(None, ge=1, le=64)
-    """Of an outside environment: how many of the last observations are shown together; not set: one, of an Atari game
-    4.
-    """
+    """Outside environments: number of latest observations that are stacked; not set: 1, for Atari games 4."""
     grayscale: bool = False
-    """Of an outside environment that shows pictures: in shades of grey."""
+    """Outside environments with image observations: convert them to grayscale."""
     resize: Count | None = Field(None, ge=8, le=1024)
-    """Of an outside environment that shows pictures: to so many pixels a side."""
+    """Outside environments with image observations: resize them to this side length in pixels."""
     sticky: Real = Field(0.0, ge=0, lt=1)
-    """Of an outside environment: the probability that the action before is taken again instead. 0.25 is usual for
-    Atari.
-    """
+    """Outside environments: probability that the previous action is repeated instead. 0.25 is usual for Atari."""
     reward_clip: Real | None = Field(None, gt=0)
-    """Of an outside environment: rewards are clipped to plus and minus this to learn from; returns are of the whole
-    ones.
-    """
+    """Outside environments: clip rewards to plus and minus this value for learning; returns use unclipped rewards."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments
-    of its constructor.
+    """Parameters of the environment by name; `operant envs --json` lists them. Outside environments: keyword arguments
+    of the constructor.
     """
 
 
@@ -188,26 +177,26 @@ _OUTSIDE = (
     "reward_clip",
 )
 OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
-"""The keys of `[env]` that outside environments alone have, and their defaults."""
+"""Keys of `[env]` that are valid only for outside environments, with their defaults."""
 ONCE = ("frame_skip", "frame_stack")
-"""Those of them of which 1 says what every other environment does."""
+"""Keys of OUTSIDE for which 1 is accepted with every environment, since it describes ordinary stepping."""
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):
-    """When to save checkpoints, and how many to keep."""
+    """Checkpoints: interval and number kept."""
 
     every: Count = Field(200, ge=1, lt=2**31)
     """Iterations between two checkpoints."""
     keep: Count = Field(3, ge=1, lt=2**31)
-    """Number of latest checkpoints to keep, besides the best one."""
+    """Number of latest checkpoints to keep, in addition to the best one."""
     replay: Literal["auto"] | bool = "auto"
     """Save the replay of an off-policy run; "auto": up to 4 GiB and 10 % of the free disk, in at most 5 % of the time.
-    Without it a resume is a warm one.
+    Without it a resume refills the replay first.
     """
 
 
 class Evaluation(Section, use_attribute_docstrings=True):
-    """Evaluation by greedy episodes in a separate world; it does not affect the training."""
+    """Evaluation by greedy episodes in a separate world; it does not affect training."""
 
     every: Count = Field(10, ge=0, lt=2**31)
     """Iterations between two evaluations; 0: no evaluation."""
@@ -216,8 +205,8 @@ class Evaluation(Section, use_attribute_docstrings=True):
 
 
 SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
-"""The sections of a configuration, in the order of the file."""
+"""Sections of a configuration, in the order of the file."""
 READ_ELSEWHERE = ("sweep",)
-"""Sections of the same file that a training run passes over: `operant.sweep` reads its own."""
+"""Sections that a training run ignores: `operant.sweep` reads them."""
 MODELS: dict[str, type[Section]] = {"run": Run, "env": Environment, "checkpoint": Checkpoint, "eval": Evaluation}
-"""The models of those that stand here."""
+"""Models declared in this module."""

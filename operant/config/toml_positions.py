@@ -1,6 +1,6 @@
-"""Finds the line of every table and key of a TOML text, which tomli does not tell. Knows nothing of what the keys mean.
+"""Line numbers of the tables and keys in a TOML text, which tomli does not report.
 
-The text must be one that tomli accepts: the scan walks it, and judges nothing.
+The text must be valid TOML: the scan does not check it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _DEEPEST = 20
 
 
 def lines(text: str) -> dict[Path, int]:
-    """The line, from 1, on which each table and key is first written, by its full path; a table counts from its first
-    mention.
+    """Line (from 1) of the first mention of each table and key, by full path.
 
-    Tables inside arrays are passed over: no configuration has any.
+    Tables inside arrays are skipped: configurations have none.
     """
     return _Scan(text.replace("\r\n", "\n")).run()
 
@@ -48,7 +47,7 @@ class _Scan:
             else:
                 self.pair(table, 0)
             self.blank()
-            if self.at == before:  # not a text that tomli accepts
+            if self.at == before:  # not valid TOML
                 break
         return self.found
 
@@ -58,7 +57,7 @@ class _Scan:
         self.at = match.end()
 
     def key(self, table: Path) -> Path:
-        """Read a dotted key and note it, and every table it passes through."""
+        """Read a dotted key; record it and every table on its path."""
         line, path = bisect_left(self.newlines, self.at) + 1, table
         while True:
             self.blank()
@@ -93,7 +92,7 @@ class _Scan:
         self.at += 1
 
     def value(self) -> None:
-        """Pass over one value, however deeply its brackets nest."""
+        """Skip one value, including nested brackets."""
         depth = 0
         while self.at < len(self.text):
             character = self.text[self.at]

@@ -263,7 +263,7 @@ def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, h
     assert config.load(copy / "config.toml").run.steps == STEPS + ITERATION
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(trained, here, tmp_path):
+def test_damaged_checkpoint_is_skipped_with_a_message(trained, here, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained.path, copy)
     victim = sorted((copy / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors"
@@ -359,7 +359,7 @@ def test_ctrl_c_stops_with_a_checkpoint(stopped):
     assert (stopped.path / "checkpoints" / f"step-{described['step']:012d}" / "manifest.json").is_file()
 
 
-def test_while_it_trains_it_is_live_and_busy(stopped):
+def test_training_run_is_live_and_busy(stopped):
     assert stopped.shown["state"] in ("starting", "running") and stopped.shown["env"] == "cartpole"
     for done in (stopped.second, stopped.worker):
         assert done.returncode == 6
@@ -490,7 +490,7 @@ def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):
     assert interrupted.frame.step == step and interrupted.frame.width == 16
 
 
-def test_what_happened_is_in_the_events_and_in_the_log(interrupted, trained):
+def test_events_and_log_record_pause_and_checkpoints(interrupted, trained):
     who = control.own_name()
     with Reader(interrupted.path / "metrics.mm") as reader:
         events, flags = reader.events(), [record.flags for record in reader.since(0)]

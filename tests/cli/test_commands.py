@@ -180,7 +180,7 @@ def test_stop_all_stops_what_lives(started, fresh, here):
 
 
 @pytest.mark.parametrize("words", [("stop",), ("stop", "x", "--all")])
-def test_stop_wants_to_know_what(here, words):
+def test_stop_without_a_run_is_a_usage_error(here, words):
     done = here(*words)
     assert done.code == 2 and "name the runs to stop, or give --all" in done.err
 
@@ -231,7 +231,7 @@ def test_stop_and_sigterm_end_a_paused_run(started, here):
         wait_until(lambda run=run: state(run).word == "stopped")
 
 
-def test_two_who_ask_are_both_answered(started):
+def test_concurrent_requests_are_both_answered(started):
     run = training(started("forever"))
     tickets = [control.send(run, "pause") for _ in range(2)]
     assert [control.answer(run, ticket, DEADLINE_S, final=True).result for ticket in tickets] == ["done", "done"]

@@ -423,7 +423,7 @@ def test_two_files_of_one_name_are_both_kept_and_used(here, tmp_path):
 def test_a_damaged_request_is_a_sentence(tmp_path, damaged):
     run = runs.create(tmp_path / "runs", "damaged", "x", {})
     runs.update_document(run.path, request=damaged)
-    with pytest.raises(ConfigError, match=r"run\.json has 1 problem\n  request: what the run was asked for is damaged"):
+    with pytest.raises(ConfigError, match=r"run\.json has 1 problem\n  request: the recorded request is damaged"):
         train.work(run.path, resume=None)
 
 

@@ -55,7 +55,7 @@ def test_dry_run_says_what_a_replay_takes_and_where(here):
     assert "# the replay: 1.63 MiB in host memory instead" in here(*words, "algo.replay_place=host").out
 
 
-def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path):
+def test_config_show_prints_a_loadable_configuration(here, tmp_path):
     (tmp_path / "shown.toml").write_text(here("config", "show", "pendulum", "run.name=x", "net.hidden=[8, 4]").out)
     loaded = config.load(tmp_path / "shown.toml")
     assert (loaded.env.name, loaded.run.name, loaded.net.hidden) == ("pendulum", "x", (8, 4))
@@ -67,7 +67,7 @@ def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path)
     }
 
 
-def test_the_memory_of_many_lanes_follows_from_few():
+def test_memory_estimate_scales_from_few_lanes():
     whole = config.load(None, ["env.lanes=256", "algo.horizon=8", "algo.epochs=1", "env.name=pendulum"])
     estimated, measured = memory.estimate(whole), memory._measure(whole, 256)
     assert estimated.fixed_bytes == pytest.approx(measured.fixed_bytes, rel=0.02)
@@ -99,7 +99,7 @@ def test_the_schema_is_json(here):
     assert json.dumps(schema["properties"]["algo"]).count('"gamma": {') >= 1
 
 
-def test_envs_lists_what_the_finder_finds(here):
+def test_envs_lists_every_shipped_environment(here):
     from operant import envs
 
     listed = json.loads(here("envs", "--json").out)
@@ -117,7 +117,7 @@ def test_envs_lists_what_the_finder_finds(here):
     assert all(name in table for name in envs.names())
 
 
-def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monkeypatch):
+def test_check_distinguishes_valid_and_broken_environments(here, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(MY_ENV.replace("time_limit=100", "time_limit=0"))
     (tmp_path / "none.py").write_text("x = 1\n")
     broken = here("check", "broken.py")
@@ -136,7 +136,7 @@ def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monke
     assert sound.code == 0 and sound.out.split() == ["ok", "declaration", "sound,", "1", "field"]
 
 
-def test_check_tells_each_finding_as_soon_as_it_is_known(capsys):
+def test_check_prints_findings_immediately(capsys):
     from operant.cli.machine import print_findings
 
     known = []
@@ -158,7 +158,7 @@ def test_check_tells_each_finding_as_soon_as_it_is_known(capsys):
     assert not any("\r" in line or "..." in line for line in known), "into a file or a pipe go findings alone"
 
 
-def test_on_a_terminal_check_tells_what_it_looks_at(monkeypatch):
+def test_check_shows_the_running_check_on_a_terminal(monkeypatch):
     from operant.cli.machine import print_findings
 
     class Stream(io.StringIO):
@@ -186,7 +186,7 @@ def test_on_a_terminal_check_tells_what_it_looks_at(monkeypatch):
     assert stream.getvalue().endswith(shown), "nothing half-told stays behind"
 
 
-def test_doctor_finds_this_machine_fit(here, tmp_path):
+def test_doctor_passes_on_this_machine(here, tmp_path):
     done = here("doctor", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
     assert done.code == 0, done.out
@@ -208,7 +208,7 @@ def test_doctor_finds_this_machine_fit(here, tmp_path):
     assert torch.__version__ in found["torch"]["found"]
 
 
-def test_doctor_tells_what_breaks_training(here, tmp_path, monkeypatch):
+def test_doctor_reports_problems_that_break_training(here, tmp_path, monkeypatch):
     (tmp_path / "a_file").write_text("")
     monkeypatch.setattr(doctor, "_terminal", lambda: 1 / 0)
     done = here("doctor", "--runs", "a_file/runs")
@@ -218,7 +218,7 @@ def test_doctor_tells_what_breaks_training(here, tmp_path, monkeypatch):
     assert "could not be examined: ZeroDivisionError" in done.out
 
 
-def test_lingering_is_asked_for_where_logind_ends_processes(tmp_path, monkeypatch):
+def test_doctor_advises_lingering_where_logind_kills_processes(tmp_path, monkeypatch):
     (tmp_path / "logind.conf").write_text("[Login]\nKillUserProcesses=no\n")
     (tmp_path / "logind.conf.d").mkdir()
     monkeypatch.setattr(doctor, "_LOGIND", (str(tmp_path),))
@@ -336,7 +336,7 @@ def test_an_output_that_is_full_or_closed_leaves_the_exit_code(here, tmp_path, m
         assert here(*words).code == code or (words[0], missing) == ("monitor", "stdout")
 
 
-def test_a_file_without_room_is_told_by_its_name(here, monkeypatch):
+def test_full_disk_error_names_the_file(here, monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device", "sweeps/best.toml")
 

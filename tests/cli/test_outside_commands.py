@@ -140,7 +140,7 @@ def test_a_run_is_evaluated_and_filmed(tmp_path):
         (("--env", "mine.py:nothing"), "there is no file 'mine.py'"),
         (
             ("cartpole", "env.frame_stack=2"),
-            "env.frame_stack: only outside environments have it, such as gymnasium:LunarLander-v3",
+            "env.frame_stack is supported only for outside environments, such as gymnasium:LunarLander-v3",
         ),
         (
             ("--env", "gymnasium:CartPole-v1", "env.resize=16"),

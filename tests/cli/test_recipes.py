@@ -26,11 +26,11 @@ def shown(here, *words):
 # TARGETS AND ENVIRONMENTS
 
 
-def test_a_target_does_not_follow_to_another_environment(here):
+def test_recipe_target_is_dropped_for_another_environment(here):
     values, said = shown(here, "pendulum", "--config", "ppo")
     assert (values["env.name"], values["run.target"], values["algo.horizon"]) == ("pendulum", None, 16)
     assert re.search(
-        r"run.target = 475 \(.*cartpole.toml:\d+\) is a return of cartpole, not of pendulum, and is left out; "
+        r"run.target = 475 \(.*cartpole.toml:\d+\) is a return of cartpole, not of pendulum, and is ignored; "
         r"run.target=N sets another",
         said,
     )
@@ -46,7 +46,7 @@ def test_a_target_does_not_follow_to_another_environment(here):
     assert values["run.target"] == -300 and not said
 
 
-def test_keys_of_a_network_that_there_is_not_are_told_to_be_idle(here):
+def test_unused_network_keys_are_noted(here):
     said = shown(here, "cartpole", "net.memory_size=64", "algo.bptt=8")[1]
     assert (
         "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said
@@ -80,9 +80,9 @@ def test_a_file_of_the_users_own_keeps_its_target(here, tmp_path):
     )
 
 
-def test_the_line_about_a_target_is_said_by_train_and_kept_by_the_run(here, tmp_path):
+def test_dropped_target_is_reported_by_train(here, tmp_path):
     done = inline(here, "pendulum", "--config", "ppo", "run.steps=1024", "--name", "mine")
-    assert done.code == 0 and "run.target = 475" in done.err and "is left out" in done.err
+    assert done.code == 0 and "run.target = 475" in done.err and "is ignored" in done.err
     assert "# target is not set" in (the_run(tmp_path).path / "config.toml").read_text()
 
 
@@ -106,7 +106,7 @@ def test_a_recipe_of_another_algorithm_is_not_taken(here):
         done = here("config", "show", *words, "algo.name=pqn")
         assert (
             done.code == 2
-            and "ppo/snake is a recipe for ppo, whose values mean nothing to algo.name=pqn: take pqn/snake" in done.err
+            and "ppo/snake is a recipe for ppo and does not apply to algo.name=pqn: use pqn/snake" in done.err
         )
     done = here("config", "show", "--config", "swingup", "algo.name=mine.py:Mine")
     assert done.code == 2 and "for its defaults: operant train swingup algo.name=mine.py:Mine" in done.err
@@ -121,7 +121,7 @@ def test_a_recipe_is_found_by_its_environment(here):
 # NAMES OF RUNS
 
 
-def test_a_name_that_is_taken_is_told(here, tmp_path):
+def test_existing_run_name_is_reported(here, tmp_path):
     words = ("run.steps=1024", "--name", "twice")
     assert "already" not in inline(here, *words).err
     told = inline(here, *words).err
@@ -150,7 +150,7 @@ def test_the_list_of_commands_is_not_cut(tmp_path):
     )
 
 
-def test_keys_are_shown_with_what_they_mean(here):
+def test_config_show_prints_descriptions(here):
     lines = here("config", "show").out.splitlines()
     at = next(place for place, line in enumerate(lines) if line.startswith("seed = "))
     assert lines[at - 1] == "# Seed of all random numbers; the same seed gives the same bits."
@@ -161,7 +161,7 @@ def test_keys_are_shown_with_what_they_mean(here):
 # PACKAGES
 
 
-def test_another_package_called_monitor_is_told(tmp_path):
+def test_another_package_named_monitor_is_reported(tmp_path):
     (tmp_path / "monitor.py").write_text("raise SystemExit('the wrong one')\n")
     place = environment(tmp_path)
     place["PYTHONPATH"] = os.pathsep.join((str(tmp_path), place["PYTHONPATH"]))

@@ -366,5 +366,5 @@ def test_a_decay_that_ends_before_the_run_is_told_at_its_start(here, tmp_path, c
         inline(here, f"run.steps={2 * ITERATION}", "algo.anneal_steps=1500")
     assert (
         f"the learning rate decays to 0 at step 1,500 of {2 * ITERATION:,}: algo.anneal_steps={2 * ITERATION} "
-        "moves that" in caplog.text
+        "changes that" in caplog.text
     )

@@ -55,7 +55,7 @@ def write(tmp_path, monkeypatch):
 # WHAT WORKS
 
 
-def test_no_file_is_the_default_recipe():
+def test_without_a_file_defaults_are_used():
     got = load(None)
     assert (got.env.name, got.algo_name, got.env.lanes, got.net.kind) == ("cartpole", "ppo", 1024, "mlp")
     assert got.environment == envs.find("cartpole")
@@ -63,13 +63,13 @@ def test_no_file_is_the_default_recipe():
 
 
 @pytest.mark.parametrize("text", ['"20M"', "20_000_000", "2e7", '"2e7"', '"20_000k"', '"0.02G"', '" 20M "'])
-def test_a_number_may_be_written_in_many_ways(write, text):
+def test_numbers_accept_underscores_exponents_and_suffixes(write, text):
     assert load(write(f"[run]\nsteps = {text}\n")).run.steps == 20_000_000
     steps = load(None, [f"run.steps={text.strip(chr(34))}"]).run.steps
     assert (steps, type(steps)) == (20_000_000, int)
 
 
-def test_pictures_in_place_of_what_is_observed(write):
+def test_env_pixels_selects_image_observations(write):
     plain, got = load(None), load(write("[env]\npixels = 48\n"))
     assert got.environment == envs.with_pixels(plain.environment, 48) and got.environment.name == "cartpole"
     assert (got.environment.observation.shape, got.environment.observation.size, got.environment.observation.dtype) == (
@@ -95,7 +95,7 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier(write):
     assert (got.params.gravity, got.params.force) == (3.7, 2.0)
 
 
-def test_none_leaves_out_what_need_not_be_set(write):
+def test_none_unsets_an_optional_key(write):
     source = write("[run]\ntarget = 475.0\n[algo]\ntarget_kl = 0.1\n")
     got = load(source, ["run.target=none", "algo.target_kl=none"])
     assert (got.run.target, got.algo.target_kl) == (None, None) and load(
@@ -105,7 +105,7 @@ def test_none_leaves_out_what_need_not_be_set(write):
         load(source, ["env.lanes=none"])
 
 
-def test_a_section_as_override_is_its_keys(write):
+def test_override_of_a_section_sets_its_keys(write):
     got = load(write("[env]\nname = 'pendulum'\nlanes = 8\n"), ["env={num_envs=64}", "algo={gamma=0.5, clip=0.1}"])
     assert (got.env.name, got.env.lanes, got.algo.gamma, got.algo.clip) == ("pendulum", 64, 0.5, 0.1)
 
@@ -142,15 +142,15 @@ def test_files_are_relative_to_the_file_that_names_them(write, tmp_path):
     assert load(None, ["env.name=../my_env.py"], folder=tmp_path / "sub").environment_file == tmp_path / "my_env.py"
 
 
-def test_parameters_keep_their_kind(write):
+def test_environment_parameters_keep_their_types(write):
     got = load(write('[env]\nname = "my_env.py"\nparams = {gravity = 3, pieces = 4.0, wind = true}\n'))
     assert [(value, type(value)) for value in got.params] == [(3.0, float), (4, int), (True, bool)]
 
 
-def test_one_frame_a_step_is_what_every_environment_has():
+def test_frame_skip_and_stack_of_1_are_accepted_for_every_environment():
     """And stands in the files of earlier versions' runs."""
     assert load(None, ["env.frame_skip=1", "env.frame_stack=1"]).environment.name == "cartpole"
-    with pytest.raises(ConfigError, match=r"env\.frame_skip: only outside environments have it"):
+    with pytest.raises(ConfigError, match=r"env\.frame_skip is supported only for outside environments"):
         load(None, ["env.frame_skip=2"])
 
 
@@ -738,7 +738,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
         '[net]\nkind = "my_net.py"\n',
         [],
         [
-            "ppo.toml:2: net.kind: input should be 'mlp', 'cnn', 'places', or a network of your own as FILE.py:CLASS",
+            "ppo.toml:2: net.kind: input should be 'mlp', 'cnn', 'places', or your own network as FILE.py:CLASS",
             "(got 'my_net.py')",
         ],
     ),
@@ -800,12 +800,12 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "no value": (
         "[run]\nseed =\nsteps = 1\n",
         [],
-        ["ppo.toml:2: not valid TOML: a value is missing or is no TOML value"],
+        ["ppo.toml:2: not valid TOML: a value is missing or is not a TOML value"],
     ),
     "text without quotes": (
         "[net]\n\nactivation = tanh\n",
         [],
-        ["ppo.toml:3: not valid TOML: a value is missing or is no TOML value (text needs quotes)"],
+        ["ppo.toml:3: not valid TOML: a value is missing or is not a TOML value (text needs quotes)"],
     ),
     "unclosed table": ("[run\nseed = 1\n", [], ["ppo.toml:1: not valid TOML: "]),
     "unclosed list": ("[net]\nhidden = [64,\n", [], ["ppo.toml:2: not valid TOML: "]),
@@ -872,7 +872,7 @@ def problems_of(source, overrides=()) -> ConfigError:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_configuration_is_told_in_one_line(write, name):
+def test_invalid_configurations_are_one_line_errors(write, name):
     text, overrides, said = BROKEN[name]
     error = problems_of(write(text), overrides)
     assert len(error.problems) == 1, error
@@ -889,7 +889,7 @@ def test_there_are_forty_broken_configurations():
     assert len(BROKEN) >= 40
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_file(write):
+def test_all_problems_are_reported_at_once_in_file_order(write):
     text = """\
 colour = "red"
 [run]
@@ -919,19 +919,19 @@ episodes = 0
     assert str(error).endswith("\n  see all keys with their defaults: operant config show")
 
 
-def test_what_names_what_there_is_gets_no_further_advice(write):
+def test_message_that_lists_alternatives_has_no_further_advice(write):
     assert str(problems_of(write('[env]\nname = "pendulumm"\n'))).count("\n") == 1
 
 
-def test_a_bad_override_is_told_together_with_bad_toml(write):
+def test_invalid_override_and_invalid_toml_are_reported_together(write):
     assert len(problems_of(write("[run\n"), ["algo.gamma=2"]).problems) == 2
 
 
-def test_the_same_key_twice_on_the_command_line_is_judged_by_the_last():
+def test_last_override_of_a_key_is_checked():
     assert load(None, ["env.lanes=0", "env.lanes=64"]).env.lanes == 64
 
 
-def test_a_parameters_class_that_is_no_named_tuple_is_refused(write, monkeypatch):
+def test_params_that_are_not_a_named_tuple_are_refused(write, monkeypatch):
     class Bare(NamedTuple):
         gravity: float
 
@@ -995,7 +995,7 @@ def test_every_key_of_a_toml_text_has_its_line(tables, multiline):
         assert path[-1] in written or tomli_w.dumps({path[-1]: 0})[1:-6] in written, (path, line)
 
 
-def test_the_lines_of_a_toml_text_by_hand():
+def test_toml_positions_match_a_hand_counted_example():
     text = (
         '# [no]\n[run] # x\nseed = 1\n"a.b" = """x\n[no]\n\'y\' = 1\n"""\n[ env . params ]\nlist = [ # c ]\n  1, "}]", '
         "{q = 1},\n]\n"
@@ -1117,14 +1117,14 @@ def test_values_in_messages_are_short_and_harmless(value, said):
 # OLD NAMES, AND OTHERS' NAMES
 
 
-def test_an_accepted_alias_is_the_key_itself(write):
+def test_alias_num_envs_sets_lanes(write):
     assert load(write("[env]\nnum_envs = 64\n")).env.lanes == 64
     source = write("[env]\nlanes = 64\n")
     assert load(source, ["env.num_envs=128"]).env.lanes == 128
     assert {row.key: row.origin for row in origins(write("[env]\nnum_envs = 64\n"))}["env.lanes"] == "ppo.toml:2"
     with pytest.raises(
         ConfigError,
-        match=r"ppo.toml:3: env.num_envs is another name of env.lanes, which is given too: remove one of them",
+        match=r"ppo.toml:3: env.num_envs is another name of env.lanes, which is also given: remove one of them",
     ):
         load(write("[env]\nlanes = 64\nnum_envs = 64\n"))
 
@@ -1154,7 +1154,7 @@ def test_an_accepted_alias_is_the_key_itself(write):
         ),
     ],
 )
-def test_what_others_call_a_key_is_told_its_name_here(key, meant):
+def test_key_names_of_other_libraries_are_corrected(key, meant):
     with pytest.raises(ConfigError) as caught:
         load(None, [f"{key}=8"])
     assert f"unknown key {key!r} - did you mean '{meant}" in str(caught.value)
@@ -1171,7 +1171,7 @@ def test_what_others_call_a_key_is_told_its_name_here(key, meant):
         ("sac", "gradient_steps", "algo.updates_per_step"),
     ],
 )
-def test_what_others_call_a_key_of_q_learning_is_told_its_name_here(algorithm, key, meant):
+def test_off_policy_key_names_of_other_libraries_are_corrected(algorithm, key, meant):
     with pytest.raises(ConfigError, match=f"unknown key 'algo.{key}' - did you mean '{meant}'"):
         load(None, [f"algo.name={algorithm}", f"algo.{key}=8"])
 
@@ -1194,7 +1194,7 @@ def test_what_others_call_a_key_of_q_learning_is_told_its_name_here(algorithm, k
         ),
     ],
 )
-def test_a_replay_that_does_not_fit_says_what_would(override, said):
+def test_replay_that_does_not_fit_suggests_a_size(override, said):
     with pytest.raises(ConfigError, match=said):
         load(None, ["algo.name=sac", override])
 
@@ -1207,7 +1207,7 @@ def test_every_synonym_names_a_key_that_exists():
     assert set(old_names.REPLAY_SYNONYMS.values()) <= of_q_values
 
 
-def test_a_key_of_before_is_an_error_with_its_new_name_but_not_in_a_run(write, monkeypatch):
+def test_renamed_key_is_an_error_outside_recorded_runs(write, monkeypatch):
     monkeypatch.setitem(old_names.KEYS, "algo.discounting", "algo.gamma")
     source = write("[algo]\ndiscounting = 0.9\n", "config.toml")
     with pytest.raises(

@@ -67,7 +67,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_it_opens_and_is_not_touched(here, run, name):
+def test_old_run_opens_read_only(here, run, name):
     words, said = READERS[name]
     before = content(run)
     done = here(*(word.format(run=run) for word in words))
@@ -75,7 +75,7 @@ def test_it_opens_and_is_not_touched(here, run, name):
     assert content(run) == before
 
 
-def test_it_is_resumed_or_refused_in_one_sentence(here, run):
+def test_old_run_resumes_or_is_refused_with_a_reason(here, run):
     before = content(run)
     done = here("resume", run, "run.steps=100k", "run.target=501", "eval.every=0", "env.num_envs=256")
     if done.code:
@@ -85,7 +85,7 @@ def test_it_is_resumed_or_refused_in_one_sentence(here, run):
 
 
 @pytest.mark.parametrize("command", ["eval", "render"])
-def test_its_own_environment_is_read_with_the_names_of_its_time(here, run, command):
+def test_environment_file_of_an_old_run_loads_with_renamed_symbols(here, run, command):
     """A run of a user's file: a shipped environment's, from before."""
     (run / "source").mkdir()
     shutil.copy(FIXTURES / "cartpole_before_house.py", run / "source" / "cart.py")
@@ -138,7 +138,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, place):
+def test_old_atari_run_opens_with_four_frames(here, place):
     """A run of the time when 1, the default, meant 4: its policy sees four frames."""
     config = load(None, TINY)
     tensors = {f"policy/{name}": tensor for name, tensor in make_actor(config, torch.device("cpu")).tensors().items()}
@@ -160,7 +160,7 @@ def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, place):
 
 
 @pytest.mark.soak
-def test_an_old_run_of_an_atari_game_is_resumed_as_what_it_was(here, place):
+def test_old_atari_run_resumes_with_four_frames(here, place):
     assert here("train", "--inline", *TINY).code == 0
     run = runs.load(place / "runs" / "old")
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=pytest.fail)
@@ -182,13 +182,13 @@ def test_an_old_run_of_an_atari_game_is_resumed_as_what_it_was(here, place):
         ("true", "a whole number of 1 to 3"),
     ],
 )
-def test_a_format_that_is_not_known_is_said(tmp_path, number, said):
+def test_unknown_format_number_is_a_config_error(tmp_path, number, said):
     (tmp_path / "config.toml").write_text(f"format = {number}\n[run]\nseed = 3\n")
     with pytest.raises(ConfigError, match=said):
         load(tmp_path / "config.toml")
 
 
-def test_a_recorded_configuration_with_removed_keys_opens_and_says_what_a_resume_uses(tmp_path, caplog):
+def test_recorded_configuration_with_removed_keys_opens_and_warns(tmp_path, caplog):
     text = to_toml(load(None, ["algo.name=dqn"])).replace("format = 3\n", "format = 2\n")
     old = 'exploration = "ladder"\nladder_base = 0.4\nladder_exponent = 7.0\nage_power = 2\nreplay_sampling = "age"\n'
     text = text.replace('replay_sampling = "uniform"\n', old)

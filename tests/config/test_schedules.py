@@ -26,13 +26,13 @@ def of(*words):
         ({"piecewise": [[0, 1.0], ["1k", 0.5]]}, [0, 999, 1000, 9999], [1.0, 1.0, 0.5, 0.5]),
     ],
 )
-def test_a_schedule_has_its_value_at_each_step(written, steps, values):
+def test_schedule_interpolates_between_points(written, steps, values):
     schedule = schedules.parse(written, 200)
     assert [schedule.at(step) for step in steps] == values
     assert schedules.parse(schedule.document(), 7) == schedule
 
 
-def test_a_configuration_carries_its_schedules(tmp_path):
+def test_schedules_survive_a_round_trip_through_toml(tmp_path):
     loaded = of("algo.learning_rate={linear=[1e-3,0]}", "algo.clip={piecewise=[[0,0.2],['1k',0.1]]}")
     assert loaded.scheduled["learning_rate"].at(500) == 5e-4 and not loaded.algo.anneal, (
         "it is in the place of the annealing"
@@ -50,37 +50,39 @@ def test_a_configuration_carries_its_schedules(tmp_path):
     [
         (
             "algo.gamma={linear=[0.9,0.99]}",
-            "algo.gamma: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate, "
+            "algo.gamma: this key cannot be a schedule: it is fixed when training begins. "
+            "Keys that can be schedules: algo.learning_rate, "
             "algo.clip",
         ),
         (
             "env.params.gravity={linear=[9.8,'x']}",
-            "env.params.gravity: its steps should be whole numbers and its values numbers",
+            "env.params.gravity: steps should be whole numbers and values numbers",
         ),
         ("env.params.tau={linear=[0.02,-1]}", "env.params.tau: input should be from 0.0001 to 1 (got -1.0)"),
         (
             "env.params.gravit={linear=[9.8,1]}",
-            "env.params.gravit: it cannot be a schedule, as it is fixed once training begins. What can: "
+            "env.params.gravit: this key cannot be a schedule: it is fixed when training begins. "
+            "Keys that can be schedules: "
             "algo.learning_rate",
         ),
-        ("run.steps={linear=[9.8,1]}", "run.steps: it cannot be a schedule"),
+        ("run.steps={linear=[9.8,1]}", "run.steps: this key cannot be a schedule"),
         (
             "algo.clip={piecewise=[[0,0.2]],by='return'}",
-            'algo.clip: a schedule goes by steps, or with by = "eval/return" by what evaluations bring',
+            'algo.clip: a schedule is a function of steps, or with by = "eval/return" of evaluations',
         ),
         ("algo.clip={linear=[0.2,0.1],by='eval/return'}", "algo.clip: a schedule is one of {linear"),
         (
             "algo.learning_rate={linear=[1e-3,2]}",
             "algo.learning_rate: input should be less than or equal to 1 (got 2.0)",
         ),
-        ("algo.learning_rate={linear=[0,0]}", "algo.learning_rate: it never leaves 0.0"),
+        ("algo.learning_rate={linear=[0,0]}", "algo.learning_rate: the schedule never leaves 0.0"),
         ("algo.learning_rate={linear=[1,0],after=3}", "algo.learning_rate: a schedule is one of {linear"),
-        ("algo.learning_rate={points=[[10,1],[5,1]]}", "the steps of a schedule ascend"),
-        ("algo.learning_rate={points=[[0,'x']]}", "its steps should be whole numbers and its values numbers"),
+        ("algo.learning_rate={points=[[10,1],[5,1]]}", "the steps of a schedule must ascend"),
+        ("algo.learning_rate={points=[[0,'x']]}", "steps should be whole numbers and values numbers"),
         ("algo.learnin_rate={linear=[1,0]}", "unknown key 'algo.learnin_rate' - did you mean 'algo.learning_rate'?"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_sentence(word, told):
+def test_invalid_schedules_are_config_errors_that_name_the_key(word, told):
     with pytest.raises(ConfigError) as caught:
         of(word)
     assert told in str(caught.value) and len(caught.value.problems) == 1
@@ -97,7 +99,7 @@ SCHEDULED = {
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_training_reads_the_values_of_the_step(kernels):
+def test_training_uses_scheduled_values_of_the_current_step(kernels):
     """With what a schedule says at a step, an update is the one with these values from the beginning."""
     sizes = (*SMALL, f"algo.kernels={kernels}", "algo.epochs=2", "algo.anneal=false")
     changing = of(
@@ -118,7 +120,7 @@ def test_training_reads_the_values_of_the_step(kernels):
 
 
 @pytest.mark.parametrize("algorithm", ["pqn", "dqn", "sac", "td3"])
-def test_every_algorithm_schedules_its_learning_rate(algorithm):
+def test_learning_rate_is_schedulable_in_every_algorithm(algorithm):
     environment = "pendulum" if algorithm in ("sac", "td3") else "cartpole"
     config = of(
         f"env.name={environment}", f"algo.name={algorithm}", "env.lanes=8", "algo.learning_rate={linear=[1e-3,0]}"
@@ -169,11 +171,11 @@ def test_a_schedule_by_the_evaluations_has_its_first_value_before_the_first_one(
         schedule = schedules.parse(written, 200)
         assert tuple(schedule.at(10**6, score) for score in (float("nan"), -20.0, 10.0, 99.0)) == values
         assert schedules.parse(schedule.document(), 7) == schedule
-    with pytest.raises(ConfigError, match=r"needs evaluations, which eval\.every = 0 switches off"):
+    with pytest.raises(ConfigError, match=r"needs evaluations, which eval\.every = 0 disables"):
         of("algo.clip={piecewise=[[0,0.2]],by='eval/return'}", "eval.every=0")
 
 
-def test_an_environments_parameter_is_what_the_schedule_says(tmp_path):
+def test_environment_parameter_follows_its_schedule(tmp_path):
     """In training; evaluations, films and exports have the last value."""
     loaded = of(
         "env.params.gravity={linear=[1,9]}",
@@ -192,7 +194,7 @@ def test_an_environments_parameter_is_what_the_schedule_says(tmp_path):
     assert origin.value == [[0, 1.0], [10, 9.0]] and origin.origin == "command line"
 
 
-def test_a_parameter_may_be_called_as_a_schedule_is_written(tmp_path):
+def test_environment_parameter_may_be_named_points(tmp_path):
     """Pong is played to so many points."""
     loaded = of("env.name=pong", "env.params.points=5", "env.params.width={linear=[400,500]}")
     (tmp_path / "again.toml").write_text(load.to_toml(loaded))
@@ -202,7 +204,7 @@ def test_a_parameter_may_be_called_as_a_schedule_is_written(tmp_path):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_world_steps_by_the_values_of_the_step(device):
+def test_world_steps_with_scheduled_parameters(device):
     """A world whose parameters change is, to the bit, the one that has these values from the beginning."""
     name = "gravity"
     changing = build(of(f"env.params.{name}={{linear=[1,9]}}", "env.lanes=8", f"env.device={device}"), "cpu")

@@ -198,7 +198,7 @@ def test_a_module_that_a_strangers_environment_id_imports_is_not_imported(
     assert here("config", "check", own).code == 0 and ran.exists(), "what a user writes is run"
 
 
-def test_trust_runs_it(here, theirs, ran):
+def test_trust_option_runs_foreign_code(here, theirs, ran):
     assert here("config", "check", theirs / "config.toml", "--trust").code == 0 and ran.exists()
     played = here("eval", theirs, "--episodes", "2", "--trust", "--json")
     assert played.code == 0 and json.loads(played.out)["mean"] == 100.0
@@ -277,12 +277,12 @@ def spoil_age(folder, home, ran):
 @pytest.mark.parametrize(
     ("spoil", "doubt"),
     [
-        (spoil_outside, "evil.py: it lies outside the run folder"),
-        (spoil_link, "source/my_env.py: it lies outside the run folder"),
-        (spoil_environment, "source/my_env.py: it was changed after its hash went into run.json"),
-        (spoil_network, "source/my_net.py: it was changed after its hash went into run.json"),
-        (spoil_hashes, "source/my_env.py: run.json holds no hash of it"),
-        (spoil_another_file, "source/other.py: run.json holds no hash of it"),
+        (spoil_outside, "evil.py: the file lies outside the run folder"),
+        (spoil_link, "source/my_env.py: the file lies outside the run folder"),
+        (spoil_environment, "source/my_env.py: the file was changed after its hash was recorded"),
+        (spoil_network, "source/my_net.py: the file was changed after its hash was recorded"),
+        (spoil_hashes, "source/my_env.py: run.json holds no hash of this file"),
+        (spoil_another_file, "source/other.py: run.json holds no hash of this file"),
         (spoil_age, "source/my_env.py: the run is not in your own index of runs"),
     ],
 )
