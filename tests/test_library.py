@@ -37,9 +37,9 @@ def test_import_operant_imports_nothing():
         "'operant.library', 'operant.runs')))"
     )
     assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(HOME)}, check=False).returncode == 0
-    program = "import sys, operant; operant.runs('none'); sys.exit('torch' in sys.modules)"
+    program = "import sys, operant; operant.list_runs('none'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(HOME)}, check=False).returncode == 0
-    assert {"load", "make_vec", "runs", "train", "__version__"} <= set(dir(operant))
+    assert {"load", "make_vec", "list_runs", "train", "__version__"} <= set(dir(operant))
     with pytest.raises(AttributeError):
         operant.nothing  # noqa: B018
 
@@ -80,7 +80,9 @@ def test_what_cannot_be_trained_leaves_no_run(place):
         operant.train("cartpol")
     with pytest.raises(OperantError, match=r"env\.lanes"):
         operant.train("cartpole", overrides={"env.lanes": -1})
-    assert [run.id for run in operant.runs()] == ["example"] and operant.runs(root=str(place / "elsewhere")) == []
+    assert [run.id for run in operant.list_runs()] == ["example"] and operant.list_runs(
+        root=str(place / "elsewhere")
+    ) == []
 
 
 @pytest.mark.skipif(not NOTEBOOK.is_file(), reason="needs a checkout")
@@ -98,7 +100,7 @@ def test_the_notebook_runs(one_thread, capsys, monkeypatch, trains):
     )
     names: dict = {}
     if not trains:
-        monkeypatch.setattr(library, "train", lambda *words, **options: operant.runs("example")[0])
+        monkeypatch.setattr(library, "train", lambda *words, **options: operant.list_runs("example")[0])
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)

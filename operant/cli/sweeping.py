@@ -43,7 +43,7 @@ def sweep(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="return once it has begun")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Search hyper-parameters over many runs.
 
@@ -69,7 +69,7 @@ def sweep(
     else:
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
         asked = request.make(words, config=config, environment_file=None, settings={})
-        plan = consented(trust, lambda trusted: planning.make(asked, runs, name, trusted))
+        plan = consented(trust, lambda trusted: planning.make(asked, root, name, trusted))
     raise typer.Exit(_detach(plan, workers, trust) if detach else _conduct(plan, workers, trust, as_json))
 
 
@@ -182,7 +182,7 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
     """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where
     another machine does not answer.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import sweeps
 
     begin_s, told = time.monotonic(), False
@@ -191,7 +191,7 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
         sweeps.ask_stop(folder, now=now)
     while others := sweeps.working(folder):
         waited_s = time.monotonic() - begin_s
-        away = [str(one.get("host")) for one in others if one.get("host") != folders.host()]
+        away = [str(one.get("host")) for one in others if one.get("host") != runs.host()]
         if waited_s > _STOP_S and len(away) == len(others):
             raise OperantError(
                 f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: "
@@ -204,8 +204,8 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
                 f"operant stop {folder.name} --now"
             )
         time.sleep(_LOOK_S)
-    live = [run for run in sweeps.trials(folder) if folders.state(run).live]
-    say(f"{folder.name}: {word}.  next: operant sweep --join {folders.shown(folder)}")
+    live = [run for run in sweeps.trials(folder) if runs.state(run).live]
+    say(f"{folder.name}: {word}.  next: operant sweep --join {runs.shown(folder)}")
     return live
 
 

@@ -150,7 +150,7 @@ def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, place):
     )
     assert here("eval", "old", "--episodes", "1", "--greedy").code == 0
     assert load(run.config_path).environment.observation.shape == (36, 36, 4)
-    assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
+    assert operant.list_runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
 
     sweep = place / "sweep.toml"
     shutil.copy(run.config_path, sweep)
