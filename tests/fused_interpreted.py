@@ -20,7 +20,7 @@ from operant.kernels import exchange
 from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
 from operant.kernels.muon import Matrices
-from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
+from operant.kernels.ops.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
 

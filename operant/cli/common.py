@@ -26,9 +26,9 @@ TYPER: Final[dict[str, Any]] = {"no_args_is_help": True, "rich_markup_mode": Non
 """Plain help: the rich one costs 100 ms at every `--help` and is hard on screen readers."""
 
 _RUN = "an id, a unique part of one, a path, latest or live"
-RunName = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completion.runs)]
-MaybeRunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN, autocompletion=completion.runs)]
-RunNames = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, autocompletion=completion.runs)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completion.run_ids)]
+MaybeRunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN, autocompletion=completion.run_ids)]
+RunNames = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, autocompletion=completion.run_ids)]
 Words = Annotated[
     list[str] | None,
     typer.Argument(

@@ -45,7 +45,7 @@ def compare(
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Compare runs: scores with intervals, and in what they differ.
 
@@ -55,7 +55,7 @@ def compare(
     _require("scipy")
     from operant import plot
 
-    entries = _entries(names, runs, axis, smooth)
+    entries = _entries(names, root, axis, smooth)
     for entry in entries:
         if metric is not None and metric not in entry.columns.metrics:
             raise UsageError(
@@ -81,7 +81,7 @@ def plot(
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Draw learning curves of runs, with bands over seeds.
 
@@ -95,7 +95,7 @@ def plot(
         raise UsageError(f"--kind is {safe(kind, 40)!r}; it must be one of {', '.join(_KINDS)}")
     check_free(target, force)
     _require("matplotlib", "scipy")
-    entries = _entries(names, runs, axis, smooth)
+    entries = _entries(names, root, axis, smooth)
 
     from operant import plot as plots
     from operant.plot import figure
@@ -120,8 +120,7 @@ def plot(
 
 def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
     """The runs that were named, and those of groups, with their records."""
-    from operant import plot
-    from operant import runs as folders
+    from operant import plot, runs
     from operant.runs import groups
 
     if not names:
@@ -131,13 +130,13 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     if axis not in _AXES:
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
-    reach = folders.reach(root)
+    reach = runs.reach(root)
     found = [(name, groups.find(name, *reach)) for name in names]
     return plot.usable(
         [
             run
             for name, group in found
-            for run in (group.runs.values() if group is not None else [folders.resolve(name, *reach)])
+            for run in (group.runs.values() if group is not None else [runs.resolve(name, *reach)])
         ]
     )
 
@@ -166,8 +165,7 @@ def _curves(
     entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None
 ) -> Any:
     """The figure of learning curves."""
-    from operant import plot
-    from operant import runs as folders
+    from operant import plot, runs
     from operant.plot import figure
 
     chosen = metric or _metric(entries)
@@ -177,11 +175,11 @@ def _curves(
         notes.append("line: mean over seeds, up to where the first of them ended; band: its 95 % bootstrap interval")
     targets: dict[str, set[float | None]] = {}
     for entry in entries:
-        targets.setdefault(entry.environment, set()).add(folders.number_of(entry.run.document, "target"))
+        targets.setdefault(entry.environment, set()).add(runs.number_of(entry.run.document, "target"))
     common = {
         name: next(iter(values))
         for name, values in targets.items()
-        if len(values) == 1 and chosen in (folders.EVALUATION, folders.RETURN)
+        if len(values) == 1 and chosen in (runs.EVALUATION, runs.RETURN)
     }
     marked = {name: value for name, value in common.items() if value is not None}
     if marked:

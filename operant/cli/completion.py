@@ -10,19 +10,19 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from operant import runs as folders
+from operant import runs
 from operant.config import recipes
 
 _RESERVED = ("latest", "live")
 _MOST = 500
 
 
-def runs(ctx: Any, incomplete: str) -> list[str]:
+def run_ids(ctx: Any, incomplete: str) -> list[str]:
     """Ids that begin so, the newest first, and `latest` and `live`; or else the ends of ids (`4f2a`) that do. `ctx`
     holds the options given before.
     """
     with contextlib.suppress(OSError):
-        ids = folders.list_ids(*folders.reach(ctx.params.get("runs")))
+        ids = runs.list_ids(*runs.reach(ctx.params.get("root")))
         begun = [id_ for id_ in (*ids, *_RESERVED) if id_.startswith(incomplete)]
         ends = (id_.rpartition("-")[2] for id_ in ids)
         return (begun or [end for end in ends if incomplete and end.startswith(incomplete)])[:_MOST]

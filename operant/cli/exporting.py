@@ -69,7 +69,7 @@ def export_policy(
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Write a run's policy as a plain function from observations (B, O) to actions (B, A).
 
@@ -79,13 +79,13 @@ def export_policy(
     if to not in _SNIPPETS:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(_SNIPPETS)}")
 
-    from operant import runs as folders
+    from operant import runs
     from operant.play import load_policy
 
     loaded = consented(
         trust,
         lambda trusted: load_policy.load(
-            what, folders.reach(runs), which=checkpoint, device="cpu", report=say, trusted=trusted
+            what, runs.reach(root), which=checkpoint, device="cpu", report=say, trusted=trusted
         ),
     )
     from operant.export import policy
@@ -136,14 +136,14 @@ def export_metrics(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Write a run's metrics to a file, or hand them to a tracker, afterwards or while it trains.
 
     Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C
     ends the following, not the run.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.export import metrics, trackers
 
     formats, meant = (
@@ -155,7 +155,7 @@ def export_metrics(
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
     if offline and to != "wandb":
         raise UsageError("--offline is of --to wandb")
-    run = folders.resolve(what, *folders.reach(runs))
+    run = runs.resolve(what, *runs.reach(root))
     out_path = None if path is None else Path(path).expanduser()
     if to in metrics.FILES:
         target = out_path or Path(f"{run.id}{metrics.FILES[to]}")

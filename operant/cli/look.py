@@ -56,13 +56,13 @@ def evaluate(
     ] = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Evaluate a trained policy over whole episodes.
 
     Prints the mean return with its 95 % confidence interval, greedy and sampled.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.play import load_policy
 
     if render not in ("none", "term"):
@@ -77,7 +77,7 @@ def evaluate(
 
         playing.spectate(
             what,
-            folders.reach(runs),
+            runs.reach(root),
             which=checkpoint,
             device=device,
             seed=seed,
@@ -94,7 +94,7 @@ def evaluate(
         trust,
         lambda trusted: load_policy.play(
             what,
-            folders.reach(runs),
+            runs.reach(root),
             which=checkpoint,
             episodes=episodes,
             device=device,
@@ -142,10 +142,10 @@ def list_runs(
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="only the newest N; 0: all")] = 0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="update every second until Ctrl-C")] = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """List runs, newest first."""
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
     from operant.runs import LIVE
 
@@ -153,11 +153,11 @@ def list_runs(
     if sort not in _ORDERS:
         raise UsageError(f"--sort is {safe(sort, 40)!r}; it must be one of {', '.join(_ORDERS)}")
     asked = {"tag": tag, "env": env, "algo": algo}
-    reach = folders.reach(runs)
+    reach = runs.reach(root)
     empty = (
         "no such runs"
         if wanted or any(asked.values())
-        else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
+        else f"no runs yet in {runs.shown(reach.root)}. Start one: operant train"
     )
     if watch:
         if as_json or sys.stdout is None or not sys.stdout.isatty():
@@ -169,17 +169,15 @@ def list_runs(
         listing = Listing(reach, wanted)
         draw(lambda: _lines(_chosen(listing.rows(), asked, sort), limit, empty), sys.stdout)
         return
-    described = (
-        row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted
-    )
+    described = (row for row in map(runs.describe, runs.list_runs(*reach)) if not wanted or row["state"] in wanted)
     rows = _chosen(described, asked, sort)
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
         return
-    for name in folders.misnamed(reach.root):
+    for name in runs.misnamed(reach.root):
         say(
-            f"not listed: {safe(f'{folders.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: "
+            f"not listed: {safe(f'{runs.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: "
             "rename it, or give its path"
         )
     if not shown:
@@ -234,14 +232,14 @@ def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @app.command()
-def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
+def show(run: RunName, as_json: JsonOption = False, root: RootOption = None) -> None:
     """Describe a run, a group with its mean over seeds, or a sweep."""
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
 
-    if grouped.shown(run, folders.reach(runs), as_json=as_json):
+    if grouped.shown(run, runs.reach(root), as_json=as_json):
         return
-    described = folders.describe(folders.resolve(run, *folders.reach(runs)))
+    described = runs.describe(runs.resolve(run, *runs.reach(root)))
     if as_json:
         print_json(described)
         return
@@ -264,19 +262,19 @@ def wait(
         float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after so long")
     ] = None,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Wait for a run to end and return its exit code.
 
     Ctrl-C ends the waiting, not the run. --json then prints what `show --json` does.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import follow
 
-    found = folders.resolve(run, *folders.reach(runs))
+    found = runs.resolve(run, *runs.reach(root))
     code = follow.wait(found, timeout)
     if as_json:
-        print_json(folders.describe(folders.load(found.path) or found))
+        print_json(runs.describe(runs.load(found.path) or found))
     raise typer.Exit(code)
 
 
@@ -293,14 +291,14 @@ def monitor(
         str | None, typer.Option(metavar="N", help="frames per second at most  [default: $OPERANT_FPS or 4]")
     ] = None,
     theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Show a run: live while it trains, or as it ended. Leaving the monitor never touches the run."""
     # For the list of commands and for TAB: `operant.cli.main` hands the command over before typer is imported.
     from monitor import command
 
     switches = {"--latest": latest, "--once": once, "--readonly": readonly, "--ascii": ascii_only}
-    options = {"--fps": fps, "--theme": theme, "--runs": runs}
+    options = {"--fps": fps, "--theme": theme, "--runs": root}
     words = [word for word, given in switches.items() if given] + [
         f"{word}={value}" for word, value in options.items() if value is not None
     ]
@@ -313,13 +311,13 @@ def logs(
     tail: Annotated[int, typer.Option(metavar="N", min=0, help="the last N lines; 0: all")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the run has ended")] = False,
     as_json: JsonLinesOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Print a run's log."""
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import log
 
-    for line in log.lines(folders.resolve(run, *folders.reach(runs)), tail=tail, follow=follow):
+    for line in log.lines(runs.resolve(run, *runs.reach(root)), tail=tail, follow=follow):
         if as_json:
             print_json_line(log.document(line), flush=follow)
         else:

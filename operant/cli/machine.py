@@ -173,10 +173,10 @@ def doctor(
         ),
     ] = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Check that this machine can train, and say how to fix it."""
-    from operant import runs as folders
+    from operant import runs
     from operant.tools import doctor as examination
 
     if links:
@@ -184,7 +184,7 @@ def doctor(
 
         findings = between.examine()
     else:
-        findings = examination.examine(folders.root(runs))
+        findings = examination.examine(runs.root(root))
     if as_json:
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
     else:

@@ -66,7 +66,9 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 def render(
     what: Annotated[
         str,
-        typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs),
+        typer.Argument(
+            metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.run_ids
+        ),
     ],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
     size: Annotated[int, typer.Option(metavar="PIXELS", help="width of the picture")] = 256,
@@ -93,13 +95,13 @@ def render(
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Film a trained policy: a GIF, an MP4 or a PNG.
 
     Shows exactly the episodes of `operant eval` with the same seed.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.play import film as films
 
     if greedy and sampled:
@@ -120,7 +122,7 @@ def render(
 
     from operant.play import load_policy
 
-    reach = folders.reach(runs)
+    reach = runs.reach(root)
     loaded = consented(
         trust,
         lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted),

@@ -35,21 +35,21 @@ def stop(
     names: RunNames = None,
     every: Annotated[bool, typer.Option("--all", help="all of your runs that are training")] = False,
     now: Annotated[bool, typer.Option("--now", help=f"kill after {_KILL_S:.0f} s, without a checkpoint")] = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Stop runs, groups, sweeps; runs save a checkpoint first.
 
     Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
-    reach = folders.reach(runs)
+    reach = runs.reach(root)
     if every:
         grouped.stop_all(reach, now=now)
-        found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
+        found = [run for run in runs.list_runs(*reach) if runs.state(run).live and runs.is_local(run.document)]
         if not found:
             say("no run is training now")
     else:
@@ -65,25 +65,25 @@ def stop(
 
 def _named(name: str, reach: Reach, now: bool) -> list[Run]:
     """The run that a name means, or those of a group or a sweep, of which no other begins."""
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
 
     found = grouped.stopped(name, reach, now=now)
-    return [folders.resolve(name, *reach)] if found is None else found
+    return [runs.resolve(name, *reach)] if found is None else found
 
 
 class _Stop:
     """One run that is being stopped."""
 
     def __init__(self, run: Run) -> None:
-        from operant import runs as folders
+        from operant import runs
 
         self._run, self._begin_s = run, time.monotonic()
         self._ticket: Ticket | None = None
         self._taken = self._refused = self._killed = self._told = False
         self.over = False
         self.problem: OperantError | None = None
-        state = folders.state(run)
+        state = runs.state(run)
         if not state.live and state.word != "remote":
             say(f"{safe(run.id)} is not training: {state.word}")
             self.over = True
@@ -106,12 +106,12 @@ class _Stop:
 
     def look(self, *, now: bool) -> None:
         """See how far it is, and use more force when it is time."""
-        from operant import runs as folders
+        from operant import runs
 
         if self.over:
             return
         waited_s = time.monotonic() - self._begin_s
-        state = folders.state(folders.load(self._run.path) or self._run)
+        state = runs.state(runs.load(self._run.path) or self._run)
         cause = f" ({state.cause})" if state.cause else ""
         name, more_force = safe(self._run.id), f"operant stop {safe(self._run.short)} --now"
         if not state.live:
@@ -161,18 +161,18 @@ class _Stop:
         """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another
         container) only the request is left.
         """
-        from operant import runs as folders
+        from operant import runs
         from operant.runs import control
 
-        sent = folders.signal_worker(self._run, number)
+        sent = runs.signal_worker(self._run, number)
         if sent and instead and self._ticket is not None:
             control.withdraw(self._run, self._ticket)
         return sent
 
     def _tell(self, word: str) -> None:
-        from operant import runs as folders
+        from operant import runs
 
-        described = folders.describe(folders.load(self._run.path) or self._run)
+        described = runs.describe(runs.load(self._run.path) or self._run)
         step = described["last_checkpoint_step"]
         saved = f"checkpoint at step {step:,}" if step is not None else "no checkpoint"
         following = f".  next: operant resume {safe(self._run.short)}" if step is not None else ""
@@ -181,26 +181,26 @@ class _Stop:
 
 
 @app.command()
-def pause(run: RunName, runs: RootOption = None) -> None:
+def pause(run: RunName, root: RootOption = None) -> None:
     """Pause a run between two updates.
 
     It keeps its memory; its results stay bit-identical.
     """
-    found, text = _ask(run, "pause", runs)
+    found, text = _ask(run, "pause", root)
     say(f"{safe(found.id)}: {text}.  next: operant unpause {safe(found.short)}")
 
 
 @app.command()
-def unpause(run: RunName, runs: RootOption = None) -> None:
+def unpause(run: RunName, root: RootOption = None) -> None:
     """Continue a paused run."""
-    found, text = _ask(run, "unpause", runs)
+    found, text = _ask(run, "unpause", root)
     say(f"{safe(found.id)}: {text}")
 
 
 @app.command()
-def checkpoint(run: RunName, runs: RootOption = None) -> None:
+def checkpoint(run: RunName, root: RootOption = None) -> None:
     """Save a checkpoint now and print its path."""
-    found, text = _ask(run, "checkpoint", runs)
+    found, text = _ask(run, "checkpoint", root)
     if not _CHECKPOINT.fullmatch(text):
         raise OperantError(f"{safe(found.id)}: {text}")
     out(found.path / text)
@@ -208,16 +208,16 @@ def checkpoint(run: RunName, runs: RootOption = None) -> None:
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
     """Ask a run for something, wait until it is done, and return the run and what its trainer says."""
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import control
 
     def tell(accepted: control.Answer) -> None:
         say(f"{safe(run.id)}: {accepted.text or f'no answer yet, it is {state_of(run).word}'}")
 
-    def state_of(run: Run) -> folders.State:
-        return folders.state(folders.load(run.path) or run)
+    def state_of(run: Run) -> runs.State:
+        return runs.state(runs.load(run.path) or run)
 
-    run = folders.resolve(name, *folders.reach(root))
+    run = runs.resolve(name, *runs.reach(root))
     answer = control.ask(run, verb, _ANSWER_S, tell)
     if answer.result == "done":
         return run, answer.text

@@ -1,23 +1,23 @@
-"""`sweep`: searches hyper-parameters over ordinary runs, and what `stop` and `show` do with a sweep. Draws what the
-conductor does; knows nothing of how trials are chosen.
+"""`sweep`: hyper-parameter search over ordinary runs; `stop` and `show` of a sweep. Draws the trials; knows nothing of
+how they are chosen.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from operant.cli.common import TYPER, JsonOption, Overrides, RootOption, TrustOption, consented, out, print_json, say
-from operant.errors import MachineError, OperantError, UsageError
+from operant.errors import OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.runs import Run
-    from operant.sweep.conductor import Conductor
+    from operant.sweep.journal import SweepJournal, SweepTrial
     from operant.sweep.plan import Plan
 
 app = typer.Typer(**TYPER)
@@ -43,7 +43,7 @@ def sweep(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="return once it has begun")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Search hyper-parameters over many runs.
 
@@ -69,7 +69,7 @@ def sweep(
     else:
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
         asked = request.make(words, config=config, environment_file=None, settings={})
-        plan = consented(trust, lambda trusted: planning.make(asked, runs, name, trusted))
+        plan = consented(trust, lambda trusted: planning.make(asked, root, name, trusted))
     raise typer.Exit(_detach(plan, workers, trust) if detach else _conduct(plan, workers, trust, as_json))
 
 
@@ -77,29 +77,30 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
     """Work on a sweep until it ends; the exit code."""
     from operant.cli import follow
     from operant.runs import sweeps
-    from operant.sweep import conductor, report
+    from operant.runs.pool import Worker
+    from operant.runs.scheduler import Scheduler
+    from operant.sweep import report
+    from operant.sweep.journal import SweepJournal, worker_count
 
-    count, devices = conductor.places(plan, workers)
+    count, devices = worker_count(plan, workers)
     presses = follow.Presses()
     table = _Table(plan)
     if plan.settings.pareto and plan.settings.pruner != "none":
-        say("--pareto: trials run to their end, as pruning knows one objective only")
-    say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command goes on")
+        say("--pareto: trials run to their end, because pruning knows one objective only")
+    say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command resumes")
     with presses.counted(), sweeps.entered(plan.folder) as asked:
-        work = conductor.Conductor(
-            plan,
-            workers=count,
-            devices=devices,
+        journal = SweepJournal(plan, devices=devices, say=table.say, trusted=trusted)
+        scheduler = Scheduler(
+            journal,
+            [Worker(plan.folder / f"worker-{number}.log") for number in range(count)],
             wanted=lambda: max(presses.wanted, asked()),
-            say=table.say,
-            trusted=trusted,
         )
-        finished = work.run(lambda: table.draw(work))
-        table.draw(work, last=True)
-        best = report.write_best(plan, work.study, trusted)
-        drawn = report.plots(plan, work.study) if best is not None else []
+        finished = scheduler.run(lambda: table.draw(journal, scheduler.trials))
+        table.draw(journal, scheduler.trials, last=True)
+        best = report.write_best(plan, journal.study, trusted)
+        drawn = report.plots(plan, journal.study) if best is not None else []
     if as_json:
-        print_json(report.document(plan, work.study))
+        print_json(report.document(plan, journal.study))
     if best is None:
         say(f"no trial has finished: {plan.place}")
     else:
@@ -107,7 +108,7 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
         say(drawn) if isinstance(drawn, str) else out(*drawn)
         say(f"next: operant train --config {best}")
     if not finished:
-        say("stopped; the same command goes on")
+        say("stopped; the same command resumes the sweep")
         return 130
     return 0 if best is not None else 1
 
@@ -126,19 +127,7 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
         *(["--trust"] if trusted else []),
     ]
     log = plan.folder / "sweep.log"
-    try:
-        with open(log, "wb") as output:
-            command = [*launch.module_command("operant.cli"), *words]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=launch.environment(),
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise MachineError(f"the sweep cannot be started ({error.strerror}): {plan.place}") from None
+    process = launch.spawn([*launch.module_command("operant.cli"), *words], log, mode="wb")
     while not any(one.get("pid") == process.pid for one in sweeps.working(plan.folder)):
         if (code := process.poll()) is not None:
             say(*log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
@@ -182,7 +171,7 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
     """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where
     another machine does not answer.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import sweeps
 
     begin_s, told = time.monotonic(), False
@@ -191,7 +180,7 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
         sweeps.ask_stop(folder, now=now)
     while others := sweeps.working(folder):
         waited_s = time.monotonic() - begin_s
-        away = [str(one.get("host")) for one in others if one.get("host") != folders.host()]
+        away = [str(one.get("host")) for one in others if one.get("host") != runs.host()]
         if waited_s > _STOP_S and len(away) == len(others):
             raise OperantError(
                 f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: "
@@ -204,8 +193,8 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
                 f"operant stop {folder.name} --now"
             )
         time.sleep(_LOOK_S)
-    live = [run for run in sweeps.trials(folder) if folders.state(run).live]
-    say(f"{folder.name}: {word}.  next: operant sweep --join {folders.shown(folder)}")
+    live = [run for run in sweeps.trials(folder) if runs.state(run).live]
+    say(f"{folder.name}: {word}.  next: operant sweep --join {runs.shown(folder)}")
     return live
 
 
@@ -225,7 +214,7 @@ class _Table:
             say(line)
             self._drawn_s = float("-inf")
 
-    def draw(self, conductor: Conductor, *, last: bool = False) -> None:
+    def draw(self, journal: SweepJournal, trials: Sequence[SweepTrial], *, last: bool = False) -> None:
         """Draw the table, at most once a second."""
         from operant.cli import listing
         from operant.sweep import report
@@ -233,6 +222,4 @@ class _Table:
         now_s = time.monotonic()
         if self._terminal and (last or now_s - self._drawn_s >= _DRAW_S):
             self._drawn_s = now_s
-            self._drawn = listing.redraw(
-                sys.stderr, self._drawn, report.lines(self._plan, conductor.study, conductor.trials, 400)
-            )
+            self._drawn = listing.redraw(sys.stderr, self._drawn, report.lines(self._plan, journal.study, trials, 400))

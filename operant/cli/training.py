@@ -82,7 +82,7 @@ def train(
     monitor: MonitorOption = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
     trust: TrustOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Train an agent. Without arguments: PPO solves CartPole."""
     from operant.config import request
@@ -115,7 +115,7 @@ def train(
             [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)],
             "last",
             after,
-            runs,
+            root,
             trust,
         )
     asked = request.make(words or (), config=config, environment_file=env, settings=settings)
@@ -125,17 +125,22 @@ def train(
     elif len(asked.seeds()) > 1:
         if after in (After.INLINE, After.MONITOR, After.PREPARE):
             raise UsageError(f"--{after.value} is for one run, not for a group of {len(asked.seeds())} seeds")
-        from operant import runs as folders
+        from operant import runs
         from operant.cli import grouped
 
         trusted = consented(trust, asked.check_trust)
-        root = folders.root(runs)
         group = grouped.make(
-            root, asked.name, asked.prefix, asked.document(), asked.seeds(), side_by_side=side_by_side, trusted=trusted
+            runs.root(root),
+            asked.name,
+            asked.prefix,
+            asked.document(),
+            asked.seeds(),
+            side_by_side=side_by_side,
+            trusted=trusted,
         )
         raise typer.Exit(grouped.go_on(group, detach=after is After.DETACH))
     else:
-        _train(asked, after, runs, consented(trust, asked.check_trust))
+        _train(asked, after, root, consented(trust, asked.check_trust))
 
 
 def _gpus(given: str | None) -> str | None:
@@ -152,20 +157,20 @@ def _after(**given: bool) -> After:
 
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import launch
 
     notice = launch.detach_problem() if after is After.DETACH else None
     if after is After.PREPARE:
         asked.load(trusted)  # what is wrong with it is better read here than in the logs of a cluster
-    run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
+    run = runs.create(runs.root(root), asked.name, asked.prefix, asked.document())
     if asked.name not in (None, run.id):
         say(f"there is a run {asked.name} already: this one is {run.id}")
     if after is After.INLINE:
         _train_here(run, trusted)
         return
     if after is After.PREPARE:
-        folders.update_document(run.path, prepared=True)
+        runs.update_document(run.path, prepared=True)
         out(run.path)
         say(
             "start it on 1, 2, 4 or 8 ranks (several hosts: see operant doctor --links), such as",
@@ -175,9 +180,9 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     try:
         code = _start(run, ["--trust"] * trusted, after, notice)
     except OperantError as error:
-        folders.discard_unstarted(run, error.exit_code)
+        runs.discard_unstarted(run, error.exit_code)
         raise
-    folders.discard_unstarted(run, code)
+    runs.discard_unstarted(run, code)
     raise typer.Exit(code)
 
 
@@ -187,7 +192,7 @@ def _start(
     """Start the worker, call `started` once it holds the run, and watch it, to its first record or its end: the exit
     code.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import follow
     from operant.runs import launch
 
@@ -204,19 +209,19 @@ def _start(
         return code
     from monitor.command import open_monitor
 
-    return open_monitor(folders.load(run.path) or run)
+    return open_monitor(runs.load(run.path) or run)
 
 
 def _train_here(run: Run, trusted: bool) -> None:
     """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
-    from operant import runs as folders
+    from operant import runs
     from operant.training import worker
 
     worker.write_log()
     try:
         worker.work(run.path, resume=None, trusted=trusted)
     except OperantError as error:
-        folders.discard_unstarted(run, error.exit_code)
+        runs.discard_unstarted(run, error.exit_code)
         raise
     say(f"{run.id}  next: operant eval {run.short}   operant show {run.short}")
 
@@ -256,7 +261,7 @@ def resume(
     detach: DetachOption = False,
     monitor: MonitorOption = False,
     trust: TrustOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Resume a run from a checkpoint, in the same folder.
 
@@ -270,11 +275,11 @@ def resume(
     The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps
     grows; algo.anneal_steps=N moves it.
     """
-    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
+    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), root, trust)
 
 
 def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
     from operant.runs import launch
 
@@ -282,30 +287,30 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
-    if (group := grouped.find(name, folders.reach(root))) is not None:
+    if (group := grouped.find(name, runs.reach(root))) is not None:
         if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
             raise UsageError(
                 f"{safe(group.id)} is a group, which is resumed as it is: for other values or another checkpoint name "
                 "one of its runs"
             )
         raise typer.Exit(_resume_group(group, after))
-    run = folders.resolve(name, *folders.reach(root))
+    run = runs.resolve(name, *runs.reach(root))
     with launch.claimed(run) as release:
         raise typer.Exit(_resume_claimed(run, overrides, start, after, trust, release))
 
 
 def _resume_group(group: grouped.Group, after: After) -> int:
     """Resume those runs of a group that have not finished, saying what becomes of each; the exit code."""
-    from operant import runs as folders
+    from operant import runs
     from operant.cli import grouped
 
     made = group.runs
     for seed, name in group.members.items():
-        word = folders.state(made[seed]).word if seed in made else "not begun"
+        word = runs.state(made[seed]).word if seed in made else "not begun"
         kept = seed in made and any(made[seed].checkpoints_path.glob("step-*"))
         doing = "nothing to do" if word == "finished" else "is resumed" if kept else "is trained from its beginning"
         say(f"{safe(name)}: {word}, {doing}")
-    if all(seed in made and folders.state(made[seed]).word == "finished" for seed in group.members):
+    if all(seed in made and runs.state(made[seed]).word == "finished" for seed in group.members):
         return 0
     return grouped.go_on(group, detach=after is After.DETACH)
 
@@ -314,13 +319,13 @@ def _resume_claimed(
     run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]
 ) -> int:
     """Resume a run that no other command resumes meanwhile, and watch it: the exit code."""
-    from operant import runs as folders
+    from operant import runs
     from operant.config import request
     from operant.runs import launch
     from operant.runs.checkpoints import Store
 
-    if folders.taken(run.path):
-        raise BusyError(folders.busy(run.path))
+    if runs.taken(run.path):
+        raise BusyError(runs.busy(run.path))
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
     if not store.steps():
         raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
@@ -330,7 +335,7 @@ def _resume_claimed(
         store.load_files(which)  # which says what is wrong with those there are
     trusted = consented(trust, asked.check_trust)
     planned = (
-        _steps_asked(asked, first and first.config, trusted) if overrides else folders.integer_of(run.document, "steps")
+        _steps_asked(asked, first and first.config, trusted) if overrides else runs.integer_of(run.document, "steps")
     )
     if planned is not None and first is not None and first.manifest.step >= planned:
         done = first.manifest.step
@@ -347,18 +352,16 @@ def _resume_claimed(
             f"run.steps={more}{decay}"
         )
     notice = launch.detach_problem() if after is After.DETACH else None
-    ending, metrics_file = folders.read_json(run.exit_path), _inode(run.metrics_path)
+    ending, metrics_file = runs.read_json(run.exit_path), _inode(run.metrics_path)
     before = run.document.get("request")
-    folders.update_document(
-        run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()}
-    )
+    runs.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
     refused = (ConfigError.exit_code, NotFoundError.exit_code, MachineError.exit_code)
-    if code in refused and folders.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
+    if code in refused and runs.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
-        folders.write_json(run.path / "run.json", run.document)
+        runs.write_json(run.path / "run.json", run.document)
         if ending:
-            folders.write_json(run.exit_path, ending)
+            runs.write_json(run.exit_path, ending)
         else:
             run.exit_path.unlink(missing_ok=True)
     return code

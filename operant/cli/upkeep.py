@@ -43,13 +43,13 @@ def note(
         list[str] | None, typer.Option("--untag", metavar="TAG", help="remove a tag; may be repeated")
     ] = None,
     as_json: JsonOption = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Write down a note or tags beside a run, or show them."""
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import notes
 
-    found = folders.resolve(run, *folders.reach(runs))
+    found = runs.resolve(run, *runs.reach(root))
     changes = text is not None or tag or untag
     noted = notes.write(found.path, text, tag or (), untag or ()) if changes else notes.read(found.path)
     if as_json:
@@ -62,27 +62,27 @@ def note(
 def rm(
     names: RunNames = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Delete runs, groups of runs or sweeps; it asks first.
 
     Never one that is training.
     """
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import groups, sweeps, upkeep
 
     if not names:
         raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
-    reach = folders.reach(runs)
+    reach = runs.reach(root)
     found: list[Run | Group | Sweep] = [
-        sweeps.opened(name, *reach) or groups.find(name, *reach) or folders.resolve(name, *reach)
+        sweeps.opened(name, *reach) or groups.find(name, *reach) or runs.resolve(name, *reach)
         for name in dict.fromkeys(names)
     ]
-    members = {one.path: [one] if isinstance(one, folders.Run) else list(one.runs.values()) for one in found}
+    members = {one.path: [one] if isinstance(one, runs.Run) else list(one.runs.values()) for one in found}
     if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
         raise BusyError(f"{safe(busy[0].id)} is still worked on.  stop: operant stop {safe(busy[0].id)}")
-    if live := [run for every in members.values() for run in every if folders.taken(run.path)]:
-        raise BusyError(folders.busy(live[0].path))
+    if live := [run for every in members.values() for run in every if runs.taken(run.path)]:
+        raise BusyError(runs.busy(live[0].path))
     if not yes:
         rows = [
             (
@@ -95,7 +95,7 @@ def rm(
         say(*(f"{id_}  {count} run{'s' * (count != '1')}, {taken}" for id_, count, taken in rows))
         _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
     for one in found:
-        folders.remove(one) if isinstance(one, folders.Run) else groups.remove(one) if isinstance(
+        runs.remove(one) if isinstance(one, runs.Run) else groups.remove(one) if isinstance(
             one, groups.Group
         ) else sweeps.remove(one)
         say(f"{safe(one.id)}: deleted")
@@ -111,13 +111,13 @@ def _ask(question: str) -> None:
 
 
 @app.command()
-def du(names: RunNames = None, as_json: JsonOption = False, runs: RootOption = None) -> None:
+def du(names: RunNames = None, as_json: JsonOption = False, root: RootOption = None) -> None:
     """Show what runs take on the disk, the largest first."""
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import upkeep
 
-    reach = folders.reach(runs)
-    found = [folders.resolve(name, *reach) for name in names] if names else folders.list_runs(*reach)
+    reach = runs.reach(root)
+    found = [runs.resolve(name, *reach) for name in names] if names else runs.list_runs(*reach)
     rows: list[dict[str, Any]] = sorted(
         ({"id": run.id, **upkeep.sizes(run)} for run in found), key=lambda row: -row["total"]
     )
@@ -143,13 +143,13 @@ def archive(
         str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Pack a run into one file; `operant restore` unpacks it."""
-    from operant import runs as folders
+    from operant import runs
     from operant.runs import upkeep
 
-    found = folders.resolve(run, *folders.reach(runs))
+    found = runs.resolve(run, *runs.reach(root))
     target = Path(path or f"{found.id}{upkeep.ENDING}").expanduser()
     if not target.name.endswith(upkeep.ENDING):
         raise UsageError(f"--out is {safe(target, 200)!r}; its name must end in {upkeep.ENDING}")
@@ -161,15 +161,15 @@ def archive(
 @app.command()
 def restore(
     file: Annotated[str, typer.Argument(metavar="FILE.tar.gz", help="what `operant archive` wrote")],
-    runs: RootOption = None,
+    root: RootOption = None,
 ) -> None:
     """Unpack an archive of a run into the folder of the runs."""
-    from operant import runs as folders
+    from operant import runs
     from operant.errors import NotFoundError
     from operant.runs import upkeep
 
     path = Path(file).expanduser()
     if not path.is_file():
         raise NotFoundError(f"there is no file {safe(file, 200)!r}")
-    run = upkeep.restore(path, folders.root(runs))
-    out(folders.shown(run.path))
+    run = upkeep.restore(path, runs.root(root))
+    out(runs.shown(run.path))

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from operant.kernels.blocks import add_product, product, zeros
 from operant.kernels.operands import stored
-from operant.kernels.reduce import REDUCE_COLUMNS, add_shards, sum_of_squares
+from operant.kernels.ops.reduce import REDUCE_COLUMNS, add_shards, sum_of_squares
 
 BLOCK = tl.constexpr(32)
 """Neighbouring lanes of a step, and samples of a program of the forward pass."""

@@ -1,14 +1,8 @@
-"""Run folders: making one, listing them, finding the one a person means, their lock and their states. Standard library
-only.
+"""Run folders: creation, listing, lookup by name, lock and state. Standard library only.
 
-Other packages import these names from here; control, launch and checkpoints are modules of their own. Knows nothing of
-training or of screens. Called, the package is the library's list of runs: `operant.runs("cartpole-*")`.
+Other packages import these names from here; control, launch and checkpoints are separate modules. Knows nothing of
+training or of screens.
 """
-
-import importlib
-import sys
-from types import ModuleType
-from typing import Any
 
 from operant.runs.evaluations import Evaluations, evaluated
 from operant.runs.folder import (
@@ -178,13 +172,3 @@ __all__ = [
     "write_json",
     "write_specs",
 ]
-
-
-class _Package(ModuleType):
-    """The package as `operant.runs(...)`: see operant/library.py, which is imported only then."""
-
-    def __call__(self, *words: Any, **options: Any) -> Any:
-        return importlib.import_module("operant.library").runs(*words, **options)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,11 +1,12 @@
 """Groups: one configuration trained with several seeds, as ordinary runs in one root. Standard library only; knows
 nothing of what is trained.
 
-    runs/cartpole-ppo-4f2a/      group.json: what is asked for, its seeds and the ids of its runs, who trains them
-    worker-*.log, group.log runs/cartpole-ppo-4f2a.1/    the run of seed 1, made when its turn comes; ... .5/
+    runs/cartpole-ppo-4f2a/      group.json: the request, the id of each seed's run, the process that trains them
+                                 worker-*.log, group.log
+    runs/cartpole-ppo-4f2a.1/    the run of seed 1, made when it starts; ... .5/
 
-`python -m operant.runs.groups FOLDER` trains those that have not finished, one after another or some side by side, on
-workers that stay warm, and outlives the command that started it.
+`python -m operant.runs.groups FOLDER` trains the runs that have not finished, on one worker or several that stay warm
+(operant/runs/scheduler.py). It outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -17,47 +18,29 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from operant import runs
 from operant.errors import BusyError, MachineError, OperantError, UsageError
 from operant.runs import Run, launch, pool
+from operant.runs.scheduler import Journal, Scheduler, Trial
 
 FILE: Final = "group.json"
-_LOOK_S = 0.25
-_T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
+# fmt: off
+_T95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
 )
+# fmt: on
 """Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom."""
 
 
 class Group(NamedTuple):
-    """A group as it was found: its id (the folder's name), where it lies, its document."""
+    """A group: its id (the name of the folder), its folder, its document as it was read."""
 
     id: str
     path: Path
@@ -65,9 +48,9 @@ class Group(NamedTuple):
 
     @property
     def members(self) -> dict[int, str]:
-        """The ids of its runs by seed, those included that have not been made yet."""
-        found = self.document.get("members")
-        named = found.items() if isinstance(found, dict) else ()
+        """Run ids by seed, also of runs that have not been made yet."""
+        members = self.document.get("members")
+        named = members.items() if isinstance(members, dict) else ()
         return {
             int(seed): id_
             for seed, id_ in named
@@ -76,27 +59,27 @@ class Group(NamedTuple):
 
     @property
     def runs(self) -> dict[int, Run]:
-        """Those of its runs that there are, by seed."""
-        found = {seed: runs.load(self.path.parent / id_) for seed, id_ in self.members.items()}
-        return {seed: run for seed, run in found.items() if run is not None}
+        """Existing runs by seed."""
+        loaded = {seed: runs.load(self.path.parent / id_) for seed, id_ in self.members.items()}
+        return {seed: run for seed, run in loaded.items() if run is not None}
 
     @property
     def live(self) -> bool:
-        """Whether a process trains them, run after run."""
-        found = self.document.get("supervisor")
-        return isinstance(found, dict) and runs.lives(found) is True
+        """Whether a process trains the group."""
+        supervisor = self.document.get("supervisor")
+        return isinstance(supervisor, dict) and runs.lives(supervisor) is True
 
 
 class Band(NamedTuple):
-    """A mean over seeds."""
+    """Mean over seeds and its confidence interval."""
 
     seeds: int
     mean: float
-    half: float | None  # half the width of the mean's 95 % interval (Student's t); None of one
+    half: float | None  # half the width of the 95 % interval (Student's t); None for one seed
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """The mean of some values and its 95 % interval; None of none."""
+    """Mean of values and its 95 % interval; None without values."""
     if not values:
         return None
     freedom = len(values) - 1
@@ -115,8 +98,8 @@ def band(values: Sequence[float]) -> Band | None:
 def create(
     root: Path, name: str | None, prefix: str, request: Mapping[str, Any], seeds: Sequence[int], **fields: Any
 ) -> Group:
-    """Make a group's folder; its runs are made when their turn comes. Raises UsageError for a name that is taken, and
-    MachineError.
+    """Make the folder of a group; its runs are made when they start. Raises UsageError for a name that exists already,
+    and MachineError.
     """
     if name is not None and (not runs.ID.fullmatch(name) or len(name) > 56):
         raise UsageError(
@@ -131,10 +114,10 @@ def create(
                 path.mkdir(mode=0o700)
                 break
             if name is not None:
-                raise UsageError(f"{runs.shown(path)} is there already: give the group another name")
+                raise UsageError(f"{runs.shown(path)} exists already: give the group another name")
     except OSError as error:
         raise MachineError(
-            f"no group can be made in {runs.shown(root)} ({error.strerror}): choose another place with --runs or "
+            f"cannot make a group in {runs.shown(root)} ({error.strerror}): choose another folder with --runs or "
             "$OPERANT_RUNS"
         ) from None
     members = {str(seed): f"{path.name}.{seed}" for seed in seeds}
@@ -151,20 +134,20 @@ def create(
 
 
 def load(path: Path) -> Group | None:
-    """The group of a folder, or None."""
+    """Load the group in a folder, or None."""
     document = runs.read_json(path / FILE) if runs.ID.fullmatch(path.name) else {}
     return Group(path.name, path, document) if document else None
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
-    """The groups in `root`, and with `everywhere` those beside any run of the index, the newest first."""
-    found = [group for path in folders(FILE, root, everywhere) if (group := load(path)) is not None]
-    return sorted(found, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
+    """Groups in `root`, with `everywhere` also in the parent folders of the index, newest first."""
+    groups = [group for path in folders_with(FILE, root, everywhere) if (group := load(path)) is not None]
+    return sorted(groups, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """The group that a person means by an id, the end of one, or a path; None where there is none, or several."""
-    if (path := typed(text)) is not None:
+    """Find a group by its id, a unique end of one, or a path; None if no group or several match."""
+    if (path := path_of(text)) is not None:
         return load(path)
     groups = list_groups(root, everywhere) if text else []
     fits = [group for group in groups if group.id == text] or [
@@ -173,14 +156,14 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def folders(file: str, root: Path, everywhere: bool) -> list[Path]:
-    """The folders in `root` that hold a file, and with `everywhere` those beside any run of the index."""
+def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
+    """Folders in `root` that hold a file, with `everywhere` also in the parent folders of the index."""
     roots = dict.fromkeys([root, *(runs.parents() if everywhere else ())])
-    return [place / name for place in roots for name in _names(place) if os.path.lexists(place / name / file)]
+    return [parent / name for parent in roots for name in _names(parent) if os.path.lexists(parent / name / file)]
 
 
-def typed(text: str) -> Path | None:
-    """The path that a person has typed; None for what is no path but a name."""
+def path_of(text: str) -> Path | None:
+    """Absolute path for a text with a path separator; None for a name."""
     return Path(os.path.abspath(os.path.expanduser(text))) if os.sep in text else None
 
 
@@ -191,7 +174,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def remove(group: Group) -> None:
-    """Delete a group and its runs. Raises BusyError while one of them trains."""
+    """Delete a group and its runs. Raises BusyError while a run trains."""
     busy = [run for run in group.runs.values() if runs.taken(run.path)]
     if busy or group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
@@ -201,7 +184,7 @@ def remove(group: Group) -> None:
 
 
 def describe(group: Group) -> dict[str, Any]:
-    """What `operant show --json` prints of a group: its runs as `states.describe` has them, and means over seeds."""
+    """Summary of a group, as `operant show --json` prints it: its runs (`states.describe`) and means over seeds."""
     made = group.runs
     bands: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -220,135 +203,98 @@ def describe(group: Group) -> dict[str, Any]:
 
 
 def start(group: Group) -> None:
-    """Train those of a group's runs that have not finished, in a process of its own that holds no terminal. Raises
-    BusyError and MachineError.
+    """Train the unfinished runs of a group in a separate process without a terminal. Raises BusyError and
+    MachineError.
     """
     if group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
     command = [*launch.module_command("operant.runs.groups"), str(group.path)]
-    try:
-        with open(group.path / "group.log", "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=launch.environment(),
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise MachineError(f"the group cannot be trained ({error.strerror}): {runs.shown(group.path)}") from None
+    process = launch.spawn(command, group.path / "group.log")
     while (loaded := load(group.path)) is not None and not loaded.live and process.poll() is None:
         time.sleep(0.01)
 
 
 def ask_stop(group: Group) -> bool:
-    """Ask the process that trains a group to end, with a checkpoint of each run; whether there was one."""
-    found = group.document.get("supervisor")
-    if not group.live or not isinstance(found, dict):
+    """Ask the process that trains a group to end with a checkpoint of each run; True if one was signalled."""
+    supervisor = group.document.get("supervisor")
+    if not group.live or not isinstance(supervisor, dict):
         return False
     with contextlib.suppress(OSError):
-        os.kill(found["pid"], signal.SIGTERM)
+        os.kill(supervisor["pid"], signal.SIGTERM)
         return True
     return False
 
 
 def kill(group: Group) -> None:
-    """End those of a group's runs that train at once, without a checkpoint."""
+    """Kill the workers of a group, without a checkpoint."""
     for run in group.runs.values():
         runs.signal_worker(run, signal.SIGKILL)
 
 
-class Supervisor:
-    """Trains a group's runs."""
+class Seeds(Journal[Trial]):
+    """Journal of a group: group.json. A trial is the run of one seed."""
 
     def __init__(self, group: Group) -> None:
-        self._group, self._stopping = group, False
-        self._workers = [
-            pool.Worker(group.path / f"worker-{k}.log")
-            for k in range(max(1, runs.integer_of(group.document, "side_by_side") or 1))
-        ]
-        self._waiting = list(group.members)
+        self.root, self.trusted = group.path.parent, group.document.get("trusted") is True
+        self._group, self._seeds = group, list(group.members)
 
-    def run(self) -> None:
-        """Until all have ended, or a stop is asked for."""
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        self._write(supervisor=runs.identity(), problem=None, code=None)
-        told = False
-        try:
-            while True:
-                for worker in self._workers:
-                    if (ended := worker.ended()) is not None:
-                        self._note(ended)
-                    if worker.run is None and self._waiting and not self._stopping:
-                        self._begin(worker, self._waiting.pop(0))
-                if self._stopping and not told:
-                    told = True
-                    for worker in self._workers:
-                        worker.stop()
-                if not any(worker.run for worker in self._workers) and (self._stopping or not self._waiting):
-                    return
-                pool.wait(self._workers, _LOOK_S)
-        except OperantError as error:
-            self._write(problem=str(error), code=error.exit_code)
-        finally:
-            for worker in self._workers:
-                worker.close()
+    def next_trial(self) -> Trial | None:
+        """The next seed whose run has not finished and is not trained by another process."""
+        while self._seeds:
+            seed = self._seeds.pop(0)
+            run = runs.load(self.root / self._group.members[seed])
+            if run is None or not (runs.taken(run.path) or runs.state(run).word == "finished"):
+                return Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
+        return None
 
-    def _note(self, ended: pool.Ended) -> None:
-        """What keeps one run from beginning keeps the others: say it in their place."""
-        said = runs.log_end(ended.run)
-        if runs.discard_unstarted(ended.run, ended.code):
-            self._waiting.clear()
-            self._write(problem=said, code=ended.code)
+    def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
+        """The request of the group, with the seed."""
+        request = self._group.document["request"]
+        own = [f"run.seed={trial.number}", "run.seeds=1", f"run.name={trial.ids[index]}"]
+        return request | {"overrides": [*request["overrides"], *own]}
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+    def save_ids(self, trial: Trial) -> None:
+        """Record the id of a run in group.json."""
+        members = {**self._group.document["members"], str(trial.number): trial.ids[0]}
+        self._group = self._group._replace(document=self._group.document | {"members": members})
+        self.write(members=members)
 
-    def _write(self, **fields: Any) -> None:
-        document = runs.read_json(self._group.path / FILE) | fields
-        runs.write_json(self._group.path / FILE, document)
+    def run_ended(self, trial: Trial, index: int, run: Run, code: int) -> None:
+        """Record why a run could not begin: the other seeds would fail alike, and are not started."""
+        problem = runs.log_end(run)
+        if runs.discard_unstarted(run, code):
+            self._seeds.clear()
+            self.write(problem=problem, code=code)
 
-    def _begin(self, worker: pool.Worker, seed: int) -> None:
-        """Train the run of a seed, or train it on; nothing where it has finished or another process trains it."""
-        group, trusted = self._group, self._group.document.get("trusted") is True
-        run = group.runs.get(seed)
-        if run is not None and (runs.taken(run.path) or runs.state(run).word == "finished"):
-            return
-        if run is not None and any(run.checkpoints_path.glob("step-*")):
-            before = run.document.get("request")
-            asked = {
-                **(before if isinstance(before, dict) else {}),
-                "resume_overrides": [],
-                "resume_directory": str(group.path.parent),
-            }
-            runs.update_document(run.path, request=asked)
-            worker.begin(run, resume="last", trusted=trusted)
-            return
-        if run is not None:
-            runs.remove(run)
-        request = group.document["request"]
-        own = [f"run.seed={seed}", "run.seeds=1", f"run.name={group.members[seed]}"]
-        run = runs.create(
-            group.path.parent, group.members[seed], "", request | {"overrides": [*request["overrides"], *own]}
-        )
-        if run.id != group.members[seed]:
-            self._group = group._replace(
-                document=group.document | {"members": {**group.document["members"], str(seed): run.id}}
-            )
-            self._write(members=self._group.document["members"])
-        worker.begin(run, trusted=trusted)
+    def write(self, **fields: Any) -> None:
+        """Set fields of group.json."""
+        path = self._group.path / FILE
+        runs.write_json(path, runs.read_json(path) | fields)
+
+
+def train(group: Group) -> None:
+    """Train a group in this process until all runs have ended, or until SIGTERM or SIGINT, with a checkpoint each."""
+    stops: list[int] = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stops.append(number))
+    journal = Seeds(group)
+    journal.write(supervisor=runs.identity(), problem=None, code=None)
+    count = max(1, runs.integer_of(group.document, "side_by_side") or 1)
+    workers = [pool.Worker(group.path / f"worker-{k}.log") for k in range(count)]
+    try:
+        Scheduler(journal, workers, wanted=lambda: 1 if stops else 0).run()
+    except OperantError as error:
+        journal.write(problem=str(error), code=error.exit_code)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The supervisor's program: FOLDER."""
+    """Program of the process that trains a group: FOLDER."""
     group = load(Path(arguments[0])) if len(arguments) == 1 else None
     if group is None:
         return UsageError.exit_code
     os.umask(0o077)
-    Supervisor(group).run()
+    train(group)
     return 0
 
 

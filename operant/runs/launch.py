@@ -40,6 +40,7 @@ __all__ = [
     "oom_kills",
     "open_log",
     "signal_worker",
+    "spawn",
     "start",
     "torchrun_line",
 ]
@@ -153,6 +154,24 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
     if first.returncode or not first.stdout.strip().isdigit():
         raise MachineError(f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
     return int(first.stdout)
+
+
+def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.Popen[bytes]:
+    """Start a process in a session without a terminal, which outlives this one; `log` takes its output. Raises
+    MachineError.
+    """
+    try:
+        with open(log, mode) as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment(),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise MachineError(f"cannot start a process in {runs.shown(log.parent)} ({error.strerror})") from None
 
 
 def module_command(module: str) -> list[str]:

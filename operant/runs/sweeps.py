@@ -22,12 +22,12 @@ _STOP: Final = "stop.json"
 
 def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
     """The folders of the sweeps in `root`, and with `everywhere` of those beside any run of the index."""
-    return [path for path in groups.folders(FILE, root, everywhere) if runs.ID.fullmatch(path.name)]
+    return [path for path in groups.folders_with(FILE, root, everywhere) if runs.ID.fullmatch(path.name)]
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
     """The folder of the sweep that a person means by its name or a path; None where there is none, or several."""
-    path = groups.typed(text)
+    path = groups.path_of(text)
     fits = (
         [one for one in list_sweeps(root, everywhere) if one.name == text]
         if path is None

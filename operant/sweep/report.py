@@ -275,7 +275,7 @@ def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) 
     shown = [f"{plan.name}   {'   '.join(facts)}"]
     known = {trial.number: trial for trial in trials}
     for one in active:
-        ids = [one.names[place] for place in sorted(one.active)]
+        ids = [one.ids[index] for index in sorted(one.active)]
         states = [
             runs.describe(run) for run in (runs.load(plan.folder.parent / name) for name in ids) if run is not None
         ]

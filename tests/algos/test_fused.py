@@ -177,7 +177,8 @@ def no_record(terms, column, parameters, update, SPEC: triton.language.constexpr
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_exchange_compiles(ranks):
     from operant.compute.exchange import Link
-    from operant.kernels import exchange, reduce
+    from operant.kernels import exchange
+    from operant.kernels.ops import reduce
     from operant.nn import moments
 
     rows, numbers, counts, places = (

@@ -93,7 +93,7 @@ def test_bands_and_names(tmp_path):
     )
     assert groups.find("nothing", tmp_path) is None and groups.find("", tmp_path) is None
     groups.create(tmp_path, "mine", "", {}, range(2))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         groups.create(tmp_path, "mine", "", {}, range(2))
     with pytest.raises(UsageError, match="cannot be the name"):
         groups.create(tmp_path, "-", "", {}, range(2))

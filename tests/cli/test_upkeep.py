@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from made_runs import made
 
-from operant import runs as folders
+from operant import runs
 from operant.runs import groups, history
 
 NAN = float("nan")
@@ -82,7 +82,7 @@ def test_these_commands_import_nothing_heavy(three, here, tmp_path):
         "& set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    place = os.environ | {"PYTHONPATH": str(Path(folders.__file__).parents[2])}
+    place = os.environ | {"PYTHONPATH": str(Path(runs.__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=place, capture_output=True, text=True, check=False
     )
@@ -135,13 +135,13 @@ def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
     assert {key: value for key, value in after.items() if not key.endswith("age_s")} == {
         key: value for key, value in before.items() if not key.endswith("age_s")
     }
-    run = folders.load(tmp_path / "runs" / "one")
+    run = runs.load(tmp_path / "runs" / "one")
     assert [list(chunk.step) for chunk in history.read(run.path / "history")] == [[row[0] for row in ROWS]]
     assert not (run.path / "run.lock").exists() and not [
         name for name in os.listdir(tmp_path / "runs") if name.startswith(".")
     ]
     elsewhere = here("restore", "one.tar.gz", "--runs", "other")
-    assert elsewhere.out == "other/one\n" and not folders.recorded(folders.load(tmp_path / "other" / "one")), (
+    assert elsewhere.out == "other/one\n" and not runs.recorded(runs.load(tmp_path / "other" / "one")), (
         "its code is not trusted"
     )
 

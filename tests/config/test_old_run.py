@@ -150,7 +150,7 @@ def test_old_atari_run_opens_with_four_frames(here, place):
     )
     assert here("eval", "old", "--episodes", "1", "--greedy").code == 0
     assert load(run.config_path).environment.observation.shape == (36, 36, 4)
-    assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
+    assert operant.list_runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
 
     sweep = place / "sweep.toml"
     shutil.copy(run.config_path, sweep)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from made_runs import made
 
-from operant import plot
-from operant import runs as folders
+from operant import plot, runs
 from operant.runs import groups
 
 pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs scipy")
@@ -211,7 +210,7 @@ def test_plot_draws_a_file(three, here, tmp_path, ending, words):
 
 
 def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
-    empty = folders.create(tmp_path / "runs", "empty", "x", {})
+    empty = runs.create(tmp_path / "runs", "empty", "x", {})
     done = here("compare", empty.id, three[0].id)
     assert done.code == 3 and "empty has no records: there is nothing to draw or to compare" in done.err
     assert here("compare").code == 2 and here("compare", "nothing").code == 3

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from operant.kernels.blocks import add_product, compensated, operand, round_to_tf32, weight_operand
-from operant.kernels.reduce import LOG_BETA_1, LOG_BETA_2
+from operant.kernels.ops.adam import LOG_BETA_1, LOG_BETA_2
 
 SATURATED = tl.constexpr(0.98)
 """An action beyond this share of its bounds counts as one at them."""

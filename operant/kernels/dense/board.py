@@ -23,7 +23,7 @@ from operant.kernels.board import (
     reduce_small,
 )
 from operant.kernels.dense.learner import Learner
-from operant.kernels.reduce import REDUCE_COLUMNS
+from operant.kernels.ops.reduce import REDUCE_COLUMNS
 
 log = logging.getLogger("operant.kernels")
 

@@ -15,7 +15,8 @@ from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
 from operant.kernels.muon import Matrices
-from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
+from operant.kernels.ops.adam import adam_step
+from operant.kernels.ops.reduce import REDUCE_COLUMNS, exchange_partials, reduce_partials, sum_shards
 from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
 from operant.nn import Muon
@@ -212,7 +213,7 @@ class Learner(Rehearsed):
             coefficients.max_gradient_norm,
             coefficients.adam_epsilon,
             BLOCKS=padded(len(self._squares)),
-            TILE=tile,
+            BLOCK_SIZE=tile,
             num_warps=warps,
         )
 

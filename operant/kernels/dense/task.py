@@ -19,7 +19,7 @@ class Work(Protocol):
     loss: Loss
     sample: Any  # as `operant.kernels.act.sample_and_store`
     value_of: Any  # as `operant.kernels.act.state_value`
-    record: Any  # see `operant.kernels.reduce.reduce_partials`
+    record: Any  # see `operant.kernels.ops.reduce.reduce_partials`
 
     def acting(self) -> tuple[Any, ...]:
         """What `sample` draws with, and what it writes."""

@@ -16,8 +16,8 @@ from triton.language.random import philox_impl
 from operant.compute import rng
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.blocks import select_column
+from operant.kernels.ops.adam import LOG_BETA_1, LOG_BETA_2
 from operant.kernels.q_values import all_legal, best, explore
-from operant.kernels.reduce import LOG_BETA_1, LOG_BETA_2
 from operant.kernels.rows import forward_rows, store_gradient
 
 REPLAY = tl.constexpr(rng.REPLAY << 16)
@@ -266,7 +266,7 @@ def _one_minus_exp(x):
 @triton.jit
 def _count_step(stepping, skipped):
     """Count one step of Adam unless it is skipped, and work out its corrections, as
-    `operant.kernels.reduce.count_step`.
+    `operant.kernels.ops.adam.count_step`.
     """
     step = tl.load(stepping.steps) + (1.0 - skipped)
     tl.store(stepping.steps, step)
@@ -317,8 +317,8 @@ def _step(
     BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Clip by the gradient's norm and step, as `operant.kernels.reduce.adam_step`; then move the target network: x' <-
-    x' + share (x - x').
+    """Clip the gradient by its norm and step, as `operant.kernels.ops.adam.adam_step`; then move the target network:
+    x' <- x' + share (x - x').
     """
     block = tl.arange(0, BLOCKS)
     norm = tl.sqrt(

@@ -14,7 +14,7 @@ from operant.algos.ppo.fused.loss import SCALAR
 from operant.algos.ppo.stats import Stats
 from operant.kernels.blocks import LOG_2_PI, Places, load_log_std
 from operant.kernels.moments import not_finite, rollout_moments
-from operant.kernels.reduce import count_step
+from operant.kernels.ops.adam import count_step
 
 STAT = Places(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # places instead of tensors
 TERM = Places(Terms(*range(len(Terms._fields))))

@@ -10,7 +10,7 @@ import triton.language as tl
 from operant.algos.pqn.stats import Stats
 from operant.kernels.blocks import Places
 from operant.kernels.moments import not_finite, rollout_moments
-from operant.kernels.reduce import count_step
+from operant.kernels.ops.adam import count_step
 
 STAT = Places(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # places instead of tensors
 TERMS = tl.constexpr(3)

@@ -1,0 +1,220 @@
+"""Scheduler: trains the runs of a list of trials on worker processes. Standard library only; knows nothing of what is
+trained.
+
+A group of seeds and a sweep differ in their journal alone: where trials come from, what their runs are asked for, what
+is recorded at their end. The journal is on disk before a run starts, so that a scheduler that was killed at any moment
+is continued by another one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from operant import runs
+from operant.errors import BusyError, StoppedError
+from operant.runs import Run, pool
+
+_LOOK_S: Final = 0.25
+
+
+@dataclass(eq=False, kw_only=True)
+class Trial:
+    """One or more runs with a common result. Runs are counted by index: 0 up to the number of seeds."""
+
+    number: int  # of a sweep's trial; the seed of a group's
+    ids: dict[int, str]  # run ids by index
+    waiting: list[int]  # indices of runs to start or to resume
+    active: dict[int, pool.Worker | None] = field(default_factory=dict)  # None: a run with a worker of another process
+    started: bool = False
+    verdict: str = ""  # "pruned" or "fail": its runs are asked to end
+    reason: str = ""
+
+    def end(self, verdict: str, reason: str) -> None:
+        """Ask the runs that train to stop; no other one starts."""
+        self.verdict, self.reason = verdict, reason
+        for worker in self.active.values():
+            if worker is not None:
+                worker.stop()
+
+
+AnyTrial = TypeVar("AnyTrial", bound=Trial)
+
+
+class Journal(ABC, Generic[AnyTrial]):
+    """Trials on disk, of a group or a sweep. `root` is the folder of their runs."""
+
+    root: Path
+    trusted: bool  # code from run folders may be imported
+
+    def unfinished(self) -> list[AnyTrial]:
+        """Take over trials of a process that is gone."""
+        return []
+
+    @abstractmethod
+    def next_trial(self) -> AnyTrial | None:
+        """Take a new trial; None if there is none left."""
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether a trial is taken before a worker is free for it."""
+        return False
+
+    @abstractmethod
+    def request(self, trial: AnyTrial, index: int, worker: int) -> Mapping[str, Any]:
+        """Request of a run, as run.json stores it, for the worker of a number."""
+
+    def is_resumable(self, run: Run) -> bool:
+        """Whether a run that has ended is resumed, not trained from its beginning."""
+        return any(run.checkpoints_path.glob("step-*"))
+
+    @abstractmethod
+    def save_ids(self, trial: AnyTrial) -> None:
+        """Record changed ids of the runs of a trial."""
+
+    @abstractmethod
+    def run_ended(self, trial: AnyTrial, index: int, run: Run, code: int) -> None:
+        """Record the end of a run and its exit code."""
+
+    def observe(self, trial: AnyTrial) -> None:
+        """Look at a trial without a verdict, which may `end` it."""
+        return
+
+    def trial_ended(self, trial: AnyTrial) -> None:
+        """Record the result of a trial. Raises OperantError if no other one shall start."""
+        return
+
+
+class Scheduler(Generic[AnyTrial]):
+    """Trains the trials of a journal on workers. `wanted` is polled: 0 continue, 1 stop with checkpoints, 2 end now."""
+
+    def __init__(self, journal: Journal[AnyTrial], workers: Sequence[pool.Worker], wanted: Callable[[], int]) -> None:
+        self.trials: list[AnyTrial] = []
+        self._journal, self._workers, self._wanted = journal, workers, wanted
+        self._exhausted = self._stopping = False
+
+    def run(self, after_turn: Callable[[], None] = lambda: None) -> bool:
+        """Train until no trial is left; False if stopped before. Unfinished trials stay open in the journal."""
+        try:
+            self.trials.extend(self._journal.unfinished())
+            while True:
+                if self._wanted() and not self._stopping:
+                    self._stop()
+                self._collect()
+                self._fill(take_new=False)  # workers train on while results are recorded below
+                for trial in list(self.trials):
+                    self._observe(trial)
+                self._fill(take_new=True)
+                self._ask_ahead()
+                after_turn()
+                if self._stopping and not any(worker.run for worker in self._workers):
+                    return False
+                if not self.trials and self._exhausted:
+                    return True
+                if self._wanted() > 1:
+                    return False
+                pool.wait(self._workers, _LOOK_S)
+        finally:
+            for worker in self._workers:
+                worker.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            worker.stop()
+
+    # starting
+
+    def _fill(self, *, take_new: bool) -> None:
+        """Give each free worker a run of an open trial, or with `take_new` of a new one."""
+        if self._stopping:
+            return
+        for number, worker in enumerate(self._workers):
+            while worker.run is None:
+                trial = next((one for one in self.trials if one.waiting and not one.verdict), None)
+                if trial is None and take_new:
+                    trial = self._take()
+                if trial is None:
+                    return
+                trial.started = True
+                self._start(trial, trial.waiting.pop(0), number)
+
+    def _ask_ahead(self) -> None:
+        """Hold one trial ready for the next free worker: hides the time in which the journal chooses it."""
+        if (
+            not self._stopping
+            and self._journal.asks_ahead
+            and all(trial.started and not trial.waiting for trial in self.trials)
+        ):
+            self._take()
+
+    def _take(self) -> AnyTrial | None:
+        trial = self._journal.next_trial()
+        self._exhausted = trial is None
+        if trial is not None:
+            self.trials.append(trial)
+        return trial
+
+    def _start(self, trial: AnyTrial, index: int, number: int) -> None:
+        """Train a run of a trial on the worker of a number, or resume it."""
+        worker, run, resume = self._workers[number], self._load(trial, index), None
+        if run is not None and not runs.taken(run.path):
+            if self._journal.is_resumable(run):
+                resume = "last"
+                request = run.document.get("request")
+                request = request if isinstance(request, dict) else {}
+                own = {"resume_overrides": [], "resume_directory": str(self._journal.root)}
+                runs.update_document(run.path, request={**request, **own})
+            else:
+                runs.remove(run)
+                run = None
+        if run is None:
+            run = runs.create(self._journal.root, trial.ids[index], "", self._journal.request(trial, index, number))
+            if run.id != trial.ids[index]:  # another run has the id
+                trial.ids[index] = run.id
+                self._journal.save_ids(trial)
+        try:
+            worker.begin(run, resume=resume, trusted=self._journal.trusted)
+            trial.active[index] = worker
+        except BusyError:
+            trial.active[index] = None
+
+    def _load(self, trial: AnyTrial, index: int) -> Run | None:
+        return runs.load(self._journal.root / trial.ids[index])
+
+    # ending
+
+    def _collect(self) -> None:
+        """Record the runs that workers have ended."""
+        for worker in self._workers:
+            ended = worker.ended()
+            if ended is None:
+                continue
+            trial, index = next(
+                (trial, index) for trial in self.trials for index, its in trial.active.items() if its is worker
+            )
+            del trial.active[index]
+            if self._stopping and ended.code == StoppedError.exit_code and not trial.verdict:
+                trial.waiting.append(index)  # resumed by the next scheduler of this journal
+            else:
+                self._journal.run_ended(trial, index, ended.run, ended.code)
+
+    def _observe(self, trial: AnyTrial) -> None:
+        """Record a trial of which all runs have ended; look at the runs that other processes train."""
+        for index in [index for index, worker in trial.active.items() if worker is None]:
+            run = self._load(trial, index)
+            if run is not None and runs.taken(run.path):
+                continue
+            del trial.active[index]
+            if run is not None and runs.state(run).word == "finished":
+                self._journal.run_ended(trial, index, run, 0)
+            else:
+                trial.waiting.append(index)
+        if not trial.verdict:
+            self._journal.observe(trial)
+        if not trial.active and (trial.verdict or not trial.waiting):
+            self.trials.remove(trial)
+            self._journal.trial_ended(trial)

@@ -1,0 +1,217 @@
+"""Journal of a sweep: its trials in the search engine, for the scheduler (operant/runs/scheduler.py).
+
+Asks the engine for values, reports evaluations to it, ends hopeless trials, records results. A trial has its values and
+the ids of its runs on disk before a run starts; a trial of a process that is gone is taken over: its runs are recorded,
+resumed, or trained from their beginning. Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from operant import runs
+from operant.errors import ConfigError, OperantError, StoppedError
+from operant.runs import Run, pool
+from operant.runs.scheduler import Journal, Trial
+from operant.sweep import results
+from operant.sweep.study import Study, claim
+
+if TYPE_CHECKING:
+    from operant.sweep.plan import Plan
+
+_SHORT_S: Final = 5.0  # below this time of a run the next trial is asked for ahead
+_MOST_FAILURES: Final = 5  # failed trials before the first that has not failed
+
+
+@dataclass(eq=False, kw_only=True)
+class SweepTrial(Trial):
+    """A trial of the search engine. Runs differ in run.seed alone."""
+
+    engine: Any  # optuna.Trial
+    values: dict[str, Any]
+    results: dict[int, results.Result] = field(default_factory=dict)  # of ended runs by index
+    finished: int = 0  # runs that ended with exit code 0
+    reported: set[int] = field(default_factory=set)  # steps of the engine
+
+
+def worker_count(plan: Plan, workers: int | None) -> tuple[int, int]:
+    """Number of runs that train at a time on this machine, and of GPUs they are spread over."""
+    import torch
+
+    device, wanted = plan.config.run.device, workers or plan.settings.workers
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    devices = torch.cuda.device_count() if on_gpu and device in ("auto", "cuda") else 1
+    return wanted or (devices if on_gpu else max(1, pool.cores() // max(1, plan.config.run.threads))), devices
+
+
+class SweepJournal(Journal[SweepTrial]):
+    """Trials of a sweep. `say` takes a sentence about each trial that has ended."""
+
+    def __init__(self, plan: Plan, *, devices: int, say: Callable[[str], None], trusted: bool) -> None:
+        self.plan, self.study = plan, Study(plan)
+        self.root, self.trusted = plan.folder.parent, trusted
+        self._devices, self._say = devices, say
+        self._failures, self._any_success = 0, False
+        self._usual_s = math.inf  # seconds of a run of the last trial
+
+    # trials
+
+    def unfinished(self) -> list[SweepTrial]:
+        """Take over trials of processes that are gone, with the results that their runs have."""
+        with self.study.turn():
+            return [self._take_over(trial) for trial in self.study.abandoned()]
+
+    def _take_over(self, abandoned: Any) -> SweepTrial:
+        ids = claim(abandoned).get("runs") or self._ids(abandoned.number)
+        engine, values = self.study.take_over(abandoned, ids)
+        trial = SweepTrial(
+            number=abandoned.number,
+            ids=dict(enumerate(ids)),
+            waiting=[],
+            started=True,
+            engine=engine,
+            values=values,
+            reported=set(abandoned.intermediate_values),
+        )
+        for index, id_ in trial.ids.items():
+            run = runs.load(self.root / id_)
+            word = "" if run is None else runs.state(run).word
+            if run is not None and runs.taken(run.path):
+                trial.active[index] = None
+            elif run is not None and word in ("finished", "failed", "diverged", "oom", "gpu_fault"):
+                self.run_ended(trial, index, run, 0 if word == "finished" else 1)
+            else:
+                trial.waiting.append(index)
+        return trial
+
+    def next_trial(self) -> SweepTrial | None:
+        """Ask the engine for a trial; None if the budget is spent."""
+        with self.study.turn():
+            if self.study.exhausted() is not None:
+                return None
+            engine, values = self.study.ask(self._ids)
+        ids = self._ids(engine.number)
+        return SweepTrial(
+            number=engine.number,
+            ids=dict(enumerate(ids)),
+            waiting=[*range(len(ids))],
+            engine=engine,
+            values=values,
+        )
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether runs are so short that the time of the engine counts; it then knows one result less."""
+        return self._usual_s < _SHORT_S
+
+    def _ids(self, number: int) -> list[str]:
+        """Ids of the runs of a trial."""
+        own = self.plan.settings.seeds
+        seeds = [f".{self.plan.config.run.seed + index}" if own > 1 else "" for index in range(own)]
+        return [f"{self.plan.name}.{number}{seed}" for seed in seeds]
+
+    # runs
+
+    def request(self, trial: SweepTrial, index: int, worker: int) -> Mapping[str, Any]:
+        """The configuration of the sweep, with the values of the trial, the seed and the device."""
+        device = self.plan.config.run.device
+        overrides = self.plan.overrides(trial.values)
+        overrides += [f"run.seed={self.plan.config.run.seed + index}", "run.seeds=1", f"run.name={trial.ids[index]}"]
+        if self._devices > 1 and device in ("auto", "cuda"):
+            overrides.append(f"run.device=cuda:{worker % self._devices}")
+        return replace(self.plan.request, overrides=tuple(overrides)).document()
+
+    def is_resumable(self, run: Run) -> bool:
+        """Whether a run may have several sessions: not where seconds are measured, which are those of the last one."""
+        timed = self.plan.settings.pareto or self.plan.settings.objective == "time_to_target"
+        return not timed and super().is_resumable(run) and run.config_path.is_file()
+
+    def save_ids(self, trial: SweepTrial) -> None:
+        """Record the ids of the runs in the engine."""
+        self.study.claim(trial.engine, list(trial.ids.values()))
+
+    def run_ended(self, trial: SweepTrial, index: int, run: Run, code: int) -> None:
+        """Record the result of a run. A stop from outside prunes the trial, a failure fails it."""
+        trial.results[index] = results.of_run(run)
+        trial.finished += code == 0
+        if code == 0 or trial.verdict == "fail" or (code == StoppedError.exit_code and trial.verdict):
+            return
+        state = runs.state(runs.load(run.path) or run)
+        reason = f"{state.word}: {state.cause}" if state.cause else state.word
+        if code == StoppedError.exit_code:
+            trial.end("pruned", reason)
+            return
+        problem = runs.log_end(run).splitlines()[:3] if code == ConfigError.exit_code else []
+        trial.end("fail", " ".join(line.strip() for line in problem) or f"{reason} (operant logs {run.id})")
+
+    # results
+
+    def observe(self, trial: SweepTrial) -> None:
+        """Report new evaluations to the engine; end the trial if it is hopeless."""
+        settings = self.plan.settings
+        if settings.pareto:
+            return
+        steps = trial.values.get("run.steps", self.plan.config.run.steps)
+        means = {
+            index: {results.percent(point.step, steps): point.mean for point in self._points(trial, index)}
+            for index in trial.ids
+        }
+        if settings.pruner == "wilcoxon":  # a comparison for each seed
+            per_percent = settings.seeds
+            values = {per_percent * at + index: mean for index, points in means.items() for at, mean in points.items()}
+        else:
+            per_percent = 1
+            common = set.intersection(*map(set, means.values()))
+            values = {at: statistics.fmean(points[at] for points in means.values()) for at in common}
+        new = sorted(values.keys() - trial.reported)
+        sign = 1 if self.plan.maximize else -1
+        for step in new:
+            trial.engine.report(sign * values[step], step)
+        trial.reported.update(new)
+        percent = new[-1] // per_percent if new else 100
+        if percent < 100 and trial.active and trial.engine.should_prune():
+            trial.end("pruned", f"{values[new[-1]]:.6g} at {percent} % was not enough")
+
+    def _points(self, trial: SweepTrial, index: int) -> tuple[results.Point, ...]:
+        """Evaluations of a run so far."""
+        if index in trial.results:
+            return trial.results[index].points
+        run = runs.load(self.root / trial.ids[index]) if index in trial.active else None
+        return () if run is None else results.points(run)
+
+    def trial_ended(self, trial: SweepTrial) -> None:
+        """Record the result of a trial in the engine. Raises OperantError if the first trials have all failed."""
+        settings, steps = self.plan.settings, self.plan.config.run.steps
+        if trial.verdict == "pruned" and trial.finished == settings.seeds:  # all had finished before the stop
+            trial.verdict = trial.reason = ""
+        if not trial.verdict:
+            self.observe(trial)
+        ended = [trial.results[index] for index in sorted(trial.results)]
+        values = [results.value(result, settings.objective, steps) for result in ended]
+        known = [value for value in values if value is not None]
+        if not trial.verdict and len(known) < settings.seeds:
+            trial.verdict, trial.reason = "fail", "no evaluation"
+        seconds = sum(result.seconds for result in ended)
+        self._usual_s = seconds / max(1, len(ended))
+        result = {
+            "steps": sum(result.steps for result in ended),
+            "seconds": seconds,
+            "values": values,
+            "reason": trial.reason,
+        }
+        trial.engine.set_user_attr("result", result)
+        if trial.verdict:
+            self.study.tell(trial.number, None, trial.verdict)
+            self._say(f"trial {trial.number} {'pruned' if trial.verdict == 'pruned' else 'failed'}: {trial.reason}")
+        else:
+            mean = statistics.fmean(known)
+            self.study.tell(trial.number, [mean, seconds / settings.seeds] if settings.pareto else [mean], "complete")
+            self._say(f"trial {trial.number} finished: {mean:.6g} in {seconds:.3g} s")
+        self._any_success = self._any_success or trial.verdict != "fail"
+        self._failures += not self._any_success
+        if self._failures >= _MOST_FAILURES:
+            raise OperantError(f"the first {_MOST_FAILURES} trials failed, the last one: {trial.reason}")
