@@ -31,7 +31,8 @@ from operant import envs
 from operant.config import load as configuration
 from operant.data import Collector
 from operant.training.build import build
-from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
+from operant.worlds import BridgedWorld, DeviceWorld
+from operant.worlds.host_world import HostWorld
 
 CASES = (65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1)
 """Lanes, horizon and buffers of Breakout's rules on the CPU."""

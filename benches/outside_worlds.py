@@ -39,7 +39,7 @@ from operant.config import recipes
 from operant.envs import outside
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
-from operant.worlds import HostWorld
+from operant.worlds.host_world import HostWorld
 
 PARTS = ("ale_alone", "ale", "mujoco_alone", "mujoco", "resize", "ale_learn", "mujoco_learn")
 CORES = len(os.sched_getaffinity(0))

@@ -222,6 +222,25 @@ def test_what_says_standard_library_only_needs_nothing_else():
         assert outside == set(), name
 
 
+def test_operant_host_is_imported_only_when_an_outside_environment_is_used():
+    """Learners, shipped environments and the training loop load none of it; a configuration needs the names alone."""
+    learning = ["operant.algos." + name for name in ("ppo", "pqn", "dqn", "sac", "td3")]
+    program = "\n".join(
+        (
+            f"import sys, importlib; sys.path.insert(0, {str(HOME)!r})",
+            "def host(): return {name for name in sys.modules if name.startswith('operant.host')}",
+            f"[importlib.import_module(name) for name in {[*learning, 'operant.envs.cartpole', 'operant.worlds']}]",
+            "assert not host(), host()",
+            "from operant.config import load",
+            "from operant.training import build, loop",
+            "build.build(load.load(None, ['env.lanes=8', 'algo.horizon=8', 'net.hidden=[4]']), 'cpu')",
+            "assert host() <= {'operant.host', 'operant.host.names'}, host()",
+        )
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # MODULES
 
 

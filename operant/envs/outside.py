@@ -1,5 +1,7 @@
-"""Outside environments as an `Env`: spaces, limit and legal actions, found by making one. Has no rules to compile: see
-operant/worlds/host_world.py.
+"""Outside environments (gymnasium:, ale:, envpool:, FILE.py:FUNCTION) as an `Env`: spaces, time limit, legal actions.
+
+They are read from one instance. There are no rules to compile: operant/worlds/host_world.py steps the lanes.
+`operant.host` is imported only once an outside environment is made.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
-from operant.host import spaces, vectors
-from operant.host.source import Lane, Source, SourceError, tupled
+
+if TYPE_CHECKING:
+    from operant.host import spaces, vectors
+    from operant.host.source import Source
 
 
 class Hosting(NamedTuple):
@@ -39,7 +43,7 @@ def _nothing(*arguments: Any) -> None:
 class HostEnv(Env):
     """An environment whose lanes are stepped on the host."""
 
-    source: Source = Source("gymnasium", "")  # noqa: RUF009  (a tuple)
+    source: Source | None = None  # set by `declare`
     observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
     channels_first: bool = (
@@ -57,9 +61,12 @@ class HostEnv(Env):
 
 
 def source(kind: str, name: str, settings: Any) -> Source:
-    """The source of an outside environment, with the values of `[env]`, and what is usual for a game. Raises OSError
-    for a file that cannot be read.
+    """Source of an outside environment from the values of `[env]`, with an Atari game's usual defaults.
+
+    Raises OSError for a file that cannot be read.
     """
+    from operant.host.source import Source, tupled
+
     version = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest() if kind == "file" else ""
     kwargs = tuple((key, tupled(value)) for key, value in settings.params.items())
     game = kind == "ale"
@@ -84,8 +91,11 @@ def hosting(settings: Any) -> Hosting:
 def declare(source: Source) -> HostEnv:
     """The environment of a source, found by making one and beginning an episode.
 
-    Raises OperantError where it cannot be made or is of no use, MachineError where a package is missing.
+    Raises OperantError if it cannot be made or is not supported, MachineError if a package is missing.
     """
+    from operant.host import spaces, vectors
+    from operant.host.source import SourceError
+
     try:
         made = vectors.kind(source)
         found = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
@@ -132,6 +142,8 @@ class _Found(NamedTuple):
 
 
 def _of_lane(source: Source) -> _Found:
+    from operant.host.source import Lane
+
     lane = Lane(source)
     try:
         mask = lane.reset(0, np.zeros(lane.view.size, lane.view.dtype))
@@ -143,6 +155,8 @@ def _of_lane(source: Source) -> _Found:
 
 
 def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
+    from operant.host import spaces, vectors
+
     seen, action = vectors.view_of(source, vector).declared(), spaces.action(vector.single_action_space)
     value, info = vector.reset(np.zeros(1, np.int64))
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None

@@ -428,7 +428,7 @@ def _check(
         own, ideal = (
             [_begun(ended, begin, part) for begin, part in zip(first, new[1:], strict=True)] for new in (found, right)
         )
-    if isinstance(world, worlds.HostWorld):
+    if not isinstance(world, worlds.DeviceWorld):
         world.close()
     return _Found(worst, ties, *(roundings if exact and not wrong else ()))
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from operant import worlds
 from operant.play.stage import Stage
 from operant.training import evaluate
+from operant.worlds.host_world import HostPainter, HostWorld
 
 
 class HostStage(Stage):
@@ -26,10 +26,10 @@ class HostStage(Stage):
         self, env: Any, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0
     ) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
-        self._world = world = worlds.HostWorld(  # type: ignore[assignment]
+        self._world = world = HostWorld(  # type: ignore[assignment]
             env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws
         )
-        self._drawn, self._slot = worlds.HostPainter(world), world.slot()
+        self._drawn, self._slot = HostPainter(world), world.slot()
         self.step_s = env.step_s
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)

@@ -12,7 +12,8 @@ import torch
 
 from operant.envs.outside import Box, HostEnv
 from operant.errors import EnvironmentFailedError
-from operant.worlds import HostWorld, Slot
+from operant.worlds import Slot
+from operant.worlds.host_world import HostWorld
 from operant.worlds.quick_check import Finding, muted
 
 LANES = 4

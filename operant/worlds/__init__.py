@@ -6,7 +6,7 @@ The adapters outwards, `gym` and `sb3`, are not imported here: they need package
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,11 +16,13 @@ from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES, Slot, World
 from operant.worlds.bridge import BridgedWorld
 from operant.worlds.buffered import BufferedWorld
 from operant.worlds.device_world import DeviceWorld, Lanes
-from operant.worlds.host_world import HostPainter, HostWorld, lane_seeds
 from operant.worlds.lane import reset_body, shards_body, step_body
 from operant.worlds.noise import Clock, seed_words
 from operant.worlds.painter import Painter
 from operant.worlds.pixels import Scene, colour_function
+
+if TYPE_CHECKING:
+    from operant.worlds.host_world import HostPainter, HostWorld
 
 
 def make(
@@ -39,6 +41,8 @@ def make(
     `DeviceWorld` has it.
     """
     if isinstance(env, HostEnv):
+        from operant.worlds.host_world import HostWorld
+
         return HostWorld(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, draws=draws)
     return DeviceWorld(
         env, lanes, seed=seed, device=device, params=params, lane0=lane0, stream=stream, changing=changing
@@ -47,7 +51,11 @@ def make(
 
 def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
     """What draws the lanes of a world that was made with `draws`."""
-    return HostPainter(world) if isinstance(world, HostWorld) else Painter(world)
+    if isinstance(world, DeviceWorld):
+        return Painter(world)
+    from operant.worlds.host_world import HostPainter
+
+    return HostPainter(world)
 
 
 __all__ = [
@@ -59,15 +67,12 @@ __all__ = [
     "BufferedWorld",
     "Clock",
     "DeviceWorld",
-    "HostPainter",
-    "HostWorld",
     "Lanes",
     "Painter",
     "Scene",
     "Slot",
     "World",
     "colour_function",
-    "lane_seeds",
     "make",
     "painter",
     "reset_body",

@@ -63,6 +63,7 @@ class HostWorld(BufferedWorld):
         raw: bool | None = None,
     ) -> None:
         hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
+        assert source is not None, "an outside environment is made by operant.envs.outside.declare"
         # Where processes have buffers of their own, their numbers are bytes. Evaluations take all lanes together.
         processes = min(hosting.processes, N)
         self.unordered = hosting.asynchronous and processes > 1 and not stream

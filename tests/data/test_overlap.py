@@ -12,6 +12,7 @@ from operant.data import Collector
 from operant.data.overlap import Overlap
 from operant.envs import outside
 from operant.host.source import Source
+from operant.worlds.host_world import HostWorld
 
 STEPS = 25
 
@@ -19,7 +20,7 @@ STEPS = 25
 def hosted(buffers, processes, asynchronous=False):
     hosting = outside.Hosting(processes, buffers, asynchronous=asynchronous)
     env = replace(outside.declare(Source("gymnasium", "CartPole-v1", time_limit=9)), hosting=hosting)
-    return worlds.HostWorld(env, 6, seed=3)
+    return HostWorld(env, 6, seed=3)
 
 
 def unordered(buffers, processes):

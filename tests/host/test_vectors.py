@@ -16,7 +16,7 @@ from operant.errors import OperantError
 from operant.host.atari import Game
 from operant.host.pictures import resized
 from operant.host.source import Lane, Source
-from operant.worlds import HostWorld
+from operant.worlds.host_world import HostWorld
 
 gymnasium = pytest.importorskip("gymnasium")
 

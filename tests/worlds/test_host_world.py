@@ -20,8 +20,8 @@ from operant.envs import outside
 from operant.errors import EnvironmentFailedError
 from operant.host.pictures import resized
 from operant.host.processes import shared_out
-from operant.host.source import Source
-from operant.worlds import HostWorld, lane_seeds
+from operant.host.source import Lane, Source
+from operant.worlds.host_world import HostWorld, lane_seeds
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -67,7 +67,7 @@ def test_transitions_are_those_of_gymnasium_by_hand(name):
     for lane, seed in enumerate(lane_seeds(SEED, 0, 0, LANES)):
         hand = gymnasium.make(name, max_episode_steps=limit)
         row = np.zeros(world.spec.observation.size, world.spec.observation.dtype)
-        write = outside.Lane(world.spec.source).view.frame
+        write = Lane(world.spec.source).view.frame
 
         def check(value, there, row=row, write=write):
             write(value, row)
@@ -201,7 +201,7 @@ sys.path[:0] = sys.argv[1:3]
 from operant.envs import outside
 from operant.host.processes import Steppers
 from operant.host.lanes import Shape
-from operant.host.source import Source
+from operant.host.source import Lane, Source
 shape = Shape(4, 1, "float32", 1, "int32", 0)
 steppers = Steppers(Source("file", sys.argv[3]), shape, [range(4)], processes=2, timeout_s=60.0)
 print("ready", flush=True)
