@@ -1,7 +1,7 @@
-"""The `operant` command: which command is meant, and how it ends. Knows no command: they are in operant/cli/program.py.
+"""Entry point of the `operant` command: dispatch, error messages and exit codes. Commands: operant/cli/program.py.
 
-`main` holds the one `except` for what a user can cause. Nothing is imported before it is needed: `operant monitor` has
-its first picture on the screen in the time that typer and the other commands would take to be imported.
+`main` holds the only `except` for errors that a user can cause. Imports are delayed: `operant monitor` draws its first
+frame in the time that importing typer and the other commands would take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))
 
 
 def main() -> None:
-    """The program: runs the command line and ends the process with its exit code."""
+    """Run the command line and end the process with its exit code."""
     try:
         _check_folder()
         if _SCREENS.intersection(sys.argv[1:]):
@@ -42,25 +42,23 @@ def main() -> None:
         if error.errno not in (errno.EPIPE, *_FULL):
             raise
         if error.filename is not None:
-            _end(f"{error.filename} cannot be written ({error.strerror}): make room", MachineError.exit_code)
-        if error.errno == errno.EPIPE:  # who was told has gone
+            _end(f"{error.filename} cannot be written ({error.strerror}): free some disk space", MachineError.exit_code)
+        if error.errno == errno.EPIPE:  # the reader of the output has gone
             _end(None, 1)
-        _end(f"the output cannot be written ({error.strerror}): make room", MachineError.exit_code)
+        _end(f"the output cannot be written ({error.strerror}): free some disk space", MachineError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _end(problem: object, code: int) -> NoReturn:
-    """End the process with `code`, after telling the problem where there is one; an output that cannot be written
-    changes nothing of it.
-    """
+    """Print the problem, if any, and end the process with `code`, even if the output cannot be written."""
     _flush(sys.stdout, None)
     _flush(sys.stderr, problem)
     sys.exit(code)
 
 
 def _flush(stream: TextIO | None, problem: object) -> None:
-    """Write what a stream holds, and a problem where there is one, if it can be."""
+    """Print a problem, if any, and flush a stream. Errors of the stream are ignored."""
     if stream is None:
         return
     try:
@@ -70,14 +68,12 @@ def _flush(stream: TextIO | None, problem: object) -> None:
             fail(problem)
         stream.flush()
     except OSError:
-        # or the interpreter would try once more at its end, and end with 120
+        # Otherwise the interpreter flushes again at exit and ends with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _check_folder() -> None:
-    """Raise MachineError where the working directory is gone: names of files mean nothing then, and libraries end the
-    process.
-    """
+    """Raise MachineError if the working directory is gone: relative paths fail then, and libraries abort."""
     try:
         os.getcwd()
     except OSError as error:
@@ -85,16 +81,14 @@ def _check_folder() -> None:
 
 
 def _check_monitor() -> None:
-    """Raise MachineError where `import monitor` would find another package of this name than the one that is installed
-    with this one.
-    """
-    found = importlib.util.find_spec("monitor")
+    """Raise MachineError if `import monitor` would import another package than the one installed with Operant."""
+    spec = importlib.util.find_spec("monitor")
     own = os.path.join(
         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "monitor", "__init__.py"
     )
-    if found is None or found.origin is None or os.path.realpath(found.origin) != os.path.realpath(own):
-        there = "no package" if found is None else found.origin or "a folder without an __init__.py"
+    if spec is None or spec.origin is None or os.path.realpath(spec.origin) != os.path.realpath(own):
+        found = "no package" if spec is None else spec.origin or "a folder without an __init__.py"
         raise MachineError(
-            f"Operant's screens are a package called 'monitor', at {own}, but `import monitor` finds {there}: "
-            "uninstall the other one (pip uninstall monitor), or rename it if it is a file of your own"
+            f"Operant's screens are in the package 'monitor' at {own}, but `import monitor` finds {found}: uninstall "
+            "the other package (pip uninstall monitor), or rename it if it is your own file"
         )

@@ -1,8 +1,7 @@
-"""What the commands share: the options that mean the same everywhere, and how results and words are printed. Knows no
-command.
+"""Shared parts of the commands: common options, and printing of results and messages.
 
-Data goes to stdout, words to a person to stderr. All that a command prints goes through here (what is drawn in place:
-operant/cli/progress.py), where names and sentences that come from files lose what a terminal would obey.
+Data goes to stdout, messages to stderr. All output of commands passes through this module (progress lines:
+operant/cli/progress.py), which removes control characters from names and texts that come from files.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from operant.text import safe
 
 Result = TypeVar("Result")
 TYPER: Final[dict[str, Any]] = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-"""Plain help: the rich one costs 100 ms at every `--help` and is hard on screen readers."""
+"""Plain help texts: rich ones add 100 ms to every `--help` and suit screen readers less."""
 
 _RUN = "an id, a unique part of one, a path, latest or live"
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completion.run_ids)]
@@ -58,7 +57,7 @@ EnvOption = Annotated[
 RootOption = Annotated[
     str | None, typer.Option("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")
 ]
-TrustOption = Annotated[bool, typer.Option("--trust", help="run code from a run folder that is not known to be yours")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="run code of a run folder that is not known to be yours")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="print JSON Lines")]
 
@@ -67,21 +66,19 @@ _LINE_CELLS = 4000
 
 
 def out(*lines: object, flush: bool = False) -> None:
-    """Print lines of data to stdout as plain text; a line break within one of them is removed."""
+    """Print lines of data to stdout as plain text; line breaks within a line are removed."""
     for line in lines:
         print(safe(line, _LINE_CELLS), flush=flush)
 
 
 def say(*lines: object) -> None:
-    """Print lines of text for a person to stderr, as plain text, too."""
-    for line in lines if sys.stderr is not None else ():  # None where it is closed: `print` would take stdout
+    """Print messages to stderr as plain text."""
+    for line in lines if sys.stderr is not None else ():  # None if closed: `print` would fall back to stdout
         print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
 
 
 def fail(problem: object) -> None:
-    """Print an error after the word `error:`, which is red where stderr is a terminal with colours; nothing where there
-    is no stderr.
-    """
+    """Print an error to stderr after `error:`, which is red on a terminal with colours."""
     if sys.stderr is None:
         return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -90,32 +87,30 @@ def fail(problem: object) -> None:
 
 
 def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
-    """`action(trust)`; where that finds code which is not known to be the user's, the user is asked, on a terminal, and
-    a yes makes it `action(True)`.
-    """
+    """Return `action(trust)`. If it raises UntrustedError on a terminal, ask the user; after a yes, `action(True)`."""
     try:
         return action(trust)
     except UntrustedError as error:
         if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
             raise
-        if not confirmed(f"{error}\nrun it?"):
+        if not confirmed(f"{error}\nRun it?"):
             raise UntrustedError("the code was not run") from None
     return action(True)
 
 
 def confirmed(question: str) -> bool:
-    """Ask a person who is there, on the terminal."""
+    """Whether the user answers a question on the terminal with yes."""
     print(f"{safe(question, _LINE_CELLS, lines=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; NaN and Infinity, which JSON lacks, become null."""
+    """Print JSON; NaN and infinities become null."""
     print(json.dumps(_finite(value), indent=2))
 
 
 def print_json_line(value: Any, *, flush: bool = False) -> None:
-    """The same in one line."""
+    """Print JSON in one line; NaN and infinities become null."""
     print(json.dumps(_finite(value)), flush=flush)
 
 
@@ -130,7 +125,7 @@ def _finite(value: Any) -> Any:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """The lines of a table, its head first; the columns in `right` are set to the right."""
+    """Lines of a table, heads first. Columns with an index in `right` are right-aligned."""
     rights = set(right)
     lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -145,25 +140,26 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print a table: see `table`."""
+    """Print a table, see `table`."""
     out(*table(heads, rows, right))
 
 
 def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError for an option's number that is out of range."""
+    """Raise UsageError if the value of an option is out of range."""
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,}")
 
 
 def check_free(path: Path, force: bool, *, in_place: bool = False) -> None:
-    """Raise UsageError for a file that is there already, unless it may be replaced. A device or a pipe never is: it may
-    be written `in_place`.
+    """Raise UsageError if a file exists, unless `force` allows replacing it.
+
+    Folders, devices and pipes are never replaced; devices and pipes may be written `in_place`.
     """
     # /dev/stdout may be a link to a plain file
     system = path.parent.resolve().parts[:2] == ("/", "proc") or path.parent.resolve() == Path("/dev")
     special = path.is_dir() or (path.exists() and (system or not path.is_file()) and not in_place)
     if special or (path.exists() and not force):
         raise UsageError(
-            f"{safe(path, 400)} is there already: "
+            f"{safe(path, 400)} already exists: "
             + ("name a file with --out" if special else "choose another --out, or give --force")
         )

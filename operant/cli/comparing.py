@@ -1,6 +1,4 @@
-"""`compare` and `plot`: what several runs achieved, in the terminal and as a figure. Knows no statistic and no figure:
-they are in operant/plot.
-"""
+"""Commands `compare` and `plot`: scores of several runs in the terminal and as a figure. Statistics: operant/plot."""
 
 from __future__ import annotations
 
@@ -27,13 +25,15 @@ _FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "interval
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="the metric of the curves  [default: eval/return where there is enough, else return]"
+        metavar="NAME", help="the metric of the curves  [default: eval/return if every run has enough, else return]"
     ),
 ]
-AxisOption = Annotated[str, typer.Option("--x", metavar="steps|seconds", help="what curves are drawn over")]
+AxisOption = Annotated[str, typer.Option("--x", metavar="steps|seconds", help="x axis of the curves")]
 SmoothOption = Annotated[
     float | None,
-    typer.Option(metavar="SHARE", help="mean of a window of so much of the x axis  [default: 0.02; evaluations: 0]"),
+    typer.Option(
+        metavar="SHARE", help="window of the moving mean, as a share of the x axis  [default: 0.02; evaluations: 0]"
+    ),
 ]
 _HIGHEST_SMOOTH = 0.5
 
@@ -47,9 +47,9 @@ def compare(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Compare runs: scores with intervals, and in what they differ.
+    """Compare runs: scores with intervals, and differing configuration keys.
 
-    Runs that differ in run.seed alone form a group. A run's score is the mean return of its last evaluation. Intervals
+    Runs that differ only in run.seed form a group. A run's score is the mean return of its last evaluation. Intervals
     are 95 % intervals of a stratified bootstrap (Agarwal et al. 2021); a single run has none.
     """
     _require("scipy")
@@ -67,7 +67,7 @@ def compare(
     if as_json:
         print_json(document)
         return
-    _tell(document, groups, metric or _metric(entries), _axis(axis), smooth)
+    _print_comparison(document, groups, metric or _metric(entries), _axis(axis), smooth)
 
 
 @app.command()
@@ -80,13 +80,13 @@ def plot(
     metric: MetricOption = None,
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     root: RootOption = None,
 ) -> None:
     """Draw learning curves of runs, with bands over seeds.
 
-    Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said
-    below the figure.
+    Runs that differ only in run.seed form a group, drawn as one line. A note below the figure describes smoothing and
+    bands.
     """
     target = Path(path).expanduser()
     if target.suffix[1:] not in _FORMATS:
@@ -102,16 +102,16 @@ def plot(
 
     groups = plots.groups(entries)
     made = _curves(entries, groups, metric, _axis(axis), smooth) if kind == "curves" else _summary(groups, kind)
-    place = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
+    temporary = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
     try:
-        figure.save(made, place)
-        os.replace(place, target)
+        figure.save(made, temporary)
+        os.replace(temporary, target)
     except OSError as error:
         raise MachineError(
-            f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another place with --out"
+            f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another file with --out"
         ) from None
     finally:
-        place.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     out(
         f"{safe(target, 400)}  {len(entries)} run{'s' * (len(entries) > 1)} in {len(groups)} "
         f"group{'s' * (len(groups) > 1)}"
@@ -119,7 +119,7 @@ def plot(
 
 
 def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
-    """The runs that were named, and those of groups, with their records."""
+    """Named runs and the runs of named groups, with their records."""
     from operant import plot, runs
     from operant.runs import groups
 
@@ -151,7 +151,7 @@ def _require(*packages: str) -> None:
 
 
 def _metric(entries: Sequence[Entry]) -> str:
-    """Evaluations where every run has some, else training's returns."""
+    """Default metric: evaluations if every run has enough of them, else training returns."""
     from operant.runs import EVALUATION, RETURN
 
     return EVALUATION if all(len(entry.values(EVALUATION)[2]) >= 4 for entry in entries) else RETURN
@@ -164,7 +164,7 @@ def _smoothing(metric: str, smooth: float | None) -> float:
 def _curves(
     entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None
 ) -> Any:
-    """The figure of learning curves."""
+    """Figure of learning curves."""
     from operant import plot, runs
     from operant.plot import figure
 
@@ -172,7 +172,7 @@ def _curves(
     smooth = _smoothing(chosen, smooth)
     notes = [f"mean of a window of {100 * smooth:g} % of the x axis" if smooth else "not smoothed"]
     if any(len(group.entries) > 1 for group in groups):
-        notes.append("line: mean over seeds, up to where the first of them ended; band: its 95 % bootstrap interval")
+        notes.append("line: mean over seeds until the first of them ended; band: 95 % bootstrap interval")
     targets: dict[str, set[float | None]] = {}
     for entry in entries:
         targets.setdefault(entry.environment, set()).add(runs.number_of(entry.run.document, "target"))
@@ -186,7 +186,7 @@ def _curves(
         notes.append("dotted line: target")
     bands = plot.bands(groups, chosen, axis, smooth)
     if any(band.marked is not None for lines in bands.values() for _, band in lines):
-        notes.append("points: evaluations, straight lines between")
+        notes.append("points: evaluations")
     return figure.learning_curves(bands, metric=_label(chosen), axis=axis, target=marked, note="; ".join(notes))
 
 
@@ -197,7 +197,7 @@ def _label(metric: str) -> str:
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
-    """The figure of scores: profiles, or statistics with intervals; over several environments, of methods."""
+    """Figure of scores: performance profiles, or statistics with intervals; per method over several environments."""
     from operant import plot
     from operant.plot import figure
 
@@ -212,8 +212,10 @@ def _summary(groups: Sequence[Group], kind: str) -> Any:
     return figure.intervals(found.estimates, note=f"bars: {found.note}")
 
 
-def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: Axis, smooth: float | None) -> None:
-    """Print the comparison: a row with a small curve for each group, probabilities, and the keys that differ."""
+def _print_comparison(
+    document: dict[str, Any], groups: Sequence[Group], metric: str, axis: Axis, smooth: float | None
+) -> None:
+    """Print a comparison: a row with a small curve per group, probabilities of improvement, and differing keys."""
     sparks = _sparks(groups, metric, axis, _smoothing(metric, smooth))
     heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", f"{metric} over {axis}")
     rows = [
@@ -232,7 +234,7 @@ def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: 
     ]
     print_table(heads, rows, right=(2, 3, 5, 6, 7))
     out("score: mean return of the last evaluation; IQM: interquartile mean; 95 %: stratified bootstrap")
-    _tell_improvement(document["improvement"])
+    _print_improvement(document["improvement"])
     if "overall" in document:
         out("", "over environments, scores of each scaled to 0 (lowest) .. 1 (highest)")
         cells = [
@@ -247,7 +249,7 @@ def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: 
             for row in document["overall"]
         ]
         print_table(("method", "envs", "runs", "IQM", "95 %", "mean"), cells, right=(2, 3, 5))
-        _tell_improvement(document["overall_improvement"])
+        _print_improvement(document["overall_improvement"])
     if document["differences"]:
         out("", "configuration differences")
         shown = list(document["differences"].items())
@@ -259,7 +261,7 @@ def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: 
             out(f"... and {len(shown) - _MOST_DIFFERENCES} more: --json has them all")
 
 
-def _tell_improvement(rows: Sequence[dict[str, Any]]) -> None:
+def _print_improvement(rows: Sequence[dict[str, Any]]) -> None:
     if rows:
         out("", "probability that a run scores higher")
         pairs = [(f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row)) for row in rows]
@@ -275,7 +277,7 @@ def _value(value: Any) -> str:
 
 
 def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> list[str]:
-    """Each group's curve in a few characters, all on one scale of their environment; nothing where one has no curve."""
+    """Curve of each group as text, on one scale per environment; empty if a run has too few values."""
     import numpy as np
 
     from operant import plot

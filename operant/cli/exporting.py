@@ -1,4 +1,4 @@
-"""`export policy` and `export metrics`: a run for other programs. Knows no format: they are in operant/export."""
+"""Commands `export policy` and `export metrics`. Formats: operant/export."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def export_policy(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Write a run's policy as a plain function from observations (B, O) to actions (B, A).
+    """Write a run's policy as a function from observations (B, O) to greedy actions (B, A).
 
-    Normalization, one-hot reading, legal actions and the state of a memory are inside; actions are the greedy ones. The
-    file is loaded again and compared with the policy on 1,000 observations before it is put in its place.
+    The function includes normalization, one-hot encoding, legal actions and the state of a memory. The file is loaded
+    again and compared with the policy on 1,000 observations before it replaces PATH.
     """
     if to not in _SNIPPETS:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(_SNIPPETS)}")
@@ -92,7 +92,7 @@ def export_policy(
 
     target = Path(path or f"{loaded.id}{policy.ENDINGS[to]}").expanduser()
     if target.suffix != policy.ENDINGS[to]:
-        raise UsageError(f"--out is {safe(target, 200)!r}; a file of --to {to} ends in {policy.ENDINGS[to]}")
+        raise UsageError(f"--out is {safe(target, 200)!r}; with --to {to} it must end in {policy.ENDINGS[to]}")
     check_free(target, force)
     made = policy.write(loaded.policy, loaded.config.params, target, to)
     source = {"id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step}
@@ -100,12 +100,9 @@ def export_policy(
     if as_json:
         print_json(document)
         return
-    ties = f", {made.ties} times another of two equally good actions" if made.ties else ""
+    ties = f", {made.ties} ties broken differently" if made.ties else ""
     out(f"{safe(target, 400)}  {document['bytes'] / 1000:,.0f} kB  step {loaded.step:,}")
-    within = (
-        f", by rounding: within {made.file_rounding or 0:.2g} of the same in float64, the run's own within "
-        f"{made.actor_rounding or 0:.2g}"
-    )
+    within = f", rounding error to float64: file {made.file_rounding or 0:.2g}, policy {made.actor_rounding or 0:.2g}"
     exact = within if made.file_rounding is not None else ""
     out(
         f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{exact}{ties}",
@@ -122,26 +119,26 @@ def export_metrics(
         typer.Option(
             "--to",
             metavar="csv|parquet|tensorboard|wandb|mlflow",
-            help="the format, or who gets them  [default: as --out ends, or csv]",
+            help="file format or tracker  [default: by the ending of --out, or csv]",
         ),
     ] = None,
     path: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="PATH", help="the file or folder to write  [default: by the run's id]"),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
-    project: Annotated[str, typer.Option(metavar="NAME", help="wandb's project, MLflow's experiment")] = "operant",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="continue until the run has ended")] = False,
+    project: Annotated[str, typer.Option(metavar="NAME", help="project of wandb, experiment of MLflow")] = "operant",
     offline: Annotated[
-        bool, typer.Option("--offline", help="wandb: keep it in a folder, for `wandb sync` later")
+        bool, typer.Option("--offline", help="wandb: write to a folder, for `wandb sync` later")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Write a run's metrics to a file, or hand them to a tracker, afterwards or while it trains.
+    """Write a run's metrics to a file or a tracker, afterwards or during training.
 
-    Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C
-    ends the following, not the run.
+    The trainer is not involved: a full disk or a dead network here does not affect it. Ctrl-C ends the following, not
+    the run.
     """
     from operant import runs
     from operant.export import metrics, trackers
@@ -154,21 +151,21 @@ def export_metrics(
     if to not in formats:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
     if offline and to != "wandb":
-        raise UsageError("--offline is of --to wandb")
+        raise UsageError("--offline needs --to wandb")
     run = runs.resolve(what, *runs.reach(root))
     out_path = None if path is None else Path(path).expanduser()
     if to in metrics.FILES:
         target = out_path or Path(f"{run.id}{metrics.FILES[to]}")
         if meant not in (None, to):
-            raise UsageError(f"--out is {safe(target, 200)!r}; a file of --to {to} ends in {metrics.FILES[to]}")
+            raise UsageError(f"--out is {safe(target, 200)!r}; with --to {to} it must end in {metrics.FILES[to]}")
         check_free(target, force, in_place=follow and to == "csv")
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:
         if not follow:
-            metrics.names_of(run, wait=False)  # none is an error of all formats
+            metrics.names_of(run, wait=False)  # a run without metrics is an error for every format
         sink = trackers.sink(to, run, out=out_path, project=project, offline=offline)
     if follow:
-        say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends that, not the run")
+        say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends the following, not the run")
     written = metrics.export(run, sink, follow=follow)
     if as_json:
         print_json({"schema": 1, "id": run.id, "to": to, **written._asdict()})
@@ -179,14 +176,14 @@ def export_metrics(
 
 
 def _snippet(to: str, made: Any, actor: Any) -> list[str]:
-    """A program that uses the file."""
+    """Example program that uses the file."""
     size, dtype = actor.env.observation.size, actor.env.observation.dtype
     state = [(f"state_{k}", tuple(part.shape[:-1])) for k, part in enumerate(actor.initial_state(1))]
     arrays = [f"observation = np.zeros((1, {size}), np.{dtype})        # (B, {size})"]
     if actor.env.mask_size:
         arrays.append(
             f"legal = np.ones((1, {actor.env.mask_size}), np.uint8)        # (B, {actor.env.mask_size}): 1 for actions "
-            "that may be taken"
+            "that are legal"
         )
     arrays += [f"{name} = np.zeros({(1, *shape)}, np.float32)        # at an episode's start" for name, shape in state]
     words: Mapping[str, str] = {

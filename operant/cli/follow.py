@@ -1,8 +1,7 @@
-"""The viewer of a run: draws its progress from the metrics file, and turns Ctrl-C into a request to stop. Standard
+"""Viewer of a run in the terminal: draws progress from the metrics file, and sends stop requests on Ctrl-C. Standard
 library only.
 
-The trainer neither knows nor notices: a viewer holds nothing of the run, and may be killed at any time.
-Knows nothing of how a waiter works (operant/runs/launch.py) or of what a state means (operant/runs/states.py).
+A viewer holds no resource of the run and may be killed at any time without effect on the trainer.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from operant.runs import (
 from operant.runs import folder as runfolder
 
 TIMEOUT_CODE = 124
-VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
+VIEWER_GONE_CODE = 129  # 128 + SIGHUP: exit code of a process killed by the end of its terminal
 _POLL_S = 0.125
-_PLAIN_S = 5.0  # between lines where the stream is not a terminal
-_SILENT_S = 2.0  # without a heartbeat a trainer whose folder was deleted has ended
-_EXIT_GRACE_S = 2.0  # how long a free lock waits for exit.json: a waiter that was killed writes none
-_ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
+_PLAIN_S = 5.0  # interval of lines if the stream is not a terminal
+_SILENT_S = 2.0  # a trainer whose folder was deleted has ended after this time without a heartbeat
+_EXIT_GRACE_S = 2.0  # time to wait for exit.json once the lock is free: a killed waiter writes none
+_ONE_PRESS_S = 0.3  # closer interrupts count once: wrappers forward signals that the terminal has already sent
 _UNREACHABLE_S = 3.0
 _RATE_WINDOW_NS = 10 * 10**9
 _GLYPHS = {"finished": "✔", "stopped": "■"}
@@ -56,10 +55,10 @@ _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
 
 def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
-    """Watch a run to its end and return its exit code. Draws on `stream` (default: stderr): see `operant.cli.progress`.
+    """Watch a run to its end, drawing on `stream` (default: stderr), and return the run's exit code.
 
-    Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes
-    away, only the viewer ends (129).
+    One Ctrl-C (or SIGTERM) asks the trainer to stop and save; a second one kills it. If the stream's terminal or pipe
+    closes, only the viewer ends (129).
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
@@ -74,9 +73,9 @@ def follow_to_first_record(
     presses: Presses | None = None,
     detach: bool = True,
 ) -> int:
-    """Watch a run until its first record is there and return 0; if it ends before, as `follow`. `notice` is said first.
+    """Watch a run until its first record and return 0, or, if it ends before, like `follow`. `notice` is printed first.
 
-    With `detach` it says how to come back to the run; without, the caller goes on watching.
+    With `detach`, print the commands to reattach; without, the caller continues to watch.
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
@@ -84,18 +83,20 @@ def follow_to_first_record(
 
 
 def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
-    """Watch a run to its end without touching it: its exit code, or 124 where it has not ended within `timeout_s`.
+    """Watch a run to its end without control over it. Returns its exit code, or 124 after `timeout_s`.
+
     Ctrl-C ends only the waiting.
     """
     return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
 
 
 def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """`launch.start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run
-    ends before, what `follow` returns.
+    """Start a worker for --detach and wait for its first record.
 
-    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `launch.start`
-    raises.
+    Returns 0 after printing the commands to reattach, or the result of `follow` if the run ends before.
+
+    Raises UsageError if a detached run would be killed with its job (Slurm, Kubernetes), and the errors of
+    `launch.start`.
     """
     notice = launch.detach_problem()
     launch.start(run, worker_argv)
@@ -103,19 +104,18 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 
 
 class Presses:
-    """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts
-    nothing.
+    """Counter of Ctrl-C and SIGTERM, which do not end the process inside `counted`. Works only in the main thread.
 
-    A caller that starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
+    A caller that starts a run counts from before the start: a Ctrl-C in between must not leave the run unattended.
     """
 
     def __init__(self) -> None:
         self.interrupts, self.terminations, self._last_s = 0, 0, float("-inf")
-        self._wake: int | None = None  # can be read once a signal has come
+        self._wake: int | None = None  # readable after a signal
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count from here to the end of the block. May be entered again inside."""
+        """Count signals inside the block. May be nested."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -135,7 +135,7 @@ class Presses:
             self._wake = outer
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, but not on when a signal comes: a Ctrl-C is passed on at once."""
+        """Sleep until the time has passed or a signal arrives."""
         if self._wake is None:
             time.sleep(seconds)
         elif select.select([self._wake], [], [], seconds)[0]:
@@ -150,19 +150,19 @@ class Presses:
 
     @property
     def wanted(self) -> int:
-        """0 nothing, 1 stop and save, 2 kill."""
+        """Requested action: 0 none, 1 stop and save, 2 kill."""
         return 2 if self.interrupts >= 2 else min(1, self.interrupts + self.terminations)
 
 
 class _Viewer:
-    """One watching of one run."""
+    """State of watching one run."""
 
     def __init__(self, run: Run, stream: TextIO, *, presses: Presses | None = None) -> None:
         self._follower, self._screen, self.presses = Follower(run), Screen(stream), presses or Presses()
         self._values: dict[str, float] = {}
         self._record: Record | None = None
         self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step) of the last seconds
-        self._sent, self._wanted_s, self._told, self._told_replay = 0, 0.0, False, False
+        self._sent, self._wanted_s, self._unreachable_reported, self._replay_reported = 0, 0.0, False, False
         self._free_s: float | None = None
         self._line_s, self._line_kind = float("-inf"), ""
         self._begin_s = time.monotonic()
@@ -183,7 +183,7 @@ class _Viewer:
                 self._follower.poll(now_s)
                 look = self._follower.look
                 self._warn()
-                self._tell_replay()
+                self._report_replay()
                 self._take(self._new_records())
                 if self._has_ended(look, now_s):
                     return self._close(look)
@@ -193,7 +193,7 @@ class _Viewer:
                 if self._sent == 2 and self.presses.interrupts > 2:
                     self._screen.above("Left; the trainer has not ended yet.")
                     return 137
-                if look.held is not False:  # in the moment between the lock and exit.json there is nothing true to say
+                if look.held is not False:  # between the release of the lock and exit.json the state is unknown
                     self._draw(now_s)
                 left_s = self._begin_s + timeout_s - now_s
                 if left_s <= 0:
@@ -206,36 +206,34 @@ class _Viewer:
                 self.presses.sleep(min(_POLL_S, left_s))
         except ViewerGoneError:
             return VIEWER_GONE_CODE
-        except KeyboardInterrupt:  # only where no presses are counted
+        except KeyboardInterrupt:  # only if no presses are counted
             with contextlib.suppress(ViewerGoneError):
                 self._screen.end()
             raise
 
     def _new_records(self) -> list[tuple[Record, dict[str, float]]]:
-        """Each with its finite values by name. Those of an earlier session say nothing of this one."""
+        """New records of this session, each with its finite values by name."""
         reader, look = self._follower.reader, self._follower.look
         if reader is None or look.status is None or look.earlier:
             return []
         return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
 
     def _warn(self) -> None:
-        """Show the trainer's warnings, each once; not those of a session before."""
+        """Print each warning of the trainer in this session once."""
         look = self._follower.look
         for event in self._follower.new_events() if look.status is not None and not look.earlier else ():
             if event.level == "warn":
                 self._screen.above(f"! {text.safe(event.text)}")
 
-    def _tell_replay(self) -> None:
-        """Once: what the run's replay takes, as soon as the trainer knows."""
-        told = text_of(self._follower.run.document, "replay")
-        if told and not self._told_replay and not self._follower.look.earlier:
-            self._told_replay = True
-            self._screen.above(f"replay: {told}")
+    def _report_replay(self) -> None:
+        """Print the memory use of the run's replay once, as soon as the trainer has determined it."""
+        replay = text_of(self._follower.run.document, "replay")
+        if replay and not self._replay_reported and not self._follower.look.earlier:
+            self._replay_reported = True
+            self._screen.above(f"replay: {replay}")
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
-        """Remember what new records say, and announce evaluations: all of them, but of what was there before this
-        viewer only the last.
-        """
+        """Store the values of new records and announce their evaluations; of those before this viewer only the last."""
         announcements = []
         for record, values in records:
             score = values.get(EVALUATION)
@@ -266,7 +264,7 @@ class _Viewer:
             and look.status.state not in TERMINAL
             and (look.heartbeat_age_s or 0.0) < _SILENT_S
         ):
-            return False  # it trains until it notices
+            return False  # the trainer continues until it notices
         if look.held is None:
             return self._follower.state.ended
         self._free_s = now_s if self._free_s is None else self._free_s
@@ -279,13 +277,13 @@ class _Viewer:
     # stopping
 
     def _obey(self, look: Observation, now_s: float) -> None:
-        """Send what Ctrl-C asks for, as soon as there is a worker to send it to."""
+        """Send the signal that Ctrl-C requests, as soon as there is a worker."""
         wanted = self.presses.wanted
         if wanted <= self._sent:
             self._wanted_s = now_s
             return
         if runfolder.signal_worker(self._follower.run, signal.SIGKILL if wanted == 2 else signal.SIGTERM):
-            self._sent, self._told = wanted, False
+            self._sent, self._unreachable_reported = wanted, False
             if wanted == 2:
                 self._screen.above("Stopping now, without saving.")
             elif self._record is None or look.status is None:
@@ -293,8 +291,8 @@ class _Viewer:
             else:
                 saving = f"Stopping after iteration {look.status.main_count + 1} and saving a checkpoint…"
                 self._screen.above(f"{saving} {_LINGER.format(' without saving')}")
-        elif now_s - self._wanted_s > _UNREACHABLE_S and not self._told:
-            self._told = True
+        elif now_s - self._wanted_s > _UNREACHABLE_S and not self._unreachable_reported:
+            self._unreachable_reported = True
             self._screen.above(
                 "The trainer cannot be signalled from here (another machine, another pid namespace, or it is ending)."
             )
@@ -311,7 +309,7 @@ class _Viewer:
             self._screen.show(content)
 
     def _content(self, now_s: float) -> tuple[str, str]:
-        """The line, and which kind of line it is: a first one of a kind is never held back."""
+        """Progress line and its kind. The first line of a kind is printed immediately."""
         state = self._follower.state
         if self._record is None:
             waited = text.duration(now_s - self._begin_s)
@@ -336,7 +334,7 @@ class _Viewer:
         ), f"running {note}"
 
     def _left_s(self) -> float | None:
-        """Seconds to the planned end at the rate of the last seconds, evaluations and checkpoints included."""
+        """Seconds to the planned end at the recent rate, including evaluations and checkpoints."""
         steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
         (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
         rate = (
@@ -359,8 +357,9 @@ class _Viewer:
         return 0
 
     def _close(self, look: Observation) -> int:
-        """Say how it ended and what to type next; the run's exit code, or for one that ended well and cannot be read
-        that of a damaged file.
+        """Print the outcome and the next commands.
+
+        Returns the run's exit code; for a finished run whose metrics file is damaged, that of BadFileError.
         """
         run, state = self._follower.run, self._follower.state
         code = states.exit_code(look) or (BadFileError.exit_code if state.word == "unreadable" else 0)
@@ -369,21 +368,21 @@ class _Viewer:
         self._screen.end()
         if self._is_deleted():
             self._screen.above(
-                f"✖ {text.safe(run.id)}: its folder was deleted or moved while it trained, so it has ended: "
-                f"{runs.shown(run.path)} is not there"
+                f"✖ {text.safe(run.id)} has ended: its folder was deleted or moved during training: "
+                f"{runs.shown(run.path)} does not exist"
             )
             return code or MachineError.exit_code
         if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
             self._screen.above(log)
         if code in (2, 3, 4) and self._record is None and state.word != "unreadable":
-            return code  # the log has said it all, and the front end deletes the folder
+            return code  # the log shows the problem, and the caller deletes the folder
         short = text.safe(run.short)
         kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(
             run.checkpoints_path.glob("step-*")
         )
         commands = [f"operant {'eval' if state.word == 'finished' else 'resume'} {short}"] if kept else []
         own = run.source_path / f"{run.document.get('env')}.py"
-        # an index out of range, most likely
+        # most likely an index out of range in the user's environment
         if integer_of(look.exit or {}, "signal") == signal.SIGSEGV and own.is_file():
             commands.append(f"operant check {runs.shown(own)}")
         self._screen.above(
@@ -395,9 +394,7 @@ class _Viewer:
         return code
 
     def _facts(self, look: Observation) -> list[str]:
-        """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on
-        from it.
-        """
+        """Cause, last evaluation against the target, steps, time, and the checkpoint for a resume."""
         state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []
         score = self._values.get(EVALUATION)

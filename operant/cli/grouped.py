@@ -1,8 +1,6 @@
-"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is
-trained.
+"""Groups (runs of several seeds) on the command line: start, watch, stop and show them.
 
-Where a command takes a run, a group or a sweep by one word, it is asked for here what the word means; what is done with
-a sweep stands in `sweeping`.
+Commands that accept a run, a group or a sweep resolve the name here; operations on sweeps are in `sweeping`.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ _RIGHT = (0, *range(3, 7))
 
 
 def find(text: str, reach: tuple[Path, bool]) -> Group | None:
-    """The group that a person means, or None: then it is a run."""
+    """Group with a name; None if the name belongs to something else."""
     return groups.find(text, *reach)
 
 
 def make(*words: Any, **fields: Any) -> Group:
-    """A new group: see `groups.create`."""
+    """Create a group, see `groups.create`."""
     return groups.create(*words, **fields)
 
 
 def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
-    """Let no group begin another run, and no sweep another trial."""
+    """Ask all groups and sweeps to start no further run."""
     from operant.cli import sweeping
 
     for group in groups.list_groups(*reach):
@@ -43,12 +41,12 @@ def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
     sweeping.stop_all(reach, now=now)
 
 
-def stopped(text: str, reach: tuple[Path, bool], *, now: bool) -> list[Run] | None:
-    """The runs of a group or a sweep, which are to be stopped; no other one begins. None for what is neither."""
+def stop_members(text: str, reach: tuple[Path, bool], *, now: bool) -> list[Run] | None:
+    """Ask a group or sweep to start no further run, and return its runs; None for anything else."""
     from operant.cli import sweeping
 
     if (folder := sweeping.find(text, reach)) is not None:
-        return sweeping.stopped(folder, now=now)
+        return sweeping.stop(folder, now=now)
     if (group := find(text, reach)) is None:
         return None
     groups.ask_stop(group)
@@ -57,8 +55,8 @@ def stopped(text: str, reach: tuple[Path, bool], *, now: bool) -> list[Run] | No
     return list(made.values())
 
 
-def go_on(group: Group, *, detach: bool) -> int:
-    """Start a group, or those of its runs that have not finished, and watch it; the exit code."""
+def run(group: Group, *, detach: bool) -> int:
+    """Start or continue a group and watch it. Returns the exit code."""
     presses = follow.Presses()
     with presses.counted():
         groups.start(group)
@@ -69,13 +67,13 @@ def go_on(group: Group, *, detach: bool) -> int:
 
 
 def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
-    """Draw a group until it has ended, or with `detach` until its first record is there."""
+    """Draw a group until it has ended or, with `detach`, until its first record."""
     drawn: list[str] = []
-    told: set[str] = set()
+    reported: set[str] = set()
     drawn_s, sent, terminal = float("-inf"), 0, sys.stderr.isatty()
     while True:
         group = groups.load(group.path) or group
-        live = group.live  # asked before its runs are looked at
+        live = group.live  # read before the states of its runs
         now_s = time.monotonic()
         if not live or now_s - drawn_s >= _DRAW_S:
             drawn_s, described = now_s, groups.describe(group)
@@ -85,9 +83,9 @@ def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
                 ended = [
                     row
                     for row in described["runs"]
-                    if row["state"] not in ("waiting", *_LIVE) and row["id"] not in told
+                    if row["state"] not in ("waiting", *_LIVE) and row["id"] not in reported
                 ]
-                told.update(row["id"] for row in ended)
+                reported.update(row["id"] for row in ended)
                 say(
                     *(
                         f"seed {row['seed']}: {row['state']}  {row['id']}  eval {number(row.get('eval_return'))}"
@@ -112,15 +110,13 @@ def _ask(group: Group, wanted: int) -> None:
     """Stop a group, or kill it."""
     if wanted == 1:
         groups.ask_stop(group)
-        say("Stopping: each run that trains saves a checkpoint (Ctrl-C again: at once, without)")
+        say("Stopping: each training run saves a checkpoint (Ctrl-C again: stop now without saving)")
     else:
         groups.kill(group)
 
 
 def _end(group: Group, *, terminal: bool) -> int:
-    """The last words about a group that is no longer trained; the exit code: that of the first run that has not
-    finished.
-    """
+    """Print the outcome of a group. Returns the exit code of the first unfinished run, or 0."""
     if problem := group.document.get("problem"):
         say(*str(problem).splitlines())
         code = group.document.get("code")
@@ -135,7 +131,7 @@ def _end(group: Group, *, terminal: bool) -> int:
 
 
 def lines(described: Mapping[str, Any]) -> list[str]:
-    """A group in a few lines: its runs, then the mean over them."""
+    """Lines that describe a group: a table of its runs, then the mean over them."""
     rows = [
         (
             str(row["seed"]),
@@ -155,16 +151,16 @@ def lines(described: Mapping[str, Any]) -> list[str]:
 
 
 def mean(described: Mapping[str, Any]) -> str:
-    """The evaluations' mean over seeds with its band, in words."""
-    found = described["bands"]["eval_return"]
-    if found is None:
+    """Mean evaluation over seeds with its confidence interval, as text."""
+    band = described["bands"]["eval_return"]
+    if band is None:
         return "-"
-    half = "" if found["half"] is None else f" ± {number(found['half'])} (95 %, n = {found['seeds']})"
-    return f"{number(found['mean'])}{half}"
+    half = "" if band["half"] is None else f" ± {number(band['half'])} (95 %, n = {band['seeds']})"
+    return f"{number(band['mean'])}{half}"
 
 
-def shown(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
-    """Describe a group or a sweep; False for what is neither."""
+def show(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
+    """Describe a group or a sweep. Returns False for anything else."""
     from operant.cli import sweeping
 
     if (folder := sweeping.find(text, reach)) is not None:
@@ -178,15 +174,15 @@ def shown(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
         return True
     out(*lines(described))
     for key in ("eval_return", "best_return", "return"):
-        found = described["bands"][key]
-        if found is not None:
-            half = "" if found["half"] is None else f" ± {found['half']:.4g}  (95 % of the mean, n = {found['seeds']})"
-            out(f"{key:22} {found['mean']:.6g}{half}")
+        band = described["bands"][key]
+        if band is not None:
+            half = "" if band["half"] is None else f" ± {band['half']:.4g}  (95 % of the mean, n = {band['seeds']})"
+            out(f"{key:22} {band['mean']:.6g}{half}")
     return True
 
 
 def overview(reach: tuple[Path, bool], limit: int) -> list[str]:
-    """A table of groups, the newest first; nothing where there is none."""
+    """Table of groups, newest first; empty without groups."""
     described = [groups.describe(group) for group in groups.list_groups(*reach)[: limit or None]]
     rows = [
         (f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row))

@@ -1,6 +1,6 @@
-"""The list of runs, kept up to date and drawn in place. Standard library only. The caller makes the lines.
+"""Live list of runs, redrawn in place. Standard library only. The caller formats the lines.
 
-A run that has ended is described once and then only asked whether its lock is free, so that a long list costs little.
+A run that has ended is described once; afterwards only its lock is probed, so that long lists stay cheap.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Listing:
-    """The runs within reach, described, the newest first; only those in the states `wanted`, where any are given."""
+    """Descriptions of the runs in reach, newest first; with `wanted`, only of runs in these states."""
 
     def __init__(self, reach: runs.Reach, wanted: Collection[str]) -> None:
         self._reach, self._wanted = reach, wanted
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The runs as they are now, as `states.describe` has it."""
-        found = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
-        self._ended = {run.path: row for run, row in found if row["state"] in ENDED}
-        return [row for _, row in found if not self._wanted or row["state"] in self._wanted]
+        """Current description of each run, as `states.describe` returns it."""
+        described = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
+        self._ended = {run.path: row for run, row in described if row["state"] in ENDED}
+        return [row for _, row in described if not self._wanted or row["state"] in self._wanted]
 
     def _describe(self, run: runs.Run) -> dict[str, Any]:
         known = self._ended.get(run.path)
-        # A new worker takes the lock and writes who it is: while neither has happened, nothing has.
+        # A new worker takes the lock and writes its pid: without either, the run has not been resumed.
         if known is not None and runs.probe(run.path) is False and known["pid"] == integer_of(run.document, "pid"):
             created_ns = integer_of(run.document, "created_realtime_ns")
             return known | {"age_s": None if created_ns is None else max(0.0, time.time() - created_ns / 1e9)}
@@ -42,9 +42,7 @@ class Listing:
 
 
 def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PERIOD_S) -> None:
-    """Draw lines on a terminal and again every `period_s`, only those that have changed, until Ctrl-C or until the
-    terminal goes away.
-    """
+    """Draw lines on a terminal and redraw changed ones every `period_s`, until Ctrl-C or until the terminal closes."""
     drawn: list[str] = []
     try:
         while True:
@@ -57,14 +55,14 @@ def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PE
 
 
 def redraw(stream: TextIO, before: list[str], lines: list[str]) -> list[str]:
-    """Bring what stands above the cursor from `before` to `lines`, cut to the terminal's size; what is there then."""
+    """Replace the lines `before` above the cursor by `lines`, cut to the terminal's size. Returns the drawn lines."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except OSError:
         columns, rows = _FALLBACK_SIZE
-    room = max(1, (rows or _FALLBACK_SIZE[1]) - 1)
-    if len(lines) > room:
-        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} more"]
+    available = max(1, (rows or _FALLBACK_SIZE[1]) - 1)
+    if len(lines) > available:
+        lines = [*lines[: available - 1], f"... and {len(lines) - available + 1} more"]
     lines = [safe(line, max(1, (columns or _FALLBACK_SIZE[0]) - 1)) for line in lines]
     if lines == before:
         return lines

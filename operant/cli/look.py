@@ -1,6 +1,4 @@
-"""Commands that look at runs: list, describe, watch, evaluate. They change nothing, and but for `eval` they import
-nothing heavy.
-"""
+"""Commands that read runs: `runs`, `show`, `wait`, `monitor`, `logs`, `eval`. Only `eval` imports torch."""
 
 from __future__ import annotations
 
@@ -70,9 +68,9 @@ def evaluate(
         raise UsageError(f"--render is {safe(render, 40)!r}; it must be none or term. For a file: {film}")
     if render == "term":
         if as_json:
-            raise UsageError("--render term draws on a terminal: leave --json out")
+            raise UsageError("--render term draws on a terminal: remove --json")
         if greedy and sampled:
-            raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
+            raise UsageError("--render term shows one policy: give --greedy (the default) or --sampled")
         from operant.cli import playing
 
         playing.spectate(
@@ -88,7 +86,7 @@ def evaluate(
         )
         return
     if fps is not None:
-        raise UsageError("--fps is of --render term")
+        raise UsageError("--fps needs --render term")
     both = greedy == sampled
     played = consented(
         trust,
@@ -126,7 +124,7 @@ def evaluate(
             )
             if result.tally:
                 out(
-                    f"{'':8} an episode: "
+                    f"{'':8} per episode: "
                     f"{'  '.join(f'{safe(name)} {value:,.4g}' for name, value in result.tally.items())}"
                 )
 
@@ -161,9 +159,7 @@ def list_runs(
     )
     if watch:
         if as_json or sys.stdout is None or not sys.stdout.isatty():
-            raise UsageError(
-                "--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted"
-            )
+            raise UsageError("--watch draws on a terminal. For a program: operant runs --json, repeatedly")
         from operant.cli.listing import Listing, draw
 
         listing = Listing(reach, wanted)
@@ -198,25 +194,24 @@ def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
 
 
 def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
-    """The runs that are asked for, in the order that is asked for; those without the number last."""
+    """Rows that match the filters, sorted; rows without a value of the sort key come last."""
     tag, env, algo = asked["tag"], asked["env"], asked["algo"]
-    found = [
+    matching = [
         row
         for row in rows
         if (tag is None or tag in row["tags"]) and env in (None, row["env"]) and algo in (None, row["algo"])
     ]
     if sort in ("id", "env", "algo", "state"):
-        return sorted(found, key=lambda row: row[sort] or "")
+        return sorted(matching, key=lambda row: row[sort] or "")
     if sort == "return":
         return sorted(
-            found,
+            matching,
             key=lambda row: -(row["eval_return"] if row["eval_return"] is not None else row["return"] or -math.inf),
         )
-    return found if sort == "age" else sorted(found, key=lambda row: -(row[sort] or 0))
+    return matching if sort == "age" else sorted(matching, key=lambda row: -(row[sort] or 0))
 
 
 def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-
     score = row["eval_return"] if row["eval_return"] is not None else row["return"]
     return (
         row["state"],
@@ -237,7 +232,7 @@ def show(run: RunName, as_json: JsonOption = False, root: RootOption = None) -> 
     from operant import runs
     from operant.cli import grouped
 
-    if grouped.shown(run, runs.reach(root), as_json=as_json):
+    if grouped.show(run, runs.reach(root), as_json=as_json):
         return
     described = runs.describe(runs.resolve(run, *runs.reach(root)))
     if as_json:
@@ -259,14 +254,14 @@ def show(run: RunName, as_json: JsonOption = False, root: RootOption = None) -> 
 def wait(
     run: RunName,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after so long")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after this time")
     ] = None,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
     """Wait for a run to end and return its exit code.
 
-    Ctrl-C ends the waiting, not the run. --json then prints what `show --json` does.
+    Ctrl-C ends the waiting, not the run. --json prints the same as `show --json`.
     """
     from operant import runs
     from operant.cli import follow
@@ -293,8 +288,8 @@ def monitor(
     theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
     root: RootOption = None,
 ) -> None:
-    """Show a run: live while it trains, or as it ended. Leaving the monitor never touches the run."""
-    # For the list of commands and for TAB: `operant.cli.main` hands the command over before typer is imported.
+    """Show a run, live or ended. Leaving the monitor does not affect the run."""
+    # For --help and completion only: `operant.cli.main` calls the monitor before typer is imported.
     from monitor import command
 
     switches = {"--latest": latest, "--once": once, "--readonly": readonly, "--ascii": ascii_only}

@@ -1,4 +1,4 @@
-"""What is there: environments, configurations, this machine. Knows nothing of runs."""
+"""Commands about environments, configurations and this machine: `envs`, `check`, `doctor`, `config`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ app = typer.Typer(**TYPER)
 config_app = typer.Typer(**TYPER, help="Show, check and describe configurations.")
 app.add_typer(config_app, name="config")
 
-_MOST_NAMED = 8  # actions, in a table
+_MOST_NAMED = 8  # action names in a table row
 
 EnvironmentFile = Annotated[
     str,
@@ -51,7 +51,7 @@ EnvironmentFile = Annotated[
 
 @app.command("envs")
 def list_envs(as_json: JsonOption = False) -> None:
-    """List the environments that ship."""
+    """List the shipped environments."""
     from operant import envs
     from operant.config import recipes
 
@@ -84,22 +84,22 @@ def list_envs(as_json: JsonOption = False) -> None:
         (*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows
     ]
     print_table((*heads, "actions"), cells)
-    say("their constants, for env.params.NAME=value, and the least and greatest value of each: operant envs --json")
+    say("parameters (env.params.NAME=value) with their ranges: operant envs --json")
     say(
-        "outside ones train, too: --env gymnasium:LunarLander-v3, ale:pong, my_envs.py:make (a function that returns a "
+        "outside environments: --env gymnasium:LunarLander-v3, ale:pong, my_envs.py:make (a function that returns a "
         "gymnasium.Env)"
     )
 
 
 def _named(actions: list[str]) -> str:
-    """The names of actions in a few words, of many the first and the last."""
+    """Names of actions; of many, the first and the last."""
     if len(actions) > _MOST_NAMED:
         actions = [*actions[:2], "...", actions[-1]]
     return " ".join(actions) or "-"
 
 
 def _space(space: Any) -> str:
-    """A space in a few words: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
+    """Short text of a space: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
     if hasattr(space, "size"):
         return f"Box({space.size}{'' if space.dtype == 'float32' else f', {space.dtype}'})"
     return f"{type(space).__name__}({', '.join(map(str, space.n)) if isinstance(space.n, tuple) else space.n})"
@@ -107,7 +107,7 @@ def _space(space: Any) -> str:
 
 @app.command()
 def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
-    """Check that an environment follows the contract."""
+    """Check that an environment follows the environment contract."""
     from operant import envs
     from operant.host import names
 
@@ -129,7 +129,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     except OperantError as error:
         raise (
             error if error.exit_code != 1 else UsageError(str(error))
-        ) from None  # a file without an environment is not a failed training
+        ) from None  # a file without an environment is a usage error
     if as_json:
         findings = list(examine(env))
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
@@ -141,7 +141,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
 
 def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
-    """Print each finding as it is found, on a terminal also the check that is running; returns whether all passed."""
+    """Print findings immediately, on a terminal also the running check. Returns whether all passed."""
     from operant.cli.progress import Screen
 
     screen, sound = Screen(sys.stdout), True
@@ -169,13 +169,13 @@ def doctor(
     links: Annotated[
         bool,
         typer.Option(
-            "--links", help="what lies between the GPUs, and the lines that train one run on several GPUs or hosts"
+            "--links", help="show the links between GPUs, and command lines to train one run on several GPUs or hosts"
         ),
     ] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Check that this machine can train, and say how to fix it."""
+    """Check that this machine can train, and suggest fixes."""
     from operant import runs
     from operant.tools import doctor as examination
 
@@ -203,7 +203,7 @@ def config_show(
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print every key with its meaning, its value and where it was set."""
+    """Print every key with its description, value and source."""
     from operant.config import request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={})
@@ -248,9 +248,7 @@ def config_schema() -> None:
 
 
 def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> None:
-    """A configuration as TOML, with the origin of each value in a comment, and on request what it means in
-    one above.
-    """
+    """Print a configuration as TOML, with the source of each value, and optionally its description, as comments."""
     section = ""
     for key, value, origin, description in origins:
         head, _, rest = key.partition(".")

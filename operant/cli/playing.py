@@ -1,6 +1,4 @@
-"""Commands that show episodes: `render` films a trained policy, `play` lets a person play. Knows nothing of how
-pictures are drawn or keys are read.
-"""
+"""Commands that show episodes: `render` writes a film of a trained policy, `play` lets a person play."""
 
 from __future__ import annotations
 
@@ -29,20 +27,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**TYPER)
 
-_SECONDS = 10.0  # of a film, where nothing else is said
+_SECONDS = 10.0  # default length of a film
 _MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
-_TELL_S = 0.1  # between two lines of progress
-_HOLD_S = 0.5  # how long an episode's end stays
+_REPORT_S = 0.1  # interval of progress updates
+_HOLD_S = 0.5  # time for which the last frame of an episode is shown
 _SIDES = (16, 2048)  # pixels
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """While inside, Ctrl-C, SIGTERM and SIGHUP end the process where the function that is given is called, so that no
-    partial file is left.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to calls of the yielded function, so that no partial file remains.
 
-    A handler that raised could do so where Python drops the exception, as between a fork and its return. A second
-    signal ends the process at once.
+    A handler that raises could do so where Python drops the exception, such as between a fork and its return. A second
+    signal ends the process immediately.
     """
     received: list[int] = []
 
@@ -115,10 +112,10 @@ def render(
     within("--fps", fps, 0.1, 240)
     within("--every", every, 1, 1_000_000)
     within("--frames", frames, 1, 400)
-    path = Path(os.path.expanduser(out))  # which leaves an unknown home as it is, where Path's own raises
+    path = Path(os.path.expanduser(out))  # keeps an unknown home as it is; Path.expanduser raises
     form = films.check(path, force=force)
     if frames != 1 and form != "png":
-        raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
+        raise UsageError(f"--frames needs a .png; the length of a .{form} is given by --seconds or --steps")
 
     from operant.play import load_policy
 
@@ -170,15 +167,13 @@ def render(
     if as_json:
         print_json(document)
     else:
-        _tell(document)
+        _print_film(document)
     if shot.cut:
-        say(f"the film ended before episode {episodes} did: --seconds or --steps allow for more")
+        say(f"the film ended before episode {episodes}: increase --seconds or --steps")
 
 
 def _side(size: int, lanes: int, gap: int) -> int:
-    """Pixels of a game's side where `lanes` games form a square of `size` pixels with gaps between them. Raises
-    UsageError.
-    """
+    """Side length in pixels of each of `lanes` games in a square of `size` pixels with gaps. Raises UsageError."""
     within("--lanes", lanes, 1, 256)
     within("--size", size, *_SIDES)
     across = math.ceil(math.sqrt(lanes))
@@ -186,7 +181,7 @@ def _side(size: int, lanes: int, gap: int) -> int:
     if side < _SIDES[0]:
         least = across * (_SIDES[0] + gap)
         raise UsageError(
-            f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at "
+            f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, which need {_SIDES[0]}: give at "
             f"least --size {least}"
         )
     return side
@@ -232,7 +227,7 @@ def play(
     waits = games.takes_turns(env) if turns is None else turns
     if not waits and not buttons.keys:
         raise UsageError(
-            f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys"
+            f"{safe(env.name)} has more actions than keys: remove --clock to play in turns, or give --keys"
         )
     with _preparing(env.name):
         stage = (HostStage if config.hosted else games.Stage)(
@@ -246,7 +241,7 @@ def play(
 
 
 def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
-    """Show a game until it is done. Raises typer.Exit where a signal or an error ended it."""
+    """Show a game until it ends. Raises typer.Exit if a signal or an error ended it."""
     from monitor.screen.terminal import tied_to_terminal
     from operant.play.screen import GameScreen, View
 
@@ -259,7 +254,7 @@ def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | Non
 
 @contextlib.contextmanager
 def _preparing(name: str) -> Iterator[None]:
-    """A line of progress while kernels compile, which takes seconds the first time."""
+    """Show a progress line while kernels compile, which takes seconds the first time."""
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -272,15 +267,16 @@ def _preparing(name: str) -> Iterator[None]:
 
 
 def _configured(environment: str, params: Sequence[str]) -> Any:
-    """A configuration that names an environment and its constants: they are checked as for training. Raises UsageError,
-    ConfigError, NotFoundError.
+    """Load a configuration with an environment and its parameters, with the checks of training.
+
+    Raises UsageError, ConfigError, NotFoundError.
     """
     for pair in params:
         if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
             raise UsageError(f"--param is {safe(pair, 80)!r}; it must be KEY=VALUE, such as gravity=3.7")
     if "=" in environment:
         raise UsageError(
-            f"{safe(environment, 80)!r} is not an environment; constants are given as --param {safe(environment, 80)}"
+            f"{safe(environment, 80)!r} is not an environment; give parameters as --param {safe(environment, 80)}"
         )
     from operant.compute.runtime import quiet_threads, set_threads
 
@@ -305,7 +301,7 @@ def spectate(
     fps: float | None,
     trust: bool,
 ) -> None:
-    """Show a checkpoint at play on the terminal, and print how it went. Raises what `load_policy.load` does."""
+    """Show the policy of a checkpoint on the terminal, and print the returns. Raises like `load_policy.load`."""
     from operant.play import film, load_policy, screen, viewer
 
     within("--episodes", episodes, 1, 1_000_000)
@@ -328,7 +324,7 @@ def spectate(
 
 
 def _games(returns: Sequence[float]) -> str:
-    """The number of episodes that ended, and their returns."""
+    """Number of ended episodes and their returns, as text."""
     if not returns:
         return "no episode ended"
     mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
@@ -339,8 +335,9 @@ def _games(returns: Sequence[float]) -> str:
 
 
 def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[viewer.Stage, viewer.Player]:
-    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an
-    environment that draws no picture.
+    """Lanes in the initial states of an evaluation, and the checkpoint's policy as their player.
+
+    Raises UsageError for an environment that draws no images.
     """
     from operant.play.host_stage import HostStage
     from operant.play.load_policy import NUMBER
@@ -348,12 +345,12 @@ def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -
 
     environment = loaded.config.environment
     if not environment.draws:
-        why = (
-            "`render` gives no rgb_array"
+        reason = (
+            "its `render` returns no rgb_array"
             if loaded.config.hosted
             else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
         )
-        raise UsageError(f"{safe(environment.name)} draws no picture: {why}")
+        raise UsageError(f"{safe(environment.name)} draws no images: {reason}")
     stage = (HostStage if loaded.config.hosted else Stage)(
         environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER
     )
@@ -361,7 +358,7 @@ def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -
 
 
 def _length(pace: film.Pace, seconds: float | None, steps: int | None, episodes: int) -> film.Length:
-    """A film's length: what was asked for, else ten seconds."""
+    """Length of a film: as requested, else ten seconds."""
     from operant.play.film import Length
 
     if seconds is None and steps is None and not episodes:
@@ -372,17 +369,17 @@ def _length(pace: film.Pace, seconds: float | None, steps: int | None, episodes:
 
 @contextlib.contextmanager
 def _progress(length: film.Length, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
-    """What is called with each frame's number: it calls `check`, and on a terminal updates a line of progress."""
+    """Callback for each frame's number: calls `check`, and updates a progress line on a terminal."""
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
 
     def report(count: int) -> None:
-        nonlocal told_s
+        nonlocal reported_s
         check()
-        if screen.is_terminal and time.monotonic() - told_s > _TELL_S:
-            told_s = time.monotonic()
+        if screen.is_terminal and time.monotonic() - reported_s > _REPORT_S:
+            reported_s = time.monotonic()
             screen.show(f"frame {count:,}" + (f" of {length.frames:,}" if length.frames < _MOST_FRAMES else ""))
 
     try:
@@ -391,8 +388,8 @@ def _progress(length: film.Length, check: Callable[[], None]) -> Iterator[Callab
         screen.end()
 
 
-def _tell(made: Mapping[str, Any]) -> None:
-    """Print what was made, in two lines."""
+def _print_film(made: Mapping[str, Any]) -> None:
+    """Describe a written film in two lines."""
     kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
     film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":
@@ -400,5 +397,5 @@ def _tell(made: Mapping[str, Any]) -> None:
     out(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
     returns = [f"{episode['return']:.6g}" for episode in made["episodes"]]
     ended = f"returns {', '.join(returns[:8])}{' ...' if len(returns) > 8 else ''}" if returns else "no episode ended"
-    how = f"({made['mode']}, {made['device']}, seed {made['seed']})"
-    out(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {how}  {made['steps']:,} steps, {ended}")
+    mode = f"({made['mode']}, {made['device']}, seed {made['seed']})"
+    out(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {mode}  {made['steps']:,} steps, {ended}")

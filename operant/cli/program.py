@@ -1,4 +1,4 @@
-"""All commands in one application. Knows only where they are."""
+"""Typer application with all commands."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ app.add_typer(upkeep.app)
 app.add_typer(machine.app)
 
 _UsageError: Final[Any] = typer.BadParameter.__base__
-"""What typer raises for words that it cannot make out. It has the class from a click of its own, and no name for it."""
+"""Usage error of typer, whose class it does not export."""
 
-_NO_NUMBER: Final = re.compile(r"is not a valid (int|float)(?:eger)?(?: range)?(?=\.$)", re.MULTILINE)
-"""Its words for a value that should be one."""
+_NOT_A_NUMBER: Final = re.compile(r"is not a valid (int|float)(?:eger)?(?: range)?(?=\.$)", re.MULTILINE)
+"""Typer's message for a value that should be a number."""
 
 
 def _version(wanted: bool) -> None:
@@ -49,17 +49,16 @@ def _options(
 
 
 def run() -> int:
-    """Run the command line and return its exit code. Raises what the commands do."""
+    """Run the command line and return its exit code. Errors of the commands propagate."""
     try:
         return app(prog_name="operant", standalone_mode=False) or 0
     except _UsageError as error:
-        told = io.StringIO()  # the words that were typed are in it: a pattern may have put the names of files there
-        error.show(told)
-        say(
-            *_NO_NUMBER.sub(
-                lambda found: "is not a whole number" if found[1] == "int" else "is not a number", told.getvalue()
-            ).splitlines()
+        message = io.StringIO()  # quotes the typed words, so it must be sanitised by `say`
+        error.show(message)
+        text = _NOT_A_NUMBER.sub(
+            lambda match: "is not a whole number" if match[1] == "int" else "is not a number", message.getvalue()
         )
+        say(*text.splitlines())
         return int(error.exit_code)
     except typer.Abort:
         say("Aborted!")

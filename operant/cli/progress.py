@@ -1,7 +1,6 @@
-"""How a run's progress is drawn: one line, on a terminal or in a pipe. Standard library only.
+"""Progress line of a run, on a terminal or in a pipe. Standard library only.
 
-`line` and `plain` are pure; `Screen` owns the stream. Knows nothing of run folders, of processes, or where the numbers
-come from.
+`line` and `plain` format; `Screen` writes to the stream.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _LINE_CELLS = 4000
 
 
 class ViewerGoneError(Exception):
-    """The stream's terminal or pipe is closed."""
+    """Closed terminal or pipe."""
 
 
 class Progress(NamedTuple):
-    """What the line says. `note` is a state worth a word (stalled, stopping), printable."""
+    """Content of the progress line. `note` is a noteworthy state (stalled, stopping) as printable text."""
 
     step: int
     steps: int | None = None
@@ -34,8 +33,9 @@ class Progress(NamedTuple):
 
 
 def line(progress: Progress, columns: int) -> str:
-    """The progress line in at most `columns` cells: what matters least is left out first, and the bar takes what is
-    left over.
+    """Format the progress line in at most `columns` cells.
+
+    The least important parts are dropped first; the bar fills the remaining cells.
     """
     share = _share(progress)
     steps = text.count(progress.step) + (f" / {text.count(progress.steps)}" if progress.steps else "") + " steps"
@@ -44,22 +44,22 @@ def line(progress: Progress, columns: int) -> str:
     eta = "" if progress.eta_s is None else f"ETA {text.duration(progress.eta_s)}"
     sps = "" if progress.sps is None else f"{text.count(progress.sps)} SPS"
     parts = [percent, steps, sps, return_, eta, progress.note]
-    for index in (None, 2, 4, 3, 1, 5):  # the order in which parts are given up
+    for index in (None, 2, 4, 3, 1, 5):  # order in which parts are dropped
         if index is not None:
             parts[index] = ""
         body = "   ".join(part for part in parts if part)
-        room = columns - len(body) - 2
-        if room >= 0 or index == 5:
+        free = columns - len(body) - 2
+        if free >= 0 or index == 5:
             break
-    if share is None or room < _BAR_CELLS[0]:
+    if share is None or free < _BAR_CELLS[0]:
         return body[: max(0, columns)]
-    cells = min(room, _BAR_CELLS[1])
+    cells = min(free, _BAR_CELLS[1])
     full = int(share * cells)
     return f"{'━' * full}{'─' * (cells - full)}  {body}"
 
 
 def plain(progress: Progress) -> str:
-    """The same for a pipe or a log: no bar, nothing left out, nothing aligned."""
+    """Format the progress for a pipe or a log: complete and without a bar."""
     return line(progress, 10_000).lstrip("━─ ") if _share(progress) is not None else line(progress, 10_000)
 
 
@@ -68,11 +68,10 @@ def _share(progress: Progress) -> float | None:
 
 
 class Screen:
-    """A stream with a line that is redrawn in place at its end, where it is a terminal; whole lines, far fewer, where
-    it is none.
+    """Output stream with a progress line: redrawn in place on a terminal, printed as whole lines elsewhere.
 
-    What is written is plain text: it may hold names and sentences of a run's files, of which the stream gets nothing
-    that a terminal would obey. Every method raises ViewerGoneError once the stream is closed.
+    Control characters are removed from all text, since it may contain names and texts of a run's files. Every method
+    raises ViewerGoneError once the stream is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -80,7 +79,7 @@ class Screen:
         self.is_terminal = False
         with contextlib.suppress(OSError, ValueError):
             self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream in memory has none
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"  # in-memory streams have no encoding
         self._unicode = True
         try:
             "━─✔✖■·…".encode(self._encoding)
@@ -89,13 +88,13 @@ class Screen:
 
     @property
     def columns(self) -> int:
-        """How wide a line may be: one cell less than the terminal, so that it never wraps."""
+        """Largest width of a line: one cell less than the terminal, so that lines never wrap."""
         with contextlib.suppress(OSError, ValueError):
             return (os.get_terminal_size(self._stream.fileno()).columns or _FALLBACK_COLUMNS) - 1
         return _FALLBACK_COLUMNS - 1
 
     def show(self, content: str) -> None:
-        """Draw the line at the end anew, or on a stream that is not a terminal, print one more."""
+        """Redraw the progress line, or print a further line if the stream is not a terminal."""
         content = text.safe(content, _LINE_CELLS)
         if not self.is_terminal:
             self._write(content + "\n")
@@ -104,7 +103,7 @@ class Screen:
             self._drawn = content
 
     def above(self, content: str) -> None:
-        """Write lines that stay, above the one that is redrawn."""
+        """Print permanent lines above the progress line."""
         content = text.safe(content, _LINE_CELLS, lines=True)
         drawn, self._drawn = self._drawn, ""
         self._write(f"\r\x1b[K{content}\n" if drawn else content + "\n")
@@ -112,7 +111,7 @@ class Screen:
             self.show(drawn)
 
     def end(self) -> None:
-        """Take the redrawn line away, so that what follows begins on a line of its own."""
+        """Erase the progress line, so that further output starts on an empty line."""
         if self._drawn:
             self._drawn = ""
             self._write("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""`profile` and `bench`: how fast, and where the time goes. They train in this process and write no run."""
+"""Commands `profile` and `bench`: speed, and where the time goes. They train in this process and write no run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def profile(
     ] = "operant-trace.json",
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="env|rollout|update", help="time this part alone, and write no trace"),
+        typer.Option("--part", metavar="env|rollout|update", help="time only this part, and write no trace"),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="list the buffers by name and bytes, and write no trace")
@@ -56,7 +56,7 @@ def profile(
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure where an iteration's time and memory go.
+    """Measure the time and memory of each part of an iteration.
 
     Writes a trace of two iterations.
     """
@@ -78,14 +78,14 @@ def profile(
     try:
         found = profiling.profile(resolved, updates, trace=path, report=say)
     except OSError as error:
-        if error.filename is None:  # there is no folder for temporary files, for one
+        if error.filename is None:  # for example without a folder for temporary files
             raise MachineError(
-                f"{error.strerror or error}: make room, or set TMPDIR to a folder where there is some"
+                f"{error.strerror or error}: free some disk space, or set TMPDIR to a folder with free space"
             ) from None
-        if str(error.filename) != str(path):  # of an outside environment, say
+        if str(error.filename) != str(path):  # for example a file of an outside environment
             raise
         raise MachineError(
-            f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room"
+            f"{error.strerror or error} ({safe(path, 400)}): choose a file on another disk with --trace"
         ) from None
     if as_json:
         print_json(found.document())
@@ -95,7 +95,7 @@ def profile(
 
 
 def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
-    """Print what one part takes, or which buffers there are."""
+    """Print the time of one part, or the list of buffers."""
     from operant.text import size
     from operant.tools import parts
 
@@ -125,11 +125,11 @@ def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_j
 
 
 def _place(trace: str) -> Path:
-    """The trace's path. Tried before the training: torch's profiler only logs a failure."""
+    """Path of the trace. It is opened once before training, since torch's profiler only logs a failure."""
     path = Path(trace)
     if not path.absolute().parent.is_dir():
         raise NotFoundError(
-            f"--trace: no folder {safe(path.absolute().parent, 400)!r} to put {safe(path.name, 100)} in"
+            f"--trace: the folder {safe(path.absolute().parent, 400)!r} of {safe(path.name, 100)} does not exist"
         )
     try:
         if path.exists() and not path.is_file():
@@ -139,7 +139,7 @@ def _place(trace: str) -> Path:
         kind = MachineError if isinstance(error, PermissionError) else UsageError
         raise kind(
             f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose "
-            "another place"
+            "another file"
         ) from None
     return path
 
@@ -160,7 +160,7 @@ def print_profile(found: Profile) -> None:
         split = ", ".join(
             f"{part} {duration(seconds)} ({seconds / found.iteration_s:.0%})" for part, seconds in found.host_s.items()
         )
-        out(f"lanes on the host: {split} of a thread's iteration; waiting is for actions", "")
+        out(f"lanes on the host: {split} of a thread's iteration; waiting means waiting for actions", "")
     heads = ("phase", "time", "share", "launches")
     rows = [
         (
@@ -173,7 +173,7 @@ def print_profile(found: Profile) -> None:
     ]
     print_table(heads, rows, right=range(1, 4))
     if found.kernel_launches is not None and found.busy_share is not None:
-        out("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
+        out("phase times are those of kernels launched one by one, since kernels in a graph have no names")
         launches = (
             f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by "
             f"{found.host_launches:,} calls"
@@ -196,7 +196,7 @@ def print_profile(found: Profile) -> None:
         "large copy",
         "",
     )
-    if found.kernel_launches is None:  # of a CPU only what the process holds is known
+    if found.kernel_launches is None:  # on a CPU only the memory of the process is known
         print_table(
             ("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,)
         )
@@ -236,7 +236,7 @@ def bench(
 
     precisions = _words(precision)
     if unknown := [word for word in precisions if word not in ("bf16", "tf32", "fp32")]:
-        raise UsageError(f"--precision: {unknown[0]!r} is none of bf16, tf32, fp32")
+        raise UsageError(f"--precision is {unknown[0]!r}; it must be bf16, tf32 or fp32")
     found = benchmark.bench(
         device=device or "auto",
         threads=threads,
@@ -314,7 +314,7 @@ def _solved_row(row: Solved) -> Sequence[str]:
 
 
 def duration(seconds: float) -> str:
-    """`12.3 ms`: four figures at most."""
+    """Format a duration with three digits: `12.3 ms`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"
@@ -322,7 +322,7 @@ def duration(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
-    """`1.23 M`: three figures and a prefix."""
+    """Format a count with three digits and a prefix: `1.23 M`."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"

@@ -1,5 +1,6 @@
-"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where
-there is no answer, or no file.
+"""Commands that control a run: `stop`, `pause`, `unpause`, `checkpoint`.
+
+Each sends a request through the run's control folder. `stop` falls back to a signal without an answer.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
 app = typer.Typer(**TYPER)
 
 _ACKNOWLEDGE_S, _PATIENCE_S, _KILL_S = 1.0, 3.0, 5.0
-_STOP_S = (
-    25.0  # how long a trainer may take to begin with it; then it takes as long as its iteration and its checkpoint
-)
-_ANSWER_S = 60.0  # a request's life: a trainer that still imports takes it when it begins
-_LOOK_S = 0.05
+_STOP_S = 25.0  # time for a trainer to begin stopping; its iteration and checkpoint may then take any time
+_ANSWER_S = 60.0  # lifetime of a request: a trainer that is still importing handles it when it begins
+_POLL_S = 0.05
 _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
 
 
@@ -39,7 +38,7 @@ def stop(
 ) -> None:
     """Stop runs, groups, sweeps; runs save a checkpoint first.
 
-    Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
+    Each run finishes its iteration first. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
     from operant import runs
     from operant.cli import grouped
@@ -57,30 +56,30 @@ def stop(
     stops = [_Stop(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
-            one.look(now=now)
-        time.sleep(_LOOK_S)
+            one.advance(now=now)
+        time.sleep(_POLL_S)
     if problems := [one.problem for one in stops if one.problem]:
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
 
 
 def _named(name: str, reach: Reach, now: bool) -> list[Run]:
-    """The run that a name means, or those of a group or a sweep, of which no other begins."""
+    """Run with a name, or the runs of a group or sweep, which starts no further run."""
     from operant import runs
     from operant.cli import grouped
 
-    found = grouped.stopped(name, reach, now=now)
-    return [runs.resolve(name, *reach)] if found is None else found
+    members = grouped.stop_members(name, reach, now=now)
+    return [runs.resolve(name, *reach)] if members is None else members
 
 
 class _Stop:
-    """One run that is being stopped."""
+    """State of stopping one run."""
 
     def __init__(self, run: Run) -> None:
         from operant import runs
 
         self._run, self._begin_s = run, time.monotonic()
         self._ticket: Ticket | None = None
-        self._taken = self._refused = self._killed = self._told = False
+        self._accepted = self._refused = self._killed = self._delay_reported = False
         self.over = False
         self.problem: OperantError | None = None
         state = runs.state(run)
@@ -95,17 +94,17 @@ class _Stop:
 
         try:
             self._ticket = control.send(self._run, "stop")
-        except NotFoundError:  # it has ended since, or its trainer has not begun: the next look tells
+        except NotFoundError:  # ended meanwhile, or the trainer has not begun: decided by the next call of `advance`
             return
         except MachineError as error:
             if isinstance(error, control.UnwritableError) and self._signal(signal.SIGTERM):
-                self._taken = True
+                self._accepted = True
                 say(f"{error}. SIGTERM was sent instead")
             else:
                 self.over, self.problem = True, error
 
-    def look(self, *, now: bool) -> None:
-        """See how far it is, and use more force when it is time."""
+    def advance(self, *, now: bool) -> None:
+        """Check the run's state, and escalate when it is time."""
         from operant import runs
 
         if self.over:
@@ -113,34 +112,34 @@ class _Stop:
         waited_s = time.monotonic() - self._begin_s
         state = runs.state(runs.load(self._run.path) or self._run)
         cause = f" ({state.cause})" if state.cause else ""
-        name, more_force = safe(self._run.id), f"operant stop {safe(self._run.short)} --now"
+        name, kill_command = safe(self._run.id), f"operant stop {safe(self._run.short)} --now"
         if not state.live:
-            self._tell(state.word)
+            self._report_end(state.word)
         elif not self._refused and (refusal := self._refusal()) is not None:
-            self._refused, told = True, f"{name} refuses to stop: {refusal}"
+            self._refused, message = True, f"{name} refuses to stop: {refusal}"
             if self._signal(signal.SIGTERM):
-                say(f"{told}. SIGTERM was sent instead")
+                say(f"{message}. SIGTERM was sent instead")
             else:
-                self.over, self.problem = True, OperantError(f"{told}. Without a checkpoint: {more_force}")
+                self.over, self.problem = True, OperantError(f"{message}. Without a checkpoint: {kill_command}")
         elif now and waited_s > _KILL_S and not self._killed:
             self._killed = self._signal(signal.SIGKILL)
-        elif self._ticket is None and not self._taken and waited_s <= _STOP_S:
+        elif self._ticket is None and not self._accepted and waited_s <= _STOP_S:
             self._ask()
-        elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._taken:
-            self._taken = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
+        elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._accepted:
+            self._accepted = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
         elif state.word == "stopping":
-            if waited_s > _PATIENCE_S and not self._told and not now:
-                self._told = True
+            if waited_s > _PATIENCE_S and not self._delay_reported and not now:
+                self._delay_reported = True
                 say(
-                    f"{name}: {state.word}{cause}: it ends after this iteration, with a checkpoint, however long they "
-                    f"take.  at once, without: {more_force}"
+                    f"{name}: {state.word}{cause}: it ends after this iteration and saves a checkpoint.  "
+                    f"Stop now without a checkpoint: {kill_command}"
                 )
         elif waited_s > _STOP_S:
             self.over, self.problem = (
                 True,
                 OperantError(
                     f"{name} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. Without a "
-                    f"checkpoint: {more_force}"
+                    f"checkpoint: {kill_command}"
                 ),
             )
 
@@ -148,7 +147,7 @@ class _Stop:
         return self._answer() is not None
 
     def _refusal(self) -> str | None:
-        """Why the trainer does not do it, where it says so."""
+        """Reason for which the trainer refused the request, or None."""
         answer = self._answer()
         return answer.text if answer is not None and answer.result == "refused" else None
 
@@ -158,9 +157,7 @@ class _Stop:
         return control.answer(self._run, self._ticket, 0.0) if self._ticket is not None else None
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
-        """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another
-        container) only the request is left.
-        """
+        """Send a signal; `instead` withdraws the request. Returns False if it cannot be sent (another container)."""
         from operant import runs
         from operant.runs import control
 
@@ -169,7 +166,7 @@ class _Stop:
             control.withdraw(self._run, self._ticket)
         return sent
 
-    def _tell(self, word: str) -> None:
+    def _report_end(self, word: str) -> None:
         from operant import runs
 
         described = runs.describe(runs.load(self._run.path) or self._run)
@@ -184,7 +181,7 @@ class _Stop:
 def pause(run: RunName, root: RootOption = None) -> None:
     """Pause a run between two updates.
 
-    It keeps its memory; its results stay bit-identical.
+    A paused run keeps its memory. Its results stay bit-identical.
     """
     found, text = _ask(run, "pause", root)
     say(f"{safe(found.id)}: {text}.  next: operant unpause {safe(found.short)}")
@@ -207,7 +204,7 @@ def checkpoint(run: RunName, root: RootOption = None) -> None:
 
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
-    """Ask a run for something, wait until it is done, and return the run and what its trainer says."""
+    """Send a request, wait until it is done, and return the run and the trainer's answer."""
     from operant import runs
     from operant.runs import control
 
@@ -226,7 +223,6 @@ def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
         if not state.live:
             raise NotFoundError(f"{safe(run.id)} has ended: {state.word}")
         raise OperantError(
-            f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs "
-            f"{safe(run.short)}"
+            f"{safe(run.id)} did not {verb} within {_ANSWER_S:.0f} s: {state.word}. See: operant logs {safe(run.short)}"
         )
     raise OperantError(f"{safe(run.id)}: {answer.text or answer.result}")

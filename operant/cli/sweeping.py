@@ -1,6 +1,4 @@
-"""`sweep`: hyper-parameter search over ordinary runs; `stop` and `show` of a sweep. Draws the trials; knows nothing of
-how they are chosen.
-"""
+"""Command `sweep` (hyper-parameter search over ordinary runs), and `stop` and `show` of a sweep."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def sweep(
     overrides: Overrides = None,
     join: Annotated[
         str | None,
-        typer.Option("--join", metavar="FOLDER", help="help with the sweep of a folder, from this machine too"),
+        typer.Option("--join", metavar="FOLDER", help="work on the existing sweep in a folder, from this machine too"),
     ] = None,
     name: Annotated[
         str | None,
@@ -47,9 +45,9 @@ def sweep(
 ) -> None:
     """Search hyper-parameters over many runs.
 
-    [sweep] names what is searched, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and how long: trials, steps or
-    minutes. The same command goes on with a sweep that was broken off. Ctrl-C or `operant stop` stops it, with a
-    checkpoint of each trial that trains.
+    [sweep] declares the searched keys, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and the budget: trials, steps
+    or minutes. The same command continues an interrupted sweep. Ctrl-C or `operant stop` stops it, with a checkpoint of
+    each training trial.
     """
     from operant.config import request
     from operant.sweep import plan as planning
@@ -58,12 +56,12 @@ def sweep(
         raise UsageError("give the file of a sweep, or --join FOLDER")
     if detach and as_json:
         raise UsageError(
-            "--json prints what a sweep came to, which --detach does not wait for: operant show SWEEP --json, later"
+            "--json prints the result of a sweep, which --detach does not wait for; later: operant show SWEEP --json"
         )
     if join is not None:
         if overrides or name or pareto:
             raise UsageError(
-                "--join takes a sweep as it is: its values and --name, --pareto belong to the command that began it"
+                "--join uses a sweep unchanged: overrides, --name and --pareto belong to the command that started it"
             )
         plan = consented(trust, lambda trusted: planning.join(Path(join).expanduser().absolute(), trusted))
     else:
@@ -74,7 +72,7 @@ def sweep(
 
 
 def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
-    """Work on a sweep until it ends; the exit code."""
+    """Work on a sweep until it ends. Returns the exit code."""
     from operant.cli import follow
     from operant.runs import sweeps
     from operant.runs.pool import Worker
@@ -86,7 +84,7 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
     presses = follow.Presses()
     table = _Table(plan)
     if plan.settings.pareto and plan.settings.pruner != "none":
-        say("--pareto: trials run to their end, because pruning knows one objective only")
+        say("--pareto: trials are not pruned, because pruning supports only one objective")
     say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command resumes")
     with presses.counted(), sweeps.entered(plan.folder) as asked:
         journal = SweepJournal(plan, devices=devices, say=table.say, trusted=trusted)
@@ -114,7 +112,7 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
 
 
 def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
-    """Have a process of its own, which holds no terminal, work on a sweep; the exit code."""
+    """Work on a sweep in a separate process without a terminal. Returns the exit code."""
     from operant.runs import launch, sweeps
 
     notice = launch.detach_problem()
@@ -134,21 +132,21 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
             return code
         time.sleep(_LOOK_S)
     say(
-        f"Detached. Still searching: operant show {plan.name} · its words: {plan.place}/sweep.log · stop: operant stop "
+        f"Detached. Still searching: operant show {plan.name} · log: {plan.place}/sweep.log · stop: operant stop "
         f"{plan.name}"
     )
     return 0
 
 
 def find(text: str, reach: tuple[Path, bool]) -> Path | None:
-    """The folder of the sweep that a person means, or None: then it is something else."""
+    """Folder of the sweep with a name; None if the name belongs to something else."""
     from operant.runs import sweeps
 
     return sweeps.find(text, *reach)
 
 
 def show(folder: Path, *, as_json: bool) -> None:
-    """Describe a sweep: its trials, the best first."""
+    """Describe a sweep: its trials, best first."""
     from operant.sweep import report
 
     plan, search = report.opened(folder)
@@ -159,23 +157,24 @@ def show(folder: Path, *, as_json: bool) -> None:
 
 
 def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
-    """Let no sweep begin another trial."""
+    """Stop all sweeps that are worked on."""
     from operant.runs import sweeps
 
     for folder in sweeps.list_sweeps(*reach):
         if sweeps.working(folder):
-            stopped(folder, now=now)
+            stop(folder, now=now)
 
 
-def stopped(folder: Path, *, now: bool) -> list[Run]:
-    """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where
-    another machine does not answer.
+def stop(folder: Path, *, now: bool) -> list[Run]:
+    """End all processes that work on a sweep, wait for them, and return the trials' runs that still train.
+
+    Raises OperantError if a process on another machine does not answer.
     """
     from operant import runs
     from operant.runs import sweeps
 
-    begin_s, told = time.monotonic(), False
-    word = "stopped" if sweeps.working(folder) else "no command works on it now"
+    begin_s, reported = time.monotonic(), False
+    word = "stopped" if sweeps.working(folder) else "it is not running"
     if word == "stopped":
         sweeps.ask_stop(folder, now=now)
     while others := sweeps.working(folder):
@@ -183,14 +182,14 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
         away = [str(one.get("host")) for one in others if one.get("host") != runs.host()]
         if waited_s > _STOP_S and len(away) == len(others):
             raise OperantError(
-                f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: "
-                "look there"
+                f"{folder.name} was asked to stop, but {', '.join(away)} did not answer for {_STOP_S:.0f} s: check "
+                "that machine"
             )
-        if waited_s > _PATIENCE_S and not told:
-            told = True
+        if waited_s > _PATIENCE_S and not reported:
+            reported = True
             say(
-                f"{folder.name}: its trials end after this iteration, each with a checkpoint.  at once, without: "
-                f"operant stop {folder.name} --now"
+                f"{folder.name}: its trials end after this iteration, each with a checkpoint.  Stop now without "
+                f"checkpoints: operant stop {folder.name} --now"
             )
         time.sleep(_LOOK_S)
     live = [run for run in sweeps.trials(folder) if runs.state(run).live]
@@ -199,14 +198,14 @@ def stopped(folder: Path, *, now: bool) -> list[Run]:
 
 
 class _Table:
-    """The sweep's lines: redrawn on a terminal, or a line a trial."""
+    """Table of a sweep: redrawn on a terminal, elsewhere one line per trial."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._drawn, self._drawn_s = plan, list[str](), float("-inf")
         self._terminal = sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """A sentence about a trial: the table shows it on a terminal."""
+        """Print a message about a trial; on a terminal only failures, since the table shows the rest."""
         if not self._terminal or "failed" in line:
             from operant.cli import listing
 

@@ -1,4 +1,4 @@
-"""`train` and `resume`: a run is asked for, started, and watched. Knows nothing of how it trains."""
+"""Commands `train` and `resume`: create a run, start its worker process, and watch it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ app = typer.Typer(**TYPER)
 
 
 class After(enum.Enum):
-    """What a command does once it has started a run."""
+    """Behaviour of a command after it has started a run."""
 
     FOLLOW = "follow"
     DETACH = "detach"
@@ -61,7 +61,10 @@ def train(
         str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")
     ] = None,
     side_by_side: Annotated[
-        int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")
+        int,
+        typer.Option(
+            "--side-by-side", metavar="N", min=1, help="with --seeds: number of runs that train at the same time"
+        ),
     ] = 1,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
     gpus: Annotated[
@@ -76,11 +79,11 @@ def train(
     ] = False,
     inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
     prepare: Annotated[
-        bool, typer.Option("--prepare", help="make the run folder and print it, for torchrun or srun; start nothing")
+        bool, typer.Option("--prepare", help="create the run folder and print it, for torchrun or srun; start nothing")
     ] = False,
     detach: DetachOption = False,
     monitor: MonitorOption = False,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="like `operant resume RUN`")] = None,
     trust: TrustOption = False,
     root: RootOption = None,
 ) -> None:
@@ -107,8 +110,8 @@ def train(
         }
         if given := [option for option, value in others.items() if value is not None]:
             raise UsageError(
-                f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value "
-                "changes single keys"
+                f"{', '.join(given)} cannot be used with --resume: a run continues with its own configuration; "
+                "key=value changes single keys"
             )
         _resume(
             resume,
@@ -138,22 +141,22 @@ def train(
             side_by_side=side_by_side,
             trusted=trusted,
         )
-        raise typer.Exit(grouped.go_on(group, detach=after is After.DETACH))
+        raise typer.Exit(grouped.run(group, detach=after is After.DETACH))
     else:
         _train(asked, after, root, consented(trust, asked.check_trust))
 
 
 def _gpus(given: str | None) -> str | None:
-    """The value of `run.gpus` for the option's: a list of numbers may be written 0,1."""
+    """Value of `run.gpus` from the option: the list [0, 1] may be written 0,1."""
     return f"[{given.strip(',')}]" if given is not None and "," in given and not given.startswith("[") else given
 
 
 def _after(**given: bool) -> After:
-    """What the command does once the run is started."""
-    asked = [word for word, wanted in given.items() if wanted]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(f'--{word}' for word in asked)} exclude each other: give one")
-    return After(asked[0] if asked else "follow")
+    """Selected behaviour after the start. Raises UsageError for more than one option."""
+    options = [option for option, selected in given.items() if selected]
+    if len(options) > 1:
+        raise UsageError(f"{' and '.join(f'--{option}' for option in options)} exclude each other: give one")
+    return After(options[0] if options else "follow")
 
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
@@ -162,10 +165,10 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
 
     notice = launch.detach_problem() if after is After.DETACH else None
     if after is After.PREPARE:
-        asked.load(trusted)  # what is wrong with it is better read here than in the logs of a cluster
+        asked.load(trusted)  # report problems here rather than in the logs of a cluster
     run = runs.create(runs.root(root), asked.name, asked.prefix, asked.document())
     if asked.name not in (None, run.id):
-        say(f"there is a run {asked.name} already: this one is {run.id}")
+        say(f"a run {asked.name} already exists: this one is {run.id}")
     if after is After.INLINE:
         _train_here(run, trusted)
         return
@@ -189,8 +192,9 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
 def _start(
     run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None
 ) -> int:
-    """Start the worker, call `started` once it holds the run, and watch it, to its first record or its end: the exit
-    code.
+    """Start the worker, call `started` once it holds the run's lock, and watch the run to its first record or its end.
+
+    Returns the exit code.
     """
     from operant import runs
     from operant.cli import follow
@@ -202,8 +206,7 @@ def _start(
         started()
         if after is After.FOLLOW:
             return follow.follow(run, presses=presses)
-        # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found
-        # on.
+        # Problems of the configuration are reported in the terminal, before the monitor opens.
         code = follow.follow_to_first_record(run, notice=notice, presses=presses, detach=after is After.DETACH)
     if code or after is After.DETACH:
         return code
@@ -213,7 +216,7 @@ def _start(
 
 
 def _train_here(run: Run, trusted: bool) -> None:
-    """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
+    """Train in this process, with the log on stderr, so that a debugger works."""
     from operant import runs
     from operant.training import worker
 
@@ -239,18 +242,18 @@ def _dry_run(asked: Request, trusted: bool) -> None:
     show_origins(asked.origins(trusted))
     resolved = asked.load(trusted)
     if resolved.env.lanes == "auto":
-        out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
+        out("", "# device memory: env.lanes = auto is resolved when the run begins; nothing was started")
         return
     footprint = estimate(resolved)
     out(
         "",
-        f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} kept, "
-        f"{size(footprint.update_bytes)} in an update)",
+        f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} "
+        f"permanent, {size(footprint.update_bytes)} during an update)",
     )
     if footprint.replay_bytes:
-        where = "in host memory instead" if getattr(resolved.algo, "replay_place", "") == "host" else "of that"
-        out(f"# the replay: {size(footprint.replay_bytes)} {where}")
-    out(f"# and on a GPU about {size(CONTEXT_BYTES)} for CUDA itself; nothing was started")
+        where = "in host memory instead" if getattr(resolved.algo, "replay_place", "") == "host" else "of it"
+        out(f"# replay: {size(footprint.replay_bytes)} {where}")
+    out(f"# on a GPU, in addition, about {size(CONTEXT_BYTES)} for CUDA; nothing was started")
 
 
 @app.command()
@@ -265,15 +268,15 @@ def resume(
 ) -> None:
     """Resume a run from a checkpoint, in the same folder.
 
-    It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys.
-    What the checkpoint depends on cannot change: env.name, env.lanes and what is observed (env.pixels, env.flicker,
-    env.frame_stack, env.grayscale, env.resize), algo.name, net.*, algo.normalize_observations, algo.normalize_rewards,
-    PPO's algo.optimizer, and DQN's algo.v_min and algo.v_max. All else may: run.steps, run.target, algo.horizon,
-    algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best evaluation so far no
-    longer counts, and best starts anew.
+    Training continues until run.steps environment steps, with the run's configuration; key=value changes single keys.
+    Keys on which the checkpoint depends cannot change: env.name, env.lanes, keys of observations (env.pixels,
+    env.flicker, env.frame_stack, env.grayscale, env.resize), algo.name, net.*, algo.normalize_observations,
+    algo.normalize_rewards, PPO's algo.optimizer, and DQN's algo.v_min and algo.v_max. All other keys can: run.steps,
+    run.target, algo.horizon, algo.epochs, algo.learning_rate and so on. Changed env.params make a different task: the
+    best evaluation so far is discarded.
 
-    The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps
-    grows; algo.anneal_steps=N moves it.
+    The decay of the learning rate ends where it was planned when the run began (algo.anneal_steps), also if run.steps
+    grows; algo.anneal_steps=N changes that.
     """
     _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), root, trust)
 
@@ -290,7 +293,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     if (group := grouped.find(name, runs.reach(root))) is not None:
         if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
             raise UsageError(
-                f"{safe(group.id)} is a group, which is resumed as it is: for other values or another checkpoint name "
+                f"{safe(group.id)} is a group, which is resumed unchanged; for other values or another checkpoint name "
                 "one of its runs"
             )
         raise typer.Exit(_resume_group(group, after))
@@ -300,7 +303,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
 
 
 def _resume_group(group: grouped.Group, after: After) -> int:
-    """Resume those runs of a group that have not finished, saying what becomes of each; the exit code."""
+    """Resume the unfinished runs of a group and report each. Returns the exit code."""
     from operant import runs
     from operant.cli import grouped
 
@@ -312,13 +315,13 @@ def _resume_group(group: grouped.Group, after: After) -> int:
         say(f"{safe(name)}: {word}, {doing}")
     if all(seed in made and runs.state(made[seed]).word == "finished" for seed in group.members):
         return 0
-    return grouped.go_on(group, detach=after is After.DETACH)
+    return grouped.run(group, detach=after is After.DETACH)
 
 
 def _resume_claimed(
     run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]
 ) -> int:
-    """Resume a run that no other command resumes meanwhile, and watch it: the exit code."""
+    """Resume a run claimed by this command and watch it. Returns the exit code."""
     from operant import runs
     from operant.config import request
     from operant.runs import launch
@@ -328,11 +331,11 @@ def _resume_claimed(
         raise BusyError(runs.busy(run.path))
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
     if not store.steps():
-        raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
+        raise NotFoundError(f"{safe(run.id)} has no checkpoint to resume from. To start again: operant train")
     which: str | int = int(start) if start.isdecimal() else start
     asked, first = request.to_resume(run.config_path, overrides), store.newest(which)
     if first is None:
-        store.load_files(which)  # which says what is wrong with those there are
+        store.load_files(which)  # raises with the problem of the existing checkpoints
     trusted = consented(trust, asked.check_trust)
     planned = (
         _steps_asked(asked, first and first.config, trusted) if overrides else runs.integer_of(run.document, "steps")
@@ -341,15 +344,14 @@ def _resume_claimed(
         done = first.manifest.step
         more = count(2 * done).replace(" ", "")
         decay = (
-            f" algo.anneal_steps={more} (without the second the learning rate stays at 0, where its decay ended)"
+            f" algo.anneal_steps={more} (without the second key the learning rate stays at 0, the end of its decay)"
             if asked.anneals()
             else ""
         )
         typed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
-        asked_for = f"{done:,} steps, and {planned:,} are asked for" if typed else f"its {planned:,} steps"
+        progress = f"{done:,} steps, and run.steps is {planned:,}" if typed else f"its {planned:,} steps"
         raise UsageError(
-            f"{safe(run.id)} has done {asked_for}. To train on: operant resume {safe(run.short)} "
-            f"run.steps={more}{decay}"
+            f"{safe(run.id)} has done {progress}. To continue: operant resume {safe(run.short)} run.steps={more}{decay}"
         )
     notice = launch.detach_problem() if after is After.DETACH else None
     ending, metrics_file = runs.read_json(run.exit_path), _inode(run.metrics_path)
@@ -358,7 +360,7 @@ def _resume_claimed(
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
     refused = (ConfigError.exit_code, NotFoundError.exit_code, MachineError.exit_code)
     if code in refused and runs.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
-        # The worker has refused before it wrote anything but its own identity: the run is again what it was.
+        # The worker refused before it wrote anything but its identity: restore the run's files.
         runs.write_json(run.path / "run.json", run.document)
         if ending:
             runs.write_json(run.exit_path, ending)
@@ -368,14 +370,12 @@ def _resume_claimed(
 
 
 def _inode(path: Path) -> int | None:
-    """What tells a file from one that takes its place; None where there is none."""
+    """Identity of a file: its inode; None if it does not exist."""
     return path.stat().st_ino if path.exists() else None
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """The planned steps with these overrides. Raises ConfigError for any that the run cannot go on with. Writes
-    nothing.
-    """
+    """Planned steps with the given overrides. Raises ConfigError for overrides that the run cannot resume with."""
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()

@@ -1,4 +1,4 @@
-"""`note`, `rm`, `du`, `archive`, `restore`: commands that look after run folders. Nothing heavy is imported."""
+"""Commands that maintain run folders: `note`, `rm`, `du`, `archive`, `restore`. They do not import torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def note(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Write down a note or tags beside a run, or show them."""
+    """Write a note or tags for a run, or show them."""
     from operant import runs
     from operant.runs import notes
 
@@ -64,9 +64,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     root: RootOption = None,
 ) -> None:
-    """Delete runs, groups of runs or sweeps; it asks first.
+    """Delete runs, groups or sweeps, after a question.
 
-    Never one that is training.
+    A training run is never deleted.
     """
     from operant import runs
     from operant.runs import groups, sweeps, upkeep
@@ -80,7 +80,7 @@ def rm(
     ]
     members = {one.path: [one] if isinstance(one, runs.Run) else list(one.runs.values()) for one in found}
     if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
-        raise BusyError(f"{safe(busy[0].id)} is still worked on.  stop: operant stop {safe(busy[0].id)}")
+        raise BusyError(f"{safe(busy[0].id)} is still running.  Stop it: operant stop {safe(busy[0].id)}")
     if live := [run for every in members.values() for run in every if runs.taken(run.path)]:
         raise BusyError(runs.busy(live[0].path))
     if not yes:
@@ -92,7 +92,7 @@ def rm(
             )
             for one in found
         ]
-        say(*(f"{id_}  {count} run{'s' * (count != '1')}, {taken}" for id_, count, taken in rows))
+        say(*(f"{id_}  {count} run{'s' * (count != '1')}, {total}" for id_, count, total in rows))
         _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
     for one in found:
         runs.remove(one) if isinstance(one, runs.Run) else groups.remove(one) if isinstance(
@@ -102,9 +102,9 @@ def rm(
 
 
 def _ask(question: str) -> None:
-    """Go on only after a yes. Raises UsageError without a terminal to ask on, typer.Exit after a no."""
+    """Ask for confirmation. Raises UsageError without a terminal, typer.Exit after a no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("there is no terminal to ask on: give --yes to delete without being asked")
+        raise UsageError("there is no terminal to ask on: give --yes to delete without a question")
     if not confirmed(question):
         say("nothing was deleted")
         raise typer.Exit(1)
@@ -112,7 +112,7 @@ def _ask(question: str) -> None:
 
 @app.command()
 def du(names: RunNames = None, as_json: JsonOption = False, root: RootOption = None) -> None:
-    """Show what runs take on the disk, the largest first."""
+    """Show the disk use of runs, largest first."""
     from operant import runs
     from operant.runs import upkeep
 
@@ -142,7 +142,7 @@ def archive(
     path: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     root: RootOption = None,
 ) -> None:
     """Pack a run into one file; `operant restore` unpacks it."""
@@ -160,10 +160,10 @@ def archive(
 
 @app.command()
 def restore(
-    file: Annotated[str, typer.Argument(metavar="FILE.tar.gz", help="what `operant archive` wrote")],
+    file: Annotated[str, typer.Argument(metavar="FILE.tar.gz", help="archive written by `operant archive`")],
     root: RootOption = None,
 ) -> None:
-    """Unpack an archive of a run into the folder of the runs."""
+    """Unpack an archive of a run into the folder of runs."""
     from operant import runs
     from operant.errors import NotFoundError
     from operant.runs import upkeep

@@ -199,8 +199,8 @@ def test_a_resume_that_its_checkpoints_do_not_allow_changes_nothing(trained, her
     wrong = {
         "net.hidden=[32]": ("weights of that network", "[64, 64]"),
         "net.activation=relu": ("weights of that network", "'tanh'"),
-        "env.lanes=128": ("state of so many lanes", "64"),
-        "env.lanes=auto": ("state of so many lanes", "64"),
+        "env.lanes=128": ("state of that number of lanes", "64"),
+        "env.lanes=auto": ("state of that number of lanes", "64"),
         "env.name=pendulum": ("policy for that environment", "'cartpole'"),
         "env.pixels=32": ("policy for that environment", "no value"),
         "algo.normalize_observations=false": ("running mean and variance", "true"),

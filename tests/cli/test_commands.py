@@ -139,10 +139,7 @@ def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatc
     run = training(started("slow"))
     done = here("stop", "4f2a")
     assert done.code == 0 and "cartpole-ppo-4f2a: stopped, checkpoint at step" in done.err
-    assert (
-        "it ends after this iteration, with a checkpoint, however long they take" in done.err
-        and "operant stop 4f2a --now" in done.err
-    )
+    assert "it ends after this iteration and saves a checkpoint" in done.err and "operant stop 4f2a --now" in done.err
     assert state(run).word == "stopped"
 
 
@@ -253,7 +250,7 @@ def test_a_run_that_cannot_do_it_is_a_sentence(started, here, verb, monkeypatch)
     assert (
         done.code == 1
         and "mute: no answer yet, it is running" in done.err
-        and "mute has not done it within 0 s: running. See: operant logs" in done.err
+        and "mute did not pause within 0 s: running. See: operant logs" in done.err
     )
     assert state(mute).word == "running"
 

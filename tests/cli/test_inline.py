@@ -561,7 +561,7 @@ def test_a_place_that_cannot_be_written_ends_with_4(here, tmp_path, root):
 def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
     run = runs.create(tmp_path / "runs", "young", "x", {})
     resumed, played = here("resume", "young"), here("eval", "young")
-    assert resumed.code == 3 and "no checkpoint to go on from" in resumed.err
+    assert resumed.code == 3 and "no checkpoint to resume from" in resumed.err
     assert played.code == 3 and "never began to train" in played.err
     run.config_path.mkdir()
     played = here("eval", "young")

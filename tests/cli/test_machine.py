@@ -51,8 +51,8 @@ def test_dry_run_says_what_a_replay_takes_and_where(here):
         "algo.batch_size=16",
         "algo.replay_capacity=65536",
     )
-    assert "# the replay: 1.63 MiB of that" in here(*words).out
-    assert "# the replay: 1.63 MiB in host memory instead" in here(*words, "algo.replay_place=host").out
+    assert "# replay: 1.63 MiB of it" in here(*words).out
+    assert "# replay: 1.63 MiB in host memory instead" in here(*words, "algo.replay_place=host").out
 
 
 def test_config_show_prints_a_loadable_configuration(here, tmp_path):
@@ -313,7 +313,7 @@ def test_where_nothing_can_be_written_or_found_there_is_no_traceback(tmp_path, w
             check=False,
         )
     assert (done.returncode, done.stderr) == {
-        "a full disk": (4, "error: the output cannot be written (No space left on device): make room\n"),
+        "a full disk": (4, "error: the output cannot be written (No space left on device): free some disk space\n"),
         "a reader who has gone": (1, ""),
         "a folder that is gone": (
             4,
@@ -344,7 +344,7 @@ def test_full_disk_error_names_the_file(here, monkeypatch):
     done = here("runs")
     assert (done.code, done.err) == (
         4,
-        "error: sweeps/best.toml cannot be written (No space left on device): make room\n",
+        "error: sweeps/best.toml cannot be written (No space left on device): free some disk space\n",
     )
 
 

@@ -126,7 +126,7 @@ def test_existing_run_name_is_reported(here, tmp_path):
     assert "already" not in inline(here, *words).err
     told = inline(here, *words).err
     (other,) = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} - {"twice", "latest"}
-    assert f"there is a run twice already: this one is {other}" in told
+    assert f"a run twice already exists: this one is {other}" in told
 
 
 @pytest.mark.parametrize("words", [("--name", "a b"), ("run.name=-x",), ("--name", "live")])

@@ -144,7 +144,7 @@ def test_a_resume_with_nothing_to_do_or_to_begin_from_changes_nothing(here, tmp_
     run = the_run(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     for words, code, said in (
-        (("run.steps=1k",), 2, "has done 2,048 steps, and 1,000 are asked for. To train on: operant resume"),
+        (("run.steps=1k",), 2, "has done 2,048 steps, and run.steps is 1,000. To continue: operant resume"),
         (("algo.clip=0.1",), 2, "has done its 2,048 steps"),
         ((), 2, "has done its 2,048 steps"),
         (("run.steps=1M", "--from", "77"), 3, "no checkpoint of step 77"),

@@ -91,7 +91,7 @@ def test_csv_reads_back_as_the_history(run, here):
     }, done.err
     assert read_csv(run.path.parents[1] / "twice.csv") == expected_rows(run)
     again = here("export", "metrics", "twice")
-    assert again.code == 2 and "twice.csv is there already: choose another --out, or give --force" in again.err
+    assert again.code == 2 and "twice.csv already exists: choose another --out, or give --force" in again.err
     assert here("export", "metrics", "twice", "--force").out == "twice.csv  40 records of 5 metrics\n"
     assert sorted(path.name for path in run.path.parents[1].iterdir()) == ["runs", "state", "twice.csv"], (
         "nothing half-written is left"
@@ -113,9 +113,9 @@ def test_a_file_is_of_the_format_that_its_name_says(run, here, tmp_path):
         and (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
     )
     refused = here("export", "metrics", "twice", "--to", "csv", "-o", "b.parquet")
-    assert refused.code == 2 and "--out is 'b.parquet'; a file of --to csv ends in .csv" in refused.err
+    assert refused.code == 2 and "--out is 'b.parquet'; with --to csv it must end in .csv" in refused.err
     refused = here("export", "metrics", "twice", "--to", "parquet", "-o", "A.CSV")
-    assert refused.code == 2 and "--out is 'A.CSV'; a file of --to parquet ends in .parquet" in refused.err
+    assert refused.code == 2 and "--out is 'A.CSV'; with --to parquet it must end in .parquet" in refused.err
 
 
 @pytest.mark.parametrize("what", ["csv", "parquet", "tensorboard"])
@@ -351,7 +351,7 @@ def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
             f"/proc/self/fd/{opened.fileno()}",
         ):  # never replaced; the last is what /dev/stdout is a link to
             refused = here("export", "metrics", "twice", "--out", target, "--force")
-            assert refused.code == 2 and f"{target} is there already: name a file with --out" in refused.err
+            assert refused.code == 2 and f"{target} already exists: name a file with --out" in refused.err
     (tmp_path / "full.csv").symlink_to("/dev/full")
     done = here("export", "metrics", "twice", "--out", "full.csv", "--follow", "--force")
     assert (

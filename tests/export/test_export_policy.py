@@ -213,7 +213,7 @@ def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_p
     )
     assert shown.stdout == "(1, 1)\n", shown.stderr
     again = here("export", "policy", "small", "--to", "numpy")
-    assert again.code == 2 and "small.npz is there already: choose another --out, or give --force" in again.err
+    assert again.code == 2 and "small.npz already exists: choose another --out, or give --force" in again.err
     told = here("export", "policy", "small", "--to", "safetensors", "--out", "a.safetensors", "--json")
     assert (
         json.loads(told.out)["inputs"] == ["observation"]

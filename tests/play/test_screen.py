@@ -278,7 +278,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play nosuch.py", 3, "there is no environment file 'nosuch.py'"),
         ("play ~nobodyatall/my_env.py", 3, "there is no environment file '~nobodyatall/my_env.py'"),
         (f"play {'x' * 300}.py", 3, "there is no environment file 'xxx"),
-        ("play gravity=3", 2, "constants are given as --param gravity=3"),
+        ("play gravity=3", 2, "give parameters as --param gravity=3"),
         ("play cartpole --param gravity", 2, "it must be KEY=VALUE"),
         ("play cartpole --param gravty=3", 2, "did you mean 'env.params.gravity'?"),
         ("play cartpole --param gravity=heavy", 2, "env.params.gravity"),
@@ -294,10 +294,10 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
             2,
             "--render is 'gif'; it must be none or term. For a file: operant render nosuch --out agent.gif",
         ),
-        ("eval nosuch --render term --json", 2, "leave --json out"),
+        ("eval nosuch --render term --json", 2, "remove --json"),
         ("eval nosuch --render term --greedy --sampled", 2, "shows one policy"),
         ("eval nosuch --render term --episodes 0", 2, "--episodes is 0"),
-        ("eval nosuch --fps 10", 2, "--fps is of --render term"),
+        ("eval nosuch --fps 10", 2, "--fps needs --render term"),
     ],
 )
 def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, monkeypatch, line, code, said):

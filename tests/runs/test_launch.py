@@ -557,7 +557,7 @@ def test_a_deleted_folder_is_told_once_its_trainer_has_ended(started, monkeypatc
         thread.join()
     assert not runs.discard_unstarted(run, 4), "there is nothing left to delete"
     assert (
-        f"✖ {run.id}: its folder was deleted or moved while it trained" in stream.getvalue()
+        f"✖ {run.id} has ended: its folder was deleted or moved during training" in stream.getvalue()
         and "operant resume" not in stream.getvalue()
     )
 

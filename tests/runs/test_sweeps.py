@@ -50,7 +50,7 @@ def test_a_sweep_without_commands_and_one_of_a_killed_command_are_stopped_alread
     process.kill()
     process.communicate()
     done = operant_process(tmp_path, "stop", str(folder))
-    assert done.returncode == 0 and "my-sweep: no command works on it now" in done.stderr
+    assert done.returncode == 0 and "my-sweep: it is not running" in done.stderr
 
 
 def test_rm_deletes_a_sweep_with_its_runs_but_never_one_that_is_worked_on(tmp_path):
@@ -61,7 +61,7 @@ def test_rm_deletes_a_sweep_with_its_runs_but_never_one_that_is_worked_on(tmp_pa
         runs.create(tmp_path / "runs", name, "x", {})
     process = worked(folder, tmp_path)
     done = operant_process(tmp_path, "rm", "my-sweep", "--yes")
-    assert done.returncode == 6 and "my-sweep is still worked on.  stop: operant stop my-sweep" in done.stderr
+    assert done.returncode == 6 and "my-sweep is still running.  Stop it: operant stop my-sweep" in done.stderr
     sweeps.ask_stop(folder)
     process.communicate()
     assert operant_process(tmp_path, "rm", "my-sweep", "--yes").returncode == 0
