@@ -222,7 +222,7 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
 
 
-# a line in place of MOVE, what stands above the functions, and the sentence for it, which begins with the line's place
+# line that replaces MOVE: (code above the functions, expected message)
 NO_KERNEL = {
     'raise ValueError("no")': ("", "a kernel cannot raise an error"),
     "assert s[X] < float32(9.0)": ("", "so it cannot use `assert`"),
@@ -232,11 +232,11 @@ NO_KERNEL = {
     "s[X] += helper(s)": ("def helper(s): return s[1]", "helper is plain Python: write @device above"),
     "global COUNT; COUNT += 1": ("COUNT = 0", "cannot change a global variable"),
     "while True: s[X] += s[X_DOT]": ("", "write `for _ in range(1000):` with a `break` in it"),
-    'text = f"{s[X]}"': ("", "there is no f-string"),
+    'text = f"{s[X]}"': ("", "a kernel cannot format strings"),
     "box = np.zeros(3)": ("", "a kernel cannot allocate memory"),
     "pair = [s[X], s[X_DOT]]": ("", "a kernel cannot use a list"),
-    "s[X] += float32(random.random())": ("import random", "write `uniform(key, 0)`"),
-    "s[X] += float32(np.random.random())": ("", "write `uniform(key, 0)`"),
+    "s[X] += float32(random.random())": ("import random", "use `uniform(key, 0)`"),
+    "s[X] += float32(np.random.random())": ("", "use `uniform(key, 0)`"),
     "import os": ("", "write the import at the top of the file"),
     "s[X] += inner(s)": (
         "@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]",
@@ -500,7 +500,7 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"observation": Box(3, low=(0.0, 1.0))}, "observation has 3 values, but bounds for [2, 3]"),
         ({"observation": Box(4, dtype="float64")}, "float32 or uint8"),
         ({"observation": Discrete(4)}, "it must be a Box"),
-        ({"observation": Box(4, shape=(2, 3))}, "not 4 numbers"),
+        ({"observation": Box(4, shape=(2, 3))}, "does not hold 4 values"),
         ({"observation": Box(4, low=1.0, high=0.0)}, "lower bound above"),
         ({"action": MultiDiscrete((3, 0))}, "at least 1"),
         ({"action": None}, "Discrete, MultiDiscrete or a Box"),
@@ -515,7 +515,7 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
             {"observation": Box(4, dtype="uint8", categories=3)},
             "has 3 categories: they need dtype uint8 and values from 0 to 2",
         ),
-        ({"observation": Box(4, low=0, high=2, categories=3)}, "so dtype is uint8"),
+        ({"observation": Box(4, low=0, high=2, categories=3)}, "they need dtype uint8"),
         ({"observation": Box(4, low=0, high=0, dtype="uint8", categories=(0, 1, 0, 0))}, "has 1 categories"),
         (
             {"observation": Box(4, low=0, high=9, dtype="uint8", categories=(0, 10, 0, 9))},
