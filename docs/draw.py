@@ -1,6 +1,4 @@
-"""Draw a picture of each environment for its page: `python docs/draw.py`, after an environment was added or draws
-otherwise. Needs Pillow.
-"""
+"""Draw a picture of each environment for its page: `python docs/draw.py [NAME ...]`. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ SIDE, STEPS = 240, 12
 
 
 def picture(env: Env) -> bytes:
-    """A PNG of one lane after some steps."""
+    """PNG of one lane after some steps."""
     world = DeviceWorld(env, 2, seed=3)
     slot = world.slot()
     world.reset(world.bind(slot))

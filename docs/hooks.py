@@ -1,10 +1,11 @@
-"""What MkDocs asks while it builds: the pages and tables that are made from the code, so that nothing is written twice.
+"""MkDocs hooks: pages and tables generated from the code.
 
-Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own
-help; the configuration, from its sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}`
-is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH }}`, `{{ notebook
-PATH }}` and `{{ monitor_keys }}` are what they say, `{{ results }}` is the table of recipes with what they reach, and
-`{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Knows nothing of how a page looks.
+Generated pages: one per environment, from its docstring and declaration; the commands, from the command line's help;
+the configuration, from its sections; the Python interface, from docstrings. Written pages can use these placeholders:
+`{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH
+}}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` insert what they name, `{{ results }}` is the table of recipes and
+their results, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the
+theme's.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from operant.sweep import plan
 HOME = Path(__file__).resolve().parent.parent
 
 PYTHON = (
-    ("operant.library", "Runs and policies for programs and notebooks: what `import operant` offers."),
+    ("operant.library", "Runs and policies for programs and notebooks: the interface of `import operant`."),
     ("operant.gym", 'Environments for Gymnasium and Stable-Baselines3. Needs `pip install "operant[gym]"`.'),
-    ("operant.envs", "What an environment's file imports."),
-    ("operant.algos.base", "What an algorithm offers."),
-    ("operant.runs", "Runs on the disk, without torch."),
-    ("operant.runs.metrics", "The metrics file: its writer, its reader, and how a metric is declared."),
-    ("operant.errors", "The errors that a user can cause or meet, each with its exit code."),
+    ("operant.envs", "Imports for an environment's file."),
+    ("operant.algos.base", "Interface of an algorithm."),
+    ("operant.runs", "Runs on disk, without torch."),
+    ("operant.runs.metrics", "The metrics file: writer, reader, and declarations of metrics."),
+    ("operant.errors", "Errors for users, with their exit codes."),
 )
-"""The modules of the Python reference, and what each is for."""
+"""Modules of the Python reference, with a description of each."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -62,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the tables that a written page asks for."""
+    """Replace the placeholders of a page."""
     fillers = {
         "keys": keys,
         "docstring": docstring,
@@ -76,12 +77,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def docstring(module: str) -> str:
-    """What a module says of itself."""
+    """Docstring of a module as Markdown."""
     return paragraphs(importlib.import_module(module).__doc__ or "")
 
 
 def notebook(path: str) -> str:
-    """The cells of a notebook but its title, one after the other."""
+    """Cells of a notebook as Markdown, without the title."""
     cells = json.loads((HOME / path).read_text(encoding="utf-8"))["cells"]
     texts = [
         "".join(part["source"]) if part["cell_type"] == "markdown" else f"```python\n{''.join(part['source'])}\n```"
@@ -91,7 +92,7 @@ def notebook(path: str) -> str:
 
 
 def file(path: str) -> str:
-    """A Python file of the checkout, whole."""
+    """Python file of the checkout as a code block."""
     return f"```python\n{(HOME / path).read_text(encoding='utf-8')}```"
 
 
@@ -99,45 +100,45 @@ def file(path: str) -> str:
 
 
 def cell(text: object) -> str:
-    """A text in a table's cell."""
+    """Text escaped for a table cell."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]] | list[tuple[object, ...]]) -> str:
-    """A table in Markdown."""
+    """Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)])
 
 
 def section(name: str) -> Any:
-    """The model of a section of the configuration: one of the file's, or an algorithm's by its name."""
+    """Model of a configuration section, or of an algorithm by name."""
     if name in algos.names():
         return algos.load(name).Config
     return {**sections.MODELS, "net": mlp.Config, "sweep": plan.Settings}[name]
 
 
 def keys(name: str) -> str:
-    """The keys of a section."""
+    """Table of a section's keys."""
     return table_of(section(name), "algo" if name in algos.names() else name)
 
 
 def monitor_keys() -> str:
-    """The keys of the monitor's screen."""
+    """Table of the monitor's keys."""
     return table(("key", "", ""), [(f"`{key.shown or key.keys}`", key.words, key.group) for key in KEYS])
 
 
 def table_of(model: Any, prefix: str) -> str:
-    """A model's keys: default, what is allowed, what it does."""
+    """Table of a model's keys: default, allowed values, description."""
     properties = model.model_json_schema()["properties"]
     rows: list[tuple[object, ...]] = [
         (f"`{prefix}.{key}`", f"`{default(field)}`", allowed(properties[key]), field.description or "")
         for key, field in model.model_fields.items()
     ]
-    return table(("key", "default", "allowed", "what it does"), rows)
+    return table(("key", "default", "allowed", "description"), rows)
 
 
 def default(field: Any) -> str:
-    """A key's default, as a TOML file would say it."""
+    """Default of a key in TOML notation."""
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "not set"
@@ -157,7 +158,7 @@ KINDS = {
 
 
 def allowed(schema: dict[str, Any]) -> str:
-    """What a JSON schema allows, in a few words."""
+    """Short description of the values that a JSON schema allows."""
     if "anyOf" in schema:
         return " or ".join(
             dict.fromkeys(words for part in schema["anyOf"] if part.get("type") != "null" and (words := allowed(part)))
@@ -177,10 +178,10 @@ def allowed(schema: dict[str, Any]) -> str:
 
 
 def faults() -> str:
-    """What may go wrong and what is promised then: tests/FAULTS.md without its tests."""
+    """Table of faults and guarantees: tests/FAULTS.md without its column of tests."""
     lines = (HOME / "tests" / "FAULTS.md").read_text(encoding="utf-8").splitlines()
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if re.match(r"\| \d", line)]
-    return table(("what happens", "what is promised"), [(row[1], row[2]) for row in rows])
+    return table(("fault", "guarantee"), [(row[1], row[2]) for row in rows])
 
 
 def results() -> str:
@@ -196,18 +197,18 @@ def results() -> str:
             env = envs.find(run.env.name)
             name, spaces = f"[{name}](environments/{run.env.name}.md)", (observed(env), acted(env))
         rows.append((f"`{recipe}`", name, *spaces, solved, entry.get("h200_s", "")))
-    return table(("recipe", "environment", "observes", "does", "solved at", "seconds on an H200"), rows)
+    return table(("recipe", "environment", "observation", "action", "solved at", "seconds on an H200"), rows)
 
 
 # PAGES
 
 
 def configuration() -> str:
-    """Every section and its keys."""
+    """Page with every section and its keys."""
     parts = [
         "# Configuration",
-        "Every key, generated from the code. `operant config show` prints them with the values of a run and where each "
-        "came from.",
+        "All keys, generated from the code. `operant config show` prints them with the values of a run and their "
+        "origins.",
     ]
     for name in ("run", "env", "net", "checkpoint", "eval"):
         parts += [f"## [{name}]", first_line(section(name)), keys(name)]
@@ -217,11 +218,10 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """Every command with its options, from its own help."""
+    """Page with every command and its options, from the help texts."""
     parts = [
         "# Commands",
-        "Generated from the commands' own help. Exit codes are in [When something goes "
-        "wrong](../faults.md#exit-codes).",
+        "Generated from the commands' help. Exit codes are in [When something goes wrong](../faults.md#exit-codes).",
     ]
     for words, command in each_command(get_command(program.app), ()):
         shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
@@ -237,7 +237,7 @@ def commands() -> str:
 
 
 def word(parameter: Any) -> str:
-    """What an option or an argument is called."""
+    """Name of an option or argument."""
     return (
         ", ".join(f"`{name}`" for name in parameter.opts)
         if parameter.param_type_name == "option"
@@ -246,7 +246,7 @@ def word(parameter: Any) -> str:
 
 
 def each_command(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command of a group and of the groups within it, by its words."""
+    """All commands of a group and its subgroups, with their words."""
     for name, command in group.commands.items():
         if getattr(command, "commands", None):
             yield from each_command(command, (*words, name))
@@ -255,24 +255,24 @@ def each_command(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str
 
 
 def paragraphs(text: str) -> str:
-    """A docstring as Markdown: a list, too, needs an empty line before it there, and an example its fence."""
+    """Convert a docstring to Markdown: blank lines before lists, fences around examples."""
     text = re.sub(r"(?m)^>>> (?:.+\n?)+", lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", inspect.cleandoc(text))
     text = re.sub(r"(?m)^(?!\s*- |\s*$)(.*)\n(?=- )", r"\1\n\n", inspect.cleandoc(text))
     lines = text.splitlines()
     for k in range(1, len(lines)):
-        # What goes on after an item of a list is indented by two there, and by four in Markdown.
+        # Continuation lines of list items: two spaces in docstrings, four in Markdown.
         if lines[k].startswith("  ") and not lines[k].startswith("    "):
             lines[k] = f"  {lines[k]}"
     return "\n".join(lines)
 
 
 def first_line(thing: Any) -> str:
-    """The first sentence of a docstring."""
+    """First paragraph of a docstring."""
     return (inspect.getdoc(thing) or "").partition("\n\n")[0]
 
 
 def environments() -> dict[str, str]:
-    """A page for each environment, and their table."""
+    """Pages of all environments, and their index."""
     rows: list[tuple[object, ...]] = []
     found = {}
     for name in envs.names():
@@ -285,20 +285,20 @@ def environments() -> dict[str, str]:
             "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = "
             "0.5` blanks half of its observations, and "
             "`env.params.NAME` sets a parameter. [Write your own](../write/environment.md).",
-            table(("", "name", "what it is", "observes", "does"), rows),
+            table(("", "name", "description", "observation", "action"), rows),
         ]
     )
     return {"environments/index.md": head, **found}
 
 
 def picture_of(name: str, width: int) -> str:
-    """An environment's picture; nothing where `docs/draw.py` has drawn none yet."""
+    """Markdown image of an environment, or an empty string before `docs/draw.py` has drawn it."""
     there = (HOME / "docs" / "pages" / "environments" / "pictures" / f"{name}.png").is_file()
     return f"![{name}](pictures/{name}.png){{ width={width} }}" if there else ""
 
 
 def module_of(name: str) -> Any:
-    """The module that declares an environment: `minatar_breakout` is of operant.envs.minatar.breakout."""
+    """Module that declares an environment: `minatar_breakout` is operant.envs.minatar.breakout."""
     place = next(
         ".".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix(".__init__")
         for path in Path(envs.__file__).parent.glob("**/*.py")
@@ -309,12 +309,12 @@ def module_of(name: str) -> Any:
 
 
 def first_sentence(module: Any) -> str:
-    """What an environment is, up to its first full stop."""
+    """First sentence of a module's docstring."""
     return re.split(r"(?<=[.?])\s", inspect.cleandoc(module.__doc__).replace("\n", " "), maxsplit=1)[0]
 
 
 def observed(env: Env) -> str:
-    """What an environment observes, in a few words."""
+    """Short description of the observation space."""
     space = env.observation
     shape = " × ".join(map(str, space.shape or (space.size,)))
     categories = (
@@ -329,7 +329,7 @@ def observed(env: Env) -> str:
 
 
 def acted(env: Env) -> str:
-    """What its actions are, in a few words."""
+    """Short description of the action space."""
     if isinstance(env.action, Box):
         low, high = env.action.bounds()
         return f"{env.action.size} number{'s' * (env.action.size > 1)} from {low[0]:g} to {high[0]:g}"
@@ -340,14 +340,14 @@ def acted(env: Env) -> str:
 
 
 def recipes_of(name: str) -> list[str]:
-    """The recipes that are called after an environment."""
+    """Recipes named after an environment."""
     return [recipe for recipe in recipes.shipped() if recipe.partition("/")[2].removesuffix("_pixels") == name]
 
 
 def environment(name: str, env: Env, module: Any) -> str:
-    """An environment's page."""
-    limit = "no limit of its own" if env.time_limit is None else f"truncated after {env.time_limit:,} steps"
-    facts: list[tuple[object, ...]] = [("observes", observed(env)), ("does", acted(env)), ("an episode", limit)]
+    """Page of an environment."""
+    limit = "no time limit" if env.time_limit is None else f"truncated after {env.time_limit:,} steps"
+    facts: list[tuple[object, ...]] = [("observation", observed(env)), ("action", acted(env)), ("episode", limit)]
     if env.gymnasium:
         facts.append(("is", f"Gymnasium's `{env.gymnasium}`, compared step by step"))
     if env.tally:
@@ -368,13 +368,13 @@ def environment(name: str, env: Env, module: Any) -> str:
 
 
 def bounds(env: Env, key: str) -> str:
-    """The range of a parameter."""
+    """Range of a parameter."""
     low, high = env.ranges.get(key, (None, None))
     return ", ".join(f"{sign} {bound:g}" for sign, bound in (("≥", low), ("≤", high)) if bound is not None) or "any"
 
 
 def comment(recipe: str) -> str:
-    """What a recipe's file says above its first table."""
+    """Comment at the top of a recipe."""
     source = recipes.find_source(recipe)
     assert source is not None
     return " ".join(
@@ -385,8 +385,8 @@ def comment(recipe: str) -> str:
 
 
 def python() -> str:
-    """The Python interface, from docstrings."""
-    parts = ["# Python", "Generated from docstrings. What is not here may change without notice."]
+    """Page of the Python interface, from docstrings."""
+    parts = ["# Python", "Generated from docstrings. Everything else is internal and may change without notice."]
     for name, purpose in PYTHON:
         module = importlib.import_module(name)
         start, offered = len(parts), "operant" if name == "operant.library" else name
@@ -407,7 +407,7 @@ def python() -> str:
 
 
 def public_names(module: Any) -> list[str]:
-    """What a module offers: its `__all__`, or what it defines itself."""
+    """Public names of a module: `__all__`, or its own definitions."""
     own = [
         name
         for name, thing in vars(module).items()
@@ -417,10 +417,10 @@ def public_names(module: Any) -> list[str]:
 
 
 def signature(name: str, thing: Any) -> str:
-    """How it is called."""
+    """Signature of a class or function."""
 
     class Annotation(str):
-        """Shown as it was written, without quotes."""
+        """Annotation whose repr is its text, without quotes."""
 
         __repr__ = str.__str__
 
@@ -442,11 +442,13 @@ def signature(name: str, thing: Any) -> str:
 
 
 def methods(thing: Any) -> Iterator[str]:
-    """The public methods of a class that say what they do, a line each."""
+    """Documented public methods of a class, one list item each."""
     if inspect.isclass(thing):
         for name, function in vars(thing).items():
-            given = isinstance(function, property)  # without a call
-            function = function.fget if given else getattr(function, "__func__", function)
+            is_property = isinstance(function, property)
+            function = function.fget if is_property else getattr(function, "__func__", function)
             if not name.startswith("_") and inspect.isfunction(function) and inspect.getdoc(function):
                 words = signature(name, function)
-                yield f"- `{words.replace('()', '', 1) if given else words}`: {first_line(function)}".replace("\n", " ")
+                yield f"- `{words.replace('()', '', 1) if is_property else words}`: {first_line(function)}".replace(
+                    "\n", " "
+                )

@@ -1,11 +1,11 @@
-"""A newcomer's walk: the start page's code blocks, one after another, in a fresh clone and a fresh virtual environment.
-Prints a line a command.
+"""Run the start page's code blocks in order, in a fresh clone and a fresh virtual environment. Prints one line per
+command.
 
 python docs/walk.py [--keep FOLDER] [--cpu]
 
---cpu installs PyTorch's CPU build first, as the page says for a machine without a GPU. A command that needs a terminal
-gets a pseudo-terminal; one that waits for a person is told to quit after some seconds. Ends with the number of the
-commands that failed. Knows nothing of what they do.
+--cpu installs PyTorch's CPU build first, as the page explains for a machine without a GPU. A command that needs a
+terminal gets a pseudo-terminal; one that waits for a person receives `q` after some seconds. The exit code is the
+number of failed commands.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLAYED_S, _LONGEST_S = 8.0, 1800.0
 
 
 def commands() -> list[str]:
-    """The lines of the page's shell blocks, in their order."""
+    """Lines of the page's shell blocks, in order."""
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
 def on_terminal(words: list[str], folder: Path, environment: dict[str, str], quit_after_s: float) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; after some seconds its user types q, and again until it ends. The exit code,
-    and the end of what was shown.
+    """Run a command on a pseudo-terminal and type q at intervals until it ends; returns the exit code and the end of
+    its output.
     """
     leader, follower = pty.openpty()
     process = subprocess.Popen(

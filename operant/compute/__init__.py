@@ -1,3 +1,3 @@
-"""Numba and CUDA plumbing: devices, random numbers, kernels, graphs and the cache of compiled kernels. Knows no
-environment and no learner.
+"""Numba and CUDA plumbing: devices, random numbers, kernels, graphs and the compiled-kernel cache. Knows no environment
+and no learner.
 """

@@ -1,6 +1,4 @@
-"""Reading and adding that several threads of compiled code may do to one number at once, and waiting. Knows no thread
-and no meaning of a number.
-"""
+"""Atomic loads and additions on int64 arrays, and yielding the processor, for compiled code on several threads."""
 
 from typing import Any
 
@@ -12,13 +10,13 @@ from numba.np.arrayobj import make_array
 
 
 def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """The address of a number of an array of int64, (n)."""
+    """Address of element `index` of an int64 array (n)."""
     array = make_array(signature.args[0])(context, builder, values[0])
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
 
 
 def _read(typing: Any, array: Any, place: Any) -> Any:
-    """`read(array, place)`: the number as it is now, and after it whatever was written before it was."""
+    """`read(array, index)`: atomic load with acquire ordering."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
@@ -27,7 +25,7 @@ def _read(typing: Any, array: Any, place: Any) -> Any:
 
 
 def _add(typing: Any, array: Any, place: Any, number: Any) -> Any:
-    """`add(array, place, number)`: the number as it was before this was added to it."""
+    """`add(array, index, number)`: atomic addition; returns the previous value."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.atomic_rmw("add", _place(context, builder, signature, values), values[2], "seq_cst")
@@ -36,7 +34,7 @@ def _add(typing: Any, array: Any, place: Any, number: Any) -> Any:
 
 
 def _rest(typing: Any) -> Any:
-    """`rest()`: let another thread have this processor, if one waits for it."""
+    """`rest()`: yield the processor to another thread."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), ())

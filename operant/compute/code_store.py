@@ -1,10 +1,10 @@
-"""A folder of compiled code that outlives the process: put in under a key, read back byte for byte, or not at all.
-Standard library only.
+"""Persistent store of compiled code in a folder: write under a key, read back byte for byte or not at all. Standard
+library only.
 
-Code is loaded from here, so nothing is read that another user could have written: the folder and each file must be this
-user's own, no symbolic links, and closed to others' writing. A file carries its key and the hash of what it holds; one
-that was cut off, damaged or misnamed counts as not there. It appears whole or not at all. When the files outgrow the
-limit, those unused for longest go. Knows nothing of what is compiled.
+Code is loaded from here, so nothing is read that another user could have written: the folder and each file must belong
+to this user, must not be symbolic links, and must not be writable by others. A file carries its key and a hash of its
+payload; a truncated, damaged or misnamed file counts as missing. Writes are atomic. Above the size limit the least
+recently used files are deleted. Knows nothing of the contents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
-"""What all files together may hold: some thousand kernels."""
+"""Size limit of all files together: some thousand kernels."""
 
 _MAGIC = b"operant code 1\n\0"
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -29,12 +29,12 @@ _ABANDONED_S = 3600.0
 
 
 class UntrustedError(Exception):
-    """Another user could have written what lies there. The message says why, and is meant for a log."""
+    """Another user could have written the file. The message gives the reason, for a log."""
 
 
 def folder() -> Path | None:
-    """Where compiled code is kept: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`). None where OPERANT_CACHE=0,
-    or where there is no home.
+    """Cache folder: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`); None with OPERANT_CACHE=0 or without a
+    home.
     """
     if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
@@ -45,14 +45,14 @@ def folder() -> Path | None:
 
 
 class CodeStore:
-    """The files of one folder, each named by its key: 64 hexadecimal digits."""
+    """Files of one folder, each named by its key: 64 hexadecimal digits."""
 
     def __init__(self, path: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path, self._limit_bytes = path, limit_bytes
 
     def read(self, key: str) -> bytes | None:
-        """What was put in under a key; None where nothing sound is there. OSError where it cannot be read,
-        UntrustedError where it must not be.
+        """Payload stored under a key; None if there is no valid file. Raises OSError if it cannot be read,
+        UntrustedError if it must not be.
         """
         try:
             with self._opened() as root, _descriptor(key, os.O_RDONLY, root) as descriptor:
@@ -67,8 +67,8 @@ class CodeStore:
         return payload if head == _head(key, payload) else None
 
     def write(self, key: str, payload: bytes) -> None:
-        """Put in what a key stands for, in place of what was there. OSError where that cannot be done, UntrustedError
-        where it must not.
+        """Store a payload under a key, replacing an earlier one. Raises OSError if it cannot be written, UntrustedError
+        if it must not be.
         """
         assert _KEY.fullmatch(key)
         self._make()
@@ -88,8 +88,8 @@ class CodeStore:
             self._make_room(root)
 
     def measure(self) -> tuple[int, int]:
-        """How many files there are, and their bytes; none where the folder cannot be read. UntrustedError as for
-        `read`.
+        """Number of files and their bytes; (0, 0) if the folder cannot be read. Raises UntrustedError as `read`
+        does.
         """
         try:
             with self._opened() as root:
@@ -110,7 +110,9 @@ class CodeStore:
             yield descriptor
 
     def _check(self, found: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
-        """UntrustedError unless it is of the kind, this user's, and writable by no other."""
+        """Raise UntrustedError unless the file is of the expected kind, owned by this user and not writable by
+        others.
+        """
         problem = None
         if not is_kind(found.st_mode):
             problem = "is of the wrong kind"
@@ -122,8 +124,8 @@ class CodeStore:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
 
     def _make_room(self, root: int) -> None:
-        """Delete what was unused for longest, a quarter of the limit at a time, and what writers left behind
-        that died.
+        """Delete the least recently used files, a quarter of the limit at a time, and temporary files of dead
+        writers.
         """
         entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
         total = sum(at.st_size for _, at in entries)
@@ -138,9 +140,7 @@ class CodeStore:
 
 @contextlib.contextmanager
 def _descriptor(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
-    """An open file or folder, by path or by its name in `root`; never through a symbolic link, and a FIFO in its place
-    does not hang.
-    """
+    """Open a file or folder by path, or by name in `root`, without following symbolic links or blocking on a FIFO."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=root)
     try:
         yield descriptor

@@ -1,10 +1,9 @@
-"""Threads that share the indices of a kernel on the CPU, all in compiled code. Knows no world.
+"""Thread pool that runs CPU kernels over ranges of indices entirely in compiled code. Knows no world.
 
-Python's lock lets one thread at a time into Python, so threads that each step some lanes wait for each other there.
-Here one thread alone is in Python. It gives orders, each a range of indices, and goes on with something else; the
-others stay in compiled code until the last order of a session is done, take pieces of what is ordered, and wait for the
-next order without Python. Who wants the result of an order takes pieces of it, too. What comes out does not depend on
-who takes which piece.
+Python's GIL would serialise threads that return to Python after every range. Here only the calling thread runs Python:
+it submits orders, each a range of indices, and continues. The other threads stay in compiled code for a whole session:
+they take pieces of submitted orders and wait for the next order without the GIL. A caller that waits for an order also
+takes pieces. Results do not depend on which thread takes which piece.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from operant.compute.jit_cache import keep
 from operant.compute.kernel import GIVEN, LINE, STOPPED, Kernel
 
 PIECES = 4
-"""Of an order for each thread: a thread that is held up costs the others a part of a piece."""
+"""Pieces of an order per thread: a delayed thread costs the others only part of a piece."""
 
 SMALLEST = 64
-"""Indices of a piece, at least."""
+"""Least number of indices in a piece."""
 
 
 def _write_order(board: Any, number: int, first: int, last: int, offset: int, pieces: int) -> None:
-    """Write down an order, then show it."""
+    """Write an order to the board, then publish it."""
     row = (3 + 3 * number) * LINE
     board[row], board[row + 1], board[row + 2], board[row + 3] = first, last, offset, pieces
     add(board, GIVEN, 1)
@@ -44,7 +43,7 @@ _stop = keep(njit(nogil=True)(_write_stop), "the last of orders")
 
 
 class Crew:
-    """So many threads, the caller's among them, for the launches of a kernel on two bound groups."""
+    """Thread pool of `threads` threads, including the caller's, for launches of a kernel on two bound groups."""
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:
         self.threads, self._kernel, self._groups = threads, kernel, (lanes, slot)
@@ -54,7 +53,7 @@ class Crew:
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
-        """With the threads at hand for so many orders."""
+        """Run the threads for up to `orders` orders."""
         self._board, self._given = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
         work = self._kernel.share
@@ -73,19 +72,19 @@ class Crew:
             future.result()
 
     def order(self, first: int, last: int, offset: int) -> int:
-        """Have the kernel run for each index in [first, last); the number of the order."""
+        """Submit a run of the kernel for indices [first, last). Returns the order's number."""
         pieces = max(1, min(self.threads * PIECES, (last - first) // SMALLEST)) if self.threads > 1 else 1
         _give(self._board, self._given, first, last, offset, pieces)
         self._given += 1
         return self._given - 1
 
     def help(self) -> bool:
-        """Take a piece of what is ordered; whether there was one."""
+        """Process a piece of a submitted order; False if none was left."""
         return any(
             self._kernel.take(number, self._board, *self._groups) for number in range(self._finished, self._given)
         )
 
     def finish(self, number: int) -> None:
-        """Wait until an order is done, and help. Orders are waited for as they were given."""
+        """Process pieces until an order is complete. Orders must be awaited in submission order."""
         self._kernel.share(number, number + 1, self._board, *self._groups)
         self._finished = number + 1

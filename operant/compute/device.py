@@ -1,6 +1,6 @@
-"""The decorator of an environment's functions: plain Python that numba compiles for the CPU and recompiles for CUDA.
+"""`device`: the decorator of an environment's functions, compiled by numba for the CPU and recompiled for CUDA.
 
-Knows nothing of environments, lanes or worlds. Only `world` decides where a function runs.
+Knows nothing of environments, lanes or worlds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numba.core.bytecode import FunctionIdentity
 from numpy import float32, int32
 
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
-"""The liberties the compiler may take on the CPU. Not `nnan`: with it `isnan(nan)` is false, and guards lie."""
+"""Fast-math flags on the CPU. Without `nnan`, which would make `isnan(nan)` false and break guards."""
 
 UNCOUNTED: Any = {"_nrt": False}
-"""Numba counts no references to arrays: nothing here allocates, and counting took more than half of a step's time (on a
-GPU there is no such count).
+"""Disable numba's reference counts of arrays: nothing here allocates, and counting took more than half of a step's
+time. (CUDA has none.)
 """
 
 LEAST_NUMBER = 10**18
-"""Numba numbers the functions it compiles, here from some place above this on: see `_number_apart`."""
+"""Start of the range from which compiled functions are numbered: see `_number_apart`."""
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on
-    a CPU).
+    """Compile a function for both backends, inlined into its caller. (Without inlining a step is three times slower on
+    a CPU.)
     """
     _number_apart()
     paste_without_copies(inline_closurecall)
@@ -40,7 +40,7 @@ def device(function: Callable[..., Any]) -> Any:
 
 
 def device_call(function: Callable[..., Any]) -> Any:
-    """As `device`, but called rather than pasted: for large helpers that several places use."""
+    """Compile like `device`, but called instead of inlined: for large helpers with several call sites."""
     _number_apart()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **UNCOUNTED}
     called: Any = njit(**options)(function)
@@ -56,7 +56,7 @@ def device_call(function: Callable[..., Any]) -> Any:
 
 
 def device_params(params: Any) -> Any:
-    """Parameters as device functions see them: floats as float32, whole numbers as int32, truth values as they are."""
+    """Parameters for device functions: float to float32, int to int32, bool unchanged."""
 
     def narrow(value: Any) -> Any:
         if isinstance(value, bool):
@@ -68,11 +68,10 @@ def device_params(params: Any) -> Any:
 
 @functools.cache
 def paste_without_copies(numbas: ModuleType) -> None:
-    """Have numba paste a function as it has just read it, rather than two copies of that, each block with all
-    variables: a quarter of all compilation.
+    """Patch numba to inline a function's freshly read IR instead of two deep copies of it, which saves a quarter of all
+    compilation.
 
-    `numbas` is the module of a backend that pastes. What is read to be pasted is used once, there, so that nothing else
-    sees it change.
+    `numbas` is the inlining module of a backend. IR read for inlining is used once, so nothing else sees the change.
     """
     if not hasattr(numbas, "copy"):  # a numba that copies in another way, or not at all
         return
@@ -91,11 +90,10 @@ def paste_without_copies(numbas: ModuleType) -> None:
 
 @functools.cache
 def _number_apart() -> None:
-    """Make compiled functions' names differ from those of any other process.
+    """Number compiled functions differently from any other process.
 
-    A name holds the function's place in the order of compilation. Code that another process compiled and left on disk
-    would otherwise bring names that mean something else here, and whichever of the two came first would run in place of
-    both.
+    A mangled name contains the function's number in compilation order. Cached code from another process would otherwise
+    define names that mean something else here, and whichever is linked first would serve both.
     """
 
     def begin() -> None:

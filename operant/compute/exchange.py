@@ -1,9 +1,8 @@
-"""What the processes that share one run's lanes hand each other: rows of partial results, gathered in the order of the
-ranks.
+"""Interface for exchanging partial results between the ranks of a run, gathered in rank order.
 
-Whatever is summed over all lanes is summed in a fixed binary tree, shard by shard. A rank owns whole shards, so it adds
-up its own part of the tree, gathers the other ranks' sums, and adds those in their order: the same additions as one
-process makes. Knows no network, no launcher and no way to send anything.
+Sums over all lanes follow a fixed binary tree of shards. A rank owns whole shards: it reduces its part of the tree,
+gathers the other ranks' sums and adds them in order, the same additions as in a single process. Knows no network, no
+launcher and no transport.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class Link(NamedTuple):
-    """What the programs of a kernel exchange their sums through, over memory that all ranks can write: tensors here,
+    """Buffers through which the programs of a kernel exchange sums, in memory that all ranks can write: tensors here,
     pointers inside a kernel.
     """
 
@@ -25,60 +24,56 @@ class Link(NamedTuple):
 
 
 class Exchange(Protocol):
-    """One rank's end of the exchange. All ranks call it equally often, in the same order, with tensors of the same
-    shape.
-    """
+    """One rank's end of the exchange. All operations are collective: same order and shapes on every rank."""
 
     counts: bool  # whether what is exchanged now belongs to an iteration, whose time is counted
 
     @property
     def rank(self) -> int:
-        """Which of them this one is, from 0."""
+        """Index of this rank, from 0."""
 
     @property
     def ranks(self) -> int:
-        """W, a power of two."""
+        """Number of ranks W, a power of two."""
 
     @property
     def untimed(self) -> str:
-        """Why there is no time that was spent in it, where there is none: "not measured with NCCL"; "" where there
-        always is one.
-        """
+        """Reason why exchange time may be unknown, such as "not measured with NCCL"; "" if it is always known."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows (k, ...) of all ranks in their order, (W k, ...)."""
+        """All-gather rows (k, ...) in rank order, (W k, ...)."""
 
     def agree(self, text: str) -> str:
-        """What rank 0 says; up to 255 bytes."""
+        """Broadcast rank 0's text, up to 255 bytes."""
 
     def link(self, width: int, programs: int) -> Link | None:
-        """What a kernel of so many programs exchanges its sums (width) through; None where `gather` has to do."""
+        """Create a `Link` for a kernel of `programs` programs that exchanges `width` sums; None if it has to use
+        `gather`.
+        """
 
     def spent_s(self) -> float | None:
-        """Seconds of iterations that this rank has spent in it so far, waiting for others included; None where that
-        cannot be known.
-        """
+        """Seconds that this rank has spent in the exchange, waiting included; None if unknown."""
 
 
 class Solo:
-    """One process that owns all lanes."""
+    """Exchange of a single process: the identity."""
 
     rank, ranks, counts, untimed = 0, 1, True, ""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows as they are."""
+        """Return the rows unchanged."""
         return rows
 
     def agree(self, text: str) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         return text
 
     def link(self, width: int, programs: int) -> Link | None:
-        """None: there is no other rank."""
+        """None: there are no other ranks."""
         return None
 
     def spent_s(self) -> float | None:
-        """None: the same."""
+        """None: there are no other ranks."""
         return None
 
 

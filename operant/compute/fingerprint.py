@@ -1,11 +1,10 @@
-"""What a compiler makes of a function, as a hash: its bytecode and options, and all that it reaches through names,
-closures and modules, and theirs.
+"""Hash of all inputs to a function's compilation: bytecode, options, and everything it reaches by name, closure or
+module.
 
-Two functions with the same fingerprint compile to the same code, given the same versions of Python, NumPy and numba:
-what belongs to those counts by its name alone. Bytecode and values are what numba compiles, so they are what is hashed,
-never the text of a file, which may have been edited since it was imported. Where something is reached whose meaning
-cannot be told from its value, there is no fingerprint: a wrong one would run stale code. Knows nothing of kernels, of
-argument types, or of where hashes go.
+Functions with equal fingerprints compile to the same code, given the same versions of Python, NumPy and numba, whose
+own objects count by name only. Bytecode and values are hashed, never source text, which may have changed since import.
+An object whose meaning is not determined by its value has no fingerprint: a wrong one would run stale code. Knows
+nothing of kernels, argument types or the use of the hashes.
 """
 
 from __future__ import annotations
@@ -34,21 +33,19 @@ _ATOMIC = "operant.compute.atomics"
 
 
 class UnknownValueError(ValueError):
-    """Something is reached that has no fingerprint; the message names it."""
+    """An object without a fingerprint is reached; the message names it."""
 
 
 def fingerprint(value: Any) -> bytes:
-    """The fingerprint of a decorated function (a numba dispatcher) or of a constant: 32 bytes. Raises
-    UnknownValueError.
-    """
+    """Fingerprint of a decorated function (a numba dispatcher) or a constant: 32 bytes. Raises UnknownValueError."""
     walk = _Walk()
     walk.visit(value)
     return walk.digest()
 
 
 class _Walk:
-    """One pass over all that a value reaches. What is put in is marked with its kind and length, so that no two walks
-    put the same for different things.
+    """Traversal of everything a value reaches. Each hashed item is prefixed with its kind and length, so different
+    walks cannot produce equal input.
     """
 
     def __init__(self) -> None:
@@ -70,7 +67,7 @@ class _Walk:
             self.visit(value, attributes)
 
     def _is_new(self, value: Any, *more: Any) -> bool:
-        """Whether this is the first time; else a mark is put that says which it was."""
+        """Whether a value is visited for the first time; otherwise hash a back-reference."""
         key = (id(value), *more)
         if key in self._seen:
             self._put("again", str(self._seen[key]))
@@ -80,7 +77,7 @@ class _Walk:
         return True
 
     def visit(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
-        """Put in a value; of a module only those of its names that are among `attributes`."""
+        """Hash a value; of a module only the names in `attributes`."""
         if type(value) in _ATOMS:
             self._put(type(value).__name__, value if isinstance(value, (str, bytes)) else repr(value))
         elif type(value) is float:
@@ -151,7 +148,7 @@ class _Walk:
             self._put("data", value.tobytes())
 
     def _class(self, value: type) -> None:
-        """A class that belongs to Python, NumPy or numba; a named tuple; or an enumeration."""
+        """Hash a class of Python, NumPy or numba, a named tuple, or an enumeration."""
         if is_versioned(value.__module__):
             self._put("class", f"{value.__module__}.{value.__qualname__}")
             return
@@ -190,8 +187,8 @@ class _Walk:
             self._function(dispatcher.py_func)
 
     def _function(self, function: FunctionType) -> None:
-        """The Python under a dispatcher. Undecorated functions are not followed: numba calls one only by an extension,
-        which says elsewhere what it does.
+        """Hash the Python function of a dispatcher. Undecorated functions are not followed: numba calls one only
+        through an extension, which is rejected.
         """
         namespace = function.__globals__
         if any(_extends_numba(value) for value in namespace.values()):
@@ -216,7 +213,7 @@ class _Walk:
         self._put_all("cells", cells, attributes)
 
     def _code(self, code: CodeType) -> None:
-        """All of a code object but where it stands: a function may move in its file."""
+        """Hash a code object except its source position: a function may move within its file."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self._put("code", code.co_code)
         self._put("code's names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, counts)))
@@ -228,7 +225,7 @@ _SCALARS = tuple(scalar for scalar in np.sctypeDict.values() if isinstance(scala
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of the functions within it."""
+    """Code of a function and of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -242,14 +239,14 @@ def _global_names(code: CodeType) -> Iterator[str]:
 
 
 def _is_dispatcher(value: Any) -> bool:
-    """Numba's own, or numba-cuda's, which share no class and need not be imported."""
+    """Whether a value is a dispatcher of numba or numba-cuda, which share no class; numba-cuda need not be imported."""
     return isinstance(value, Dispatcher) or (
         type(value).__qualname__ == "CUDADispatcher" and is_versioned(type(value).__module__)
     )
 
 
 def _extends_numba(value: Any) -> bool:
-    """Whether a name in a module hands it numba's interface of extensions."""
+    """Whether a module-level name gives access to numba's extension API."""
     if isinstance(value, ModuleType):
         return value.__name__ in ("numba", "numba.extending", _EXTENSIONS)
     return getattr(value, "__module__", None) == _EXTENSIONS
@@ -257,8 +254,8 @@ def _extends_numba(value: Any) -> bool:
 
 @functools.cache
 def is_versioned(module: str) -> bool:
-    """Whether a module changes only with the version of Python, NumPy or numba. A file that merely has the name of a
-    standard module does not count.
+    """Whether a module changes only with the version of Python, NumPy or numba. A file that shadows a standard module
+    does not count.
     """
     root = module.partition(".")[0]
     if root in _VERSIONED:

@@ -1,8 +1,7 @@
-"""Turns a function that launches work into one replay of a CUDA graph; on a CPU it stays a plain call. Knows nothing of
-what the function does.
+"""CUDA graph wrapper: replays a captured function; on a CPU a plain call.
 
-The function must use fixed buffers, launch only on the current stream, read nothing back, and take no arguments.
-A Python launch costs about 33 us, a node of a graph 1.7 us.
+The function must use fixed buffers, launch only on the current stream, read nothing back, and take no arguments. A
+launch from Python costs about 33 us, a graph node 1.7 us.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import torch
 
 
 class Graphed:
-    """A function that is called plainly once, which compiles kernels and settles allocations, is captured at its second
-    call, and replayed from then on.
+    """Function that runs eagerly at its first call (compilation, allocations), is captured at the second, and replayed
+    afterwards.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, *, eager: bool = False) -> None:
@@ -26,7 +25,7 @@ class Graphed:
         self._called = False
 
     def __call__(self) -> None:
-        """Do what the function does, on the current stream."""
+        """Run or replay the function on the current stream."""
         if self._plain:
             self._function()
         elif self._graph is not None:
@@ -70,7 +69,5 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of first calls: one for all of them, since a library keeps 32 MB of workspace for each stream that it
-    has met.
-    """
+    """Shared stream for first calls: a library keeps 32 MB of workspace for every stream it has been used on."""
     return torch.cuda.Stream(device)

@@ -1,11 +1,11 @@
-"""Keeps what numba compiled from one process to the next: hands a dispatcher its machine code from disk where nothing
-has changed. Knows no kernel.
+"""Persistent cache of numba's compiled code: a dispatcher loads its machine code from disk if nothing it depends on has
+changed.
 
-Numba's own `cache=True` asks the file of the decorated function alone whether something changed, so an edited helper,
-or another body in the same shell, would run stale code. Here the key is the hash of all that the code depends on: the
-function and everything it reaches (operant/compute/fingerprint.py), the types of its arguments with the fields of named
-tuples, the processor or the GPU, versions, numba's settings. Whatever goes wrong on the way costs a compilation, never
-a run; OPERANT_CACHE=0 does without. What was found, and what had to be compiled, is in the log at level DEBUG.
+Numba's `cache=True` checks only the decorated function's own file, so an edited helper, or another body in the same
+shell, would run stale code. The key here is a hash of all dependencies: the function and everything it reaches
+(operant/compute/fingerprint.py), argument types with the fields of named tuples, processor or GPU, package versions,
+numba's settings. Any failure costs a compilation, never a run. OPERANT_CACHE=0 disables the cache. Hits and misses are
+logged at level DEBUG. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -29,23 +29,21 @@ from operant.compute.device import LEAST_NUMBER
 from operant.compute.fingerprint import UnknownValueError, fingerprint
 
 _FORMAT = 1
-"""Of what is kept, and of the key."""
+"""Version of the stored format and of the key."""
 
 _NUMBERED = re.compile(r"B(\d+)v(\d+)B")
-"""A function's number in its mangled name, its length in front."""
+"""Pattern of a function's number in a mangled name, preceded by its length."""
 
 log = logging.getLogger("operant.compute.jit_cache")
 
 
 def keep(dispatcher: Any, name: str) -> Any:
-    """The dispatcher of a CPU, which from now on looks on disk before it compiles and leaves there what it compiled.
-    `name` is for the log.
-    """
+    """Attach the cache to a CPU dispatcher. `name` is for the log."""
     return _attached(_Machine(dispatcher, name))
 
 
 def keep_cuda(dispatcher: Any, name: str) -> Any:
-    """As `keep`, for the dispatcher of a CUDA kernel."""
+    """Attach the cache to the dispatcher of a CUDA kernel. `name` is for the log."""
     return _attached(_Cuda(dispatcher, name))
 
 
@@ -56,7 +54,7 @@ def _attached(cache: _Cache) -> Any:
 
 
 class _Cache:
-    """What a dispatcher asks before it compiles and tells afterwards: numba's interface of a cache."""
+    """Numba's cache interface: consulted before a compilation and updated after it."""
 
     cache_path = None
 
@@ -70,7 +68,7 @@ class _Cache:
     # What a backend adds.
 
     def versions(self) -> tuple[Any, ...]:
-        """Of all that compiles."""
+        """Versions and settings of everything that takes part in a compilation."""
         return (
             _FORMAT,
             sys.version,
@@ -80,19 +78,17 @@ class _Cache:
         )
 
     def reduced(self, result: Any) -> Any:
-        """What numba compiled, as something that can be pickled. Raises _NotKeptError where it must not outlive the
-        process.
-        """
+        """Picklable form of a compilation result. Raises _NotKeptError if the code must not outlive the process."""
         raise NotImplementedError
 
     def rebuilt(self, reduced: Any, context: Any) -> Any:
-        """What `reduced` took apart."""
+        """Inverse of `reduced`."""
         raise NotImplementedError
 
     # What numba calls, holding its lock.
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """The compiled function for these types of arguments, or None."""
+        """Cached function for these argument types, or None."""
         assert self.store is not None
         self._key, self._asked_s = None, time.perf_counter()
         try:
@@ -120,7 +116,7 @@ class _Cache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Take note of a function that was compiled after `load_overload` had none."""
+        """Store a function compiled after `load_overload` returned None."""
         assert self.store is not None
         log.debug("%s compiled in %.3f s", self._name, time.perf_counter() - self._asked_s)
         if self._key is None:
@@ -133,7 +129,7 @@ class _Cache:
             log.debug("%s is not kept (%s: %s)", self._name, type(error).__name__, error)
 
     def flush(self) -> None:
-        """Part of numba's interface: keys change with what they stand for, so there is nothing to throw away."""
+        """Nothing to invalidate: keys change with their contents. (Part of numba's interface.)"""
 
     def _find_key(self, signature: Any, context: Any) -> str:
         machine = context.codegen().magic_tuple()
@@ -142,11 +138,11 @@ class _Cache:
 
 
 class _NotKeptError(Exception):
-    """Compiled code must not outlive its process; the message says why."""
+    """Compiled code must not outlive its process; the message gives the reason."""
 
 
 class _Machine(_Cache):
-    """Machine code of this computer's processor."""
+    """Cache of machine code for this computer's processor."""
 
     def reduced(self, result: Any) -> Any:
         if result.lifted or result.objectmode:
@@ -166,7 +162,7 @@ class _Machine(_Cache):
 
 
 class _Cuda(_Cache):
-    """Binary code of this GPU's generation. None of what compiles it is loaded for a kernel that is found."""
+    """Cache of binary code for this GPU's generation. A hit imports no compiler."""
 
     def versions(self) -> tuple[Any, ...]:
         from numba.cuda.core import config as cuda_config
@@ -191,11 +187,10 @@ class _Cuda(_Cache):
 
 
 def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
-    """All of numba's settings that code depends on, however they were made: not how many threads there are, which
-    compiled code asks for when it runs.
+    """Numba settings that affect generated code, whatever their source; thread counts are read at run time and left
+    out.
 
-    Left out are those whose names begin with `but`: of numba's own, settings of CUDA are there only once its package
-    for CUDA was imported.
+    Names that begin with `but` are left out: numba has its CUDA settings only once numba-cuda was imported.
     """
     plain = (bool, int, float, str, type(None))
     kept = {
@@ -207,9 +202,7 @@ def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
 
 
 def _described(kind: Any) -> Any:
-    """A type as text. That of a named tuple does not name its fields, whose order is where compiled code looks for
-    them.
-    """
+    """Type as text. A named tuple's own text lacks its fields, whose order determines the memory layout."""
     if not hasattr(kind, "types"):
         return str(kind)
     owner = getattr(kind, "instance_class", tuple)
@@ -222,5 +215,5 @@ def _described(kind: Any) -> Any:
 
 @functools.cache
 def _tell(line: str) -> None:
-    """Say why compiled code is not kept, once."""
+    """Warn once why compiled code is not cached."""
     log.warning("kernels are compiled at each start: %s", line)

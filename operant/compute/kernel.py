@@ -1,11 +1,9 @@
-"""Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of
-what a body does.
+"""Kernels: one body run for every index on the CPU or on a GPU. The only module that knows `prange` or `cuda`.
 
-A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a
-whole number. The same body gets two shells: a loop over chunks of indices on the CPU, and one thread an index on a GPU.
-The index is a uint32: without a sign, no access need look whether it counts from the end. On a GPU a launch goes to
-torch's current stream, so it can be captured in a CUDA graph; numbers handed in by value (`offset`, scalars in a tuple)
-are then frozen into the graph.
+A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and an
+integer. Its two shells are a loop over chunks of indices on the CPU and one thread per index on a GPU. The index is
+uint32: an unsigned index needs no check for negative indexing. A GPU launch goes to torch's current stream, so a CUDA
+graph can capture it; values passed by value (`offset`, scalars in a tuple) are then frozen in the graph.
 """
 
 from __future__ import annotations
@@ -24,26 +22,25 @@ from operant.compute.device import FASTMATH, UNCOUNTED, paste_without_copies
 from operant.compute.jit_cache import keep, keep_cuda
 
 THREADS = 64
-"""Threads a block on a GPU."""
+"""Threads per block on a GPU."""
 
 SERIAL_BELOW = 8192
-"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it
-saves. With more the fewer, in worlds.
+"""Number of indices, with two CPU threads, below which a launch stays on the calling thread: waking the other costs
+more than it saves. The limit shrinks with more threads.
 """
 
 LINE = 16
-"""Numbers of a board that lie apart from those of others: two threads that write would otherwise wait for each other.
-"""
+"""int64 entries per cache line group of a board: spacing that avoids false sharing between threads."""
 
 GIVEN, STOPPED = 0, LINE
-"""Places on a board: how many orders there are, and whether no more will come. From 3 LINE on there are three lines an
-order: what it is (first index, last, offset, pieces), how many pieces are taken, how many are done.
+"""Offsets on a board: number of submitted orders; stop flag. From 3 LINE on each order has three lines: (first index,
+last, offset, pieces), pieces taken, pieces done.
 """
 
 
 class _Mapped:
-    """Host memory of `host_zeros` as `cuda.as_cuda_array` takes it: a GPU reads and writes it in place, at the same
-    address (unified addressing).
+    """Host memory from `host_zeros` with a CUDA array interface: a GPU accesses it in place, at the same address
+    (unified addressing).
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -52,8 +49,8 @@ class _Mapped:
 
 
 def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros in host memory that kernels on the device, numba's and Triton's, read and write in place: page-locked where
-    it is a GPU. A tensor of the CPU.
+    """Zeros in host memory that kernels on the device read and write in place: page-locked for a GPU. Returns a CPU
+    tensor.
     """
     if device.type != "cuda":
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -65,8 +62,8 @@ def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
-    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array, which host memory of
-    `host_zeros` may be, too.
+    """Memory of a tensor as numba sees it, without a copy: a NumPy array, or a CUDA array (also for host memory from
+    `host_zeros`).
     """
     if not (tensor.is_cuda or on_gpu):
         return tensor.numpy()
@@ -76,10 +73,10 @@ def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
 
 
 def bind(group: Any, device: torch.device | None = None) -> Any:
-    """A named tuple of tensors and scalars as one of arrays and scalars, None (a buffer that is not there) as 0.
+    """Convert a named tuple of tensors and scalars to arrays and scalars; None (a missing buffer) becomes 0.
 
-    `device` is where kernels run, which has to be told if tensors of `host_zeros` are among them. Bind once and launch
-    often: it costs more than a launch.
+    `device` is where kernels run, required with tensors of `host_zeros`. Bind once and launch often: binding costs more
+    than a launch.
     """
     on_gpu = device is not None and device.type == "cuda"
     return type(group)(
@@ -91,14 +88,12 @@ def bind(group: Any, device: torch.device | None = None) -> Any:
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
-    """The numba types of a shell's arguments, for two groups of tensors, bound or not."""
+    """Numba types of a shell's arguments for two groups of tensors, bound or not."""
     return types.int64, typeof(bind(lanes)), typeof(bind(slot)), types.int64
 
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
-    """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a
-    GPU.
-    """
+    """GPU shell as a plain function, one thread per index, for `cuda.jit` and for tests without a GPU."""
     from numba import cuda  # here: a start without a GPU is spared a third of a second
     from numba.cuda.core import inline_closurecall
 
@@ -113,8 +108,8 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 
 
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
-    """The CPU's shells: one thread, all of numba's, and one of several that share what is ordered on a board
-    (operant/compute/crew.py): a piece, or all.
+    """CPU shells: a serial loop, a parallel loop, and workers of a thread pool (operant/compute/thread_pool.py) for one
+    piece or for all orders.
     """
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
@@ -132,7 +127,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **UNCOUNTED)
     def take(number, board, lanes, slot):
-        """One piece of an order, unless all are taken; whether it was one."""
+        """Process one piece of an order; False if none was left."""
         row = (3 + 3 * number) * LINE
         pieces = board[row + 3]
         piece = add(board, row + LINE, 1)
@@ -145,7 +140,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **UNCOUNTED)
     def share(number, until, board, lanes, slot):
-        """Pieces of all orders from one number to another, until the last is done or no more come."""
+        """Process pieces of orders [number, until) until the last is complete or a stop is posted."""
         while number < until:
             row = (3 + 3 * number) * LINE
             if read(board, GIVEN) > number:
@@ -162,13 +157,13 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
 
 class Kernel:
-    """A body and the shell its device asks for.
+    """Body with the shell of its device.
 
-    On the CPU the shell follows from the count and the number of threads or, `by_count`, from the count alone: where
-    the compiler rounds differently in the two shells, the same seed gives the same bits with any number of threads.
+    On the CPU the serial or parallel shell is chosen from the count and the number of threads or, with `by_count`, from
+    the count alone: where the compiler rounds differently in the two shells, a seed then gives the same bits with any
+    number of threads.
 
-    Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a
-    capture.
+    Compiles, or loads from the cache, at the first launch, which must therefore precede a capture.
     """
 
     def __init__(self, body: Callable[..., Any], device: torch.device, *, by_count: bool = False) -> None:
@@ -187,8 +182,8 @@ class Kernel:
             self.take, self.share = keep(take, f"{name} by pieces"), keep(share, f"{name} shared")
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
-        """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that
-        `bind` made.
+        """Run the body for each i in [0, count), with `threads` threads per block on a GPU. `lanes` and `slot` are
+        groups made by `bind`.
         """
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
@@ -204,8 +199,8 @@ class Kernel:
 
 @functools.cache
 def _numba_stream(device: torch.device, handle: int) -> Any:
-    """One of torch's few streams as numba has it. Made once: numba makes a class each time, and keeps the last hundred
-    beyond the end of a run.
+    """One of torch's few streams as a numba stream. Cached: numba creates a class per stream and keeps the last hundred
+    alive.
     """
     from numba import cuda
 
@@ -214,7 +209,5 @@ def _numba_stream(device: torch.device, handle: int) -> Any:
 
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
-    """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms
-    and evaluations use it.
-    """
+    """Shared kernel of a body on a device, compiled once per process."""
     return Kernel(body, device, by_count=True)

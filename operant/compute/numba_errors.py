@@ -1,6 +1,4 @@
-"""Numba's errors in one sentence, with the line of the author's file. Compiles nothing, and imports no part
-of numba.
-"""
+"""Numba's errors in one sentence with the line of the author's file. Compiles nothing and imports no part of numba."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ _RETURNED = {
     "reward, terminated": "`step` must return two values, the reward and whether the episode terminated",
     "red, green, blue": "`pixel_shader` must return three values, red, green and blue",
 }
-"""What an environment's functions return, by the names it is unpacked into."""
+"""Return values of an environment's functions, by the names they are unpacked into."""
 
 
 def essence(error: BaseException) -> str:
-    """What an author needs of numba's many lines: the place, the line of code, what is wrong."""
+    """Summary of a numba error: file and line, code, and the problem."""
     if isinstance(error, RecursionError):
         return (
             "numba looks in vain for a function that it calls: np.random and other parts of NumPy exist on the CPU only"
@@ -37,7 +35,7 @@ def essence(error: BaseException) -> str:
 
 
 def _place(error: BaseException, text: str) -> str:
-    """The last line that is named, of those that are not numba's own."""
+    """Last source line named in an error that is not in numba itself."""
     where = getattr(error, "loc", None)
     named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + (
         [(where.filename, where.line)] if where is not None else []
@@ -47,6 +45,6 @@ def _place(error: BaseException, text: str) -> str:
 
 
 def quoted(filename: str, line: int) -> str:
-    """A line of a file, as an author finds it again."""
+    """Location and text of a source line."""
     code = linecache.getline(filename, line).strip()
     return f"{filename}:{line}" + (f" (`{code}`)" if code else "")

@@ -1,4 +1,4 @@
-"""Kernels compiled to PTX where there is no GPU. Knows nothing of environments or of what a kernel does."""
+"""Compilation of kernels to PTX without a GPU. Knows nothing of environments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # the driver brings these
 
 @contextmanager
 def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
-    """Without a driver, numba still asks the current device for its capability when a helper is called rather than
-    pasted: answer for it.
+    """Report a compute capability without a driver: numba asks the current device when a helper is called instead of
+    inlined.
     """
     if cuda.is_available():
         yield
@@ -36,18 +36,16 @@ def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def compile_ptx(body: Callable[..., Any], lanes: Any, slot: Any, capability: tuple[int, int]) -> str:
-    """The PTX of a body in its GPU shell, for two groups of (CPU) tensors as `Kernel` would be handed, bound or not.
-    Raises numba's errors.
-    """
+    """PTX of a body in its GPU shell for two groups of (CPU) tensors, bound or not. Raises numba's errors."""
     with _pretended_device(capability):
         return cuda.compile_ptx(cuda_shell(body), signature(lanes, slot), fastmath=True, cc=capability)[0]
 
 
 def float64_lines(ptx: str) -> list[str]:
-    """Instructions that touch float64. With fastmath even trigonometry has none."""
+    """Instructions on float64. With fastmath even trigonometry has none."""
     return [line.strip() for line in ptx.splitlines() if ".f64" in line and not line.strip().startswith((".reg", "//"))]
 
 
 def undefined_calls(ptx: str) -> list[str]:
-    """Functions that are declared but nowhere defined: the driver would refuse the module."""
+    """Functions declared but not defined, which the driver would reject."""
     return sorted(set(re.findall(r"\.extern\s+\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)) - _RUNTIME_SYMBOLS)

@@ -1,18 +1,16 @@
-"""Counter-based random numbers, the same bits on every device: Philox 4x32-10.
+"""Counter-based random numbers, equal bits on every device: Philox 4x32-10.
 
 Source: Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
 
-A number is a pure function of (seed, lane, tick, purpose, draw): nothing is stored, nothing advances, and only who
-needs a number pays for it.
+A number is a pure function of (seed, lane, tick, purpose, draw). There is no generator state.
 
     key     = (seed_lo, seed_hi)                                    two 32-bit words
     counter = (lane, tick_lo, tick_hi, purpose << 16 | draw)        four 32-bit words
 
-`lane` is the global number of the lane, so that spreading lanes over devices changes no bit. Each draw is a block of
-four words; `uniform` uses the first. A float is (word >> 8) * 2^-24, in [0, 1), exact in float32. Knows nothing of
-environments or of what the numbers are for.
+`lane` is the lane's global index, so spreading lanes over devices changes no bit. Each draw is a block of four words;
+`uniform` uses the first. A float is (word >> 8) * 2^-24, in [0, 1), exact in float32. Knows nothing of environments.
 
-Device functions: numba widens `uint32` in almost every operation, so each result is cut back to 32 bits by hand.
+Device functions: numba widens `uint32` in almost every operation, so each result is cast back to 32 bits.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _TWO_PI = float32(2.0 * math.pi)
 
 @device
 def _round(c0, c1, c2, c3, k0, k1):
-    """One round: two products of 32 by 32 bits, whose halves are mixed with the other words and the key."""
+    """One round: two 32 x 32 bit products whose halves are mixed with the other words and the key."""
     product_0 = uint64(_MULTIPLIER_0) * uint64(c0)
     product_1 = uint64(_MULTIPLIER_1) * uint64(c2)
     low_0, high_0 = uint32(product_0), uint32(product_0 >> _SHIFT_32)
@@ -50,7 +48,7 @@ def _round(c0, c1, c2, c3, k0, k1):
 
 @device
 def philox(c0, c1, c2, c3, k0, k1):
-    """Ten rounds of Philox 4x32 on a counter (four uint32) and a key (two uint32): four uint32."""
+    """Ten rounds of Philox 4x32 on a counter (four uint32) and a key (two uint32); returns four uint32."""
     for _ in range(10):
         c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
         k0 = uint32(k0 + _WEYL_0)
@@ -60,47 +58,45 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @device
 def block(key, draw):
-    """The four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all uint32; draw
-    < 65,536.
+    """Four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all uint32; draw <
+    65,536.
     """
     return philox(key[2], key[3], key[4], uint32((key[5] << uint32(16)) | uint32(draw)), key[0], key[1])
 
 
 @device
 def unit(word):
-    """A 32-bit word as a float32 in [0, 1)."""
+    """32-bit word to float32 in [0, 1)."""
     return float32(uint32(word) >> uint32(8)) * _TWO_TO_MINUS_24
 
 
 @device
 def uniform(key, draw):
-    """One float32 in [0, 1)."""
+    """Uniform float32 in [0, 1)."""
     return unit(block(key, draw)[0])
 
 
 @device
 def uniform4(key, draw):
-    """Four float32 in [0, 1) for the price of one."""
+    """Four uniform float32 in [0, 1), from one block."""
     words = block(key, draw)
     return unit(words[0]), unit(words[1]), unit(words[2]), unit(words[3])
 
 
 @device
 def integer(key, draw, n):
-    """An integer in [0, n), as int32, by multiplication: (word * n) >> 32; n up to 2^31. The bias is below n
-    * 2^-32.
-    """
+    """Uniform int32 in [0, n), n up to 2^31, as (word * n) >> 32. The bias is below n * 2^-32."""
     return int32((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
 
 
 def split(value: int) -> np.ndarray:
-    """A non-negative integer below 2^64 as its two 32-bit words, low first: uint32 (2,)."""
+    """Integer in [0, 2^64) as its two 32-bit words, low first: uint32 (2,)."""
     return np.array([value & 0xFFFFFFFF, value >> 32], dtype=np.uint32)
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """The seed of an independent stream (an evaluation's world, a monitor's), from the run's seed. Stream 0 is the run
-    itself.
+    """Seed of an independent stream (an evaluation's world, the live view's) derived from the run's seed. Stream 0 is
+    the run itself.
     """
     if stream == 0:
         return seed
@@ -111,8 +107,8 @@ def stream_seed(seed: int, stream: int) -> int:
 
 
 def _as_python(function: Any) -> FunctionType:
-    """A device function as the Python it is written in, and likewise those that it calls: for one number, compiling it
-    would cost half a second.
+    """Pure-Python version of a device function and its callees: compiling for a single number would cost half a
+    second.
     """
     plain = function.py_func
     names = {name: value for name, value in plain.__globals__.items() if name in plain.__code__.co_names}

@@ -1,5 +1,5 @@
-"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and which
-errors are the device's.
+"""Process setup before computing: idle thread behaviour, thread counts, device selection; and classification of device
+errors.
 
 Knows nothing of runs or training.
 """
@@ -25,14 +25,13 @@ _FULL = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words o
 
 
 def quiet_threads() -> None:
-    """Let OpenMP threads spin only briefly at a barrier, then sleep, unless the user has chosen. Works only before
-    torch and numba are imported.
+    """Limit OpenMP's spinning at barriers, unless the user configured it. Must run before torch and numba are imported.
 
-    By default they spin for milliseconds, and a spinning thread keeps its core from the one that still computes: beside
-    other processes training becomes several times slower, at worst fifty times. 1000 turns are what libgomp itself
-    takes where threads outnumber cores; no turns at all (PASSIVE) are as good beside others, and a quarter slower
-    alone. On two cores, thousands of steps a second, alone and beside one busy process: default 150 to 190 and 3 to 65,
-    1000 turns 170 to 180 and 90 to 100, PASSIVE 117 to 160 and 118 to 129.
+    By default threads spin for milliseconds and take the core from a thread that still computes: next to other
+    processes training becomes several times slower, at worst fifty times. 1000 spins are libgomp's own choice when
+    threads outnumber cores; no spinning (PASSIVE) is as good next to other processes and a quarter slower alone. On two
+    cores, thousand steps per second, alone and next to one busy process: default 150 to 190 and 3 to 65, 1000 spins 170
+    to 180 and 90 to 100, PASSIVE 117 to 160 and 118 to 129.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -40,12 +39,11 @@ def quiet_threads() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large modules without the garbage collector, which would look through all that they make again and again:
-    a sixth of the time.
+    """Import large modules without the garbage collector, which takes a sixth of the time.
 
-    What they made stays, and the collector never looks at it again: each collection is a fifth of a second shorter, and
-    there is one before each capture. In a process that trains one run after another only what is imported anew is set
-    aside: what a run leaves behind must not stay.
+    Imported objects are frozen, which makes each later collection a fifth of a second shorter; one precedes each
+    capture. In a process that trains several runs only newly imported objects are frozen: a finished run's garbage must
+    be collected.
     """
     gc.collect()  # whatever is garbage now would stay too
     was_on, known = gc.isenabled(), len(sys.modules)
@@ -60,11 +58,10 @@ def importing() -> Iterator[None]:
 
 
 def wake_gpu(device: str) -> threading.Thread | None:
-    """Begin to make the context of a GPU, in the thread that is returned, while others import: of GPU 0 for "auto" and
-    "cuda", N for "cuda:N", else of none.
+    """Create a GPU's context in a thread during imports: of GPU 0 for "auto" and "cuda", N for "cuda:N", none
+    otherwise. Returns the thread.
 
-    The driver takes some tenths of a second for it, for which the first caller would wait. A GPU that is not there, or
-    fails, is left to torch to report.
+    The driver takes some tenths of a second for it. A missing or failing GPU is left to torch to report.
     """
     asked = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", device)
     if asked is None:
@@ -75,7 +72,7 @@ def wake_gpu(device: str) -> threading.Thread | None:
 
 
 def _make_context(index: int) -> None:
-    """The primary context of a GPU, which torch and numba use too."""
+    """Retain the primary context of a GPU, which torch and numba use too."""
     with contextlib.suppress(OSError, AttributeError):  # no driver, or an odd one
         driver = ctypes.CDLL("libcuda.so.1")
         handle, context = ctypes.c_int(), ctypes.c_void_p()
@@ -84,10 +81,10 @@ def _make_context(index: int) -> None:
 
 
 def set_threads(count: int, ranks: int = 1) -> int:
-    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's
-    configuration: reductions depend on it.
+    """Use `count` CPU threads, or one per core for 0; returns the number. It is part of a run's configuration because
+    reductions depend on it.
 
-    So many ranks of a run share this machine's cores.
+    `ranks` ranks of a run share this machine's cores.
     """
     import numba
     import torch
@@ -102,9 +99,7 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is
-    not a device.
-    """
+    """Device of `run.device`. Raises MachineError if the GPU does not exist, UsageError for any other text."""
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
@@ -130,8 +125,8 @@ def find_device(text: str) -> torch.device:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory is full, or followed from one that does: a capture that breaks off
-    says no more than that it broke off.
+    """Whether an error, or one it followed, reports that a device's memory is exhausted. (A failed capture hides the
+    cause in its context.)
     """
     import torch
 
@@ -140,9 +135,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_error(error: Exception) -> DeviceError | None:
-    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all
-    others.
-    """
+    """DeviceError for an out-of-memory error or an unrecoverable GPU fault; None for any other error."""
     import torch
 
     if out_of_memory(error):

@@ -1,6 +1,4 @@
-"""Threads that compute alone, each with torch's own set to one. Knows torch's number of threads; knows nothing of the
-work.
-"""
+"""Thread pool whose threads each run torch operations single-threaded. Knows nothing of the work."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ import torch
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let torch use no other thread for what this one computes. Torch's threads meet in every operation, and where a
-    core is busy all wait for its thread.
+    """Run torch operations of this thread single-threaded. Torch's threads synchronise in every operation and wait for
+    a busy core.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -26,15 +24,15 @@ def alone() -> Iterator[None]:
 
 
 def _join(meeting: threading.Barrier) -> None:
-    """Let torch use no other thread for what this one computes, for good."""
+    """Set this pool thread to single-threaded torch operations permanently."""
     torch.get_num_threads()  # a thread that never asked would take on the process's number at its first work
     torch.set_num_threads(1)
     meeting.wait()  # so that each thread of a pool does this once
 
 
 class ThreadPool:
-    """So many threads, the caller's among them, that each compute alone: they meet once a minibatch, where torch's own
-    would meet in every operation.
+    """Thread pool of n threads, including the caller's, each single-threaded in torch: one synchronisation per
+    minibatch instead of one per operation.
     """
 
     def __init__(self, threads: int) -> None:
@@ -49,9 +47,7 @@ class ThreadPool:
             torch.set_num_threads(everyone)
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """Run some pieces of work at once, one for each thread at most. Raises what the first that failed raised, once
-        all have ended.
-        """
+        """Run callables concurrently, at most one per thread. Raises the first failure after all have ended."""
         with alone():
             others = [self._pool.submit(piece) for piece in work[1:]] if self._pool is not None else []
             try:

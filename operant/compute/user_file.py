@@ -1,6 +1,7 @@
-"""Runs a user's own Python file as a module, also one written with the names of before (operant/old_names.py).
+"""Import of a user's own Python file as a module, with old names translated (operant/old_names.py). Standard library
+only.
 
-Standard library only; knows nothing of what is in it, or whether it may be run (operant/config/trust.py).
+Knows nothing of the contents, nor whether the file may be run (operant/config/trust.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from operant import old_names
 
 
 class _FromText(SourceFileLoader):
-    """Takes the text alone: compiled code that lies beside it, in `__pycache__`, may be of an older text, or of another
+    """Loader that compiles the source text: cached bytecode in `__pycache__` may belong to an older text or another
     author.
     """
 
@@ -24,7 +25,7 @@ class _FromText(SourceFileLoader):
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """A new module of this name. Raises whatever the file does."""
+    """Import a file as a new module of this name. Raises whatever the file raises."""
     loader = _FromText(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None

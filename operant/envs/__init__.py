@@ -1,5 +1,5 @@
-"""The environments that ship, found by file name; a user's own, by its path; and the public names of the contract,
-which stands in operant/envs/base.py.
+"""Registry of environments: shipped ones by file name, user files by path. Re-exports the contract of
+operant/envs/base.py.
 """
 
 from __future__ import annotations
@@ -50,16 +50,14 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The environments that ship, sorted: files and folders of this package that export `ENV`, a folder in its
-    `__init__.py`, or in files as its games.
-    """
+    """Sorted names of the shipped environments: every module below this package that exports `ENV`."""
     return sorted(_modules())
 
 
 def find(name: str) -> Env:
-    """The environment of a name, of a Gymnasium id, or of a path to a file ending in `.py`.
+    """Environment by name, by Gymnasium id, or by path to a file ending in `.py`.
 
-    Raises NotFoundError for a file that is not there, KeyError for an unknown name, OperantError for a file that does
+    Raises NotFoundError for a missing file, KeyError for an unknown name, OperantError for a file that does
     not export an environment.
     """
     if name.endswith(".py"):
@@ -75,25 +73,23 @@ def find(name: str) -> Env:
 
 
 def _modules() -> dict[str, str]:
-    """The module of each environment that ships: `snake` is of operant.envs.snake, `minatar_breakout` of
-    operant.envs.minatar.breakout.
-    """
+    """Module of each shipped environment by name: `minatar_breakout` is operant.envs.minatar.breakout."""
     files = (
         path.relative_to(folder)
         for folder in __path__
         for path in Path(folder).glob("**/*.py")
         if "\nENV = " in path.read_text(encoding="utf-8")
     )
-    places = [file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts for file in files]
-    return {"_".join(place): ".".join((__name__, *place)) for place in places}
+    parts = [file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts for file in files]
+    return {"_".join(path): ".".join((__name__, *path)) for path in parts}
 
 
 def load_file(path: Path) -> Env:
-    """The environment that a user's own file exports as `ENV`. Raises NotFoundError and OperantError."""
-    if not os.path.isfile(path):  # False, too, for a name too long, at which Path's own raises
+    """Import a user's file and return its `ENV`. Raises NotFoundError and OperantError."""
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise NotFoundError(f"there is no environment file {str(path)!r}")
-    # A fresh module each time, under a name of its own: an edit in the file must never meet a stale compilation. The
-    # same file has the same name in every process, wherever it lies: compiled code that is kept on disk names it.
+    # Module name from the file's content: an edit never meets a stale compilation, and numba's cache on disk finds the
+    # same file under the same name in every process, wherever the file lies.
     try:
         module_name = f"operant_user_env_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     except OSError as error:

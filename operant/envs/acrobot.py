@@ -23,7 +23,7 @@ from operant.envs import (
     uniform4,
 )
 
-# rows of the state: rad from hanging, rad from link 1's direction, rad/s, rad/s
+# rows of the state: rad from hanging, rad relative to link 1, rad/s, rad/s
 THETA_1, THETA_2, THETA_1_DOT, THETA_2_DOT, FIELDS = range(5)
 
 PI = float32(math.pi)
@@ -85,7 +85,7 @@ def accelerations(theta_1, theta_2, dot_1, dot_2, torque, p):
 
 @device
 def wrap(angle):
-    """The angle within a turn around zero. Without a loop: an angle that is not finite must not hang the kernel."""
+    """Angle wrapped to [-pi, pi). No loop: a non-finite angle must not hang the kernel."""
     return angle - TURN * float32(math.floor((angle + PI) / TURN))
 
 
@@ -94,8 +94,7 @@ def step(s, action, p, key, tally):
     theta_1, theta_2, dot_1, dot_2 = s[THETA_1], s[THETA_2], s[THETA_1_DOT], s[THETA_2_DOT]
     torque = float32(action - 1) * p.torque
 
-    # One step of the classical Runge-Kutta method: k is the slope at the current trial point, sum adds them up with
-    # weights 1, 2, 2, 1.
+    # Classical Runge-Kutta step (RK4): y' = y + tau / 6 (k1 + 2 k2 + 2 k3 + k4).
     a, b, c, d = theta_1, theta_2, dot_1, dot_2
     sum_a, sum_b, sum_c, sum_d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
     for stage in range(4):
@@ -106,8 +105,13 @@ def step(s, action, p, key, tally):
         sum_b += weight * k_b
         sum_c += weight * k_c
         sum_d += weight * k_d
-        ahead = p.tau if stage == 2 else float32(0.5) * p.tau
-        a, b, c, d = theta_1 + ahead * k_a, theta_2 + ahead * k_b, dot_1 + ahead * k_c, dot_2 + ahead * k_d
+        step_size = p.tau if stage == 2 else float32(0.5) * p.tau
+        a, b, c, d = (
+            theta_1 + step_size * k_a,
+            theta_2 + step_size * k_b,
+            dot_1 + step_size * k_c,
+            dot_2 + step_size * k_d,
+        )
     sixth = p.tau / float32(6.0)
     theta_1 = wrap(theta_1 + sixth * sum_a)
     theta_2 = wrap(theta_2 + sixth * sum_b)
@@ -160,8 +164,8 @@ ENV = Env(
     pixel_shader=pixel_shader,
     actions=("left", "rest", "right"),
     ranges={
-        # Without inertia there may be no acceleration that solves the equations; and what is heavy, long and fast all
-        # at once leaves float32 within a step.
+        # With inertia 0 the equations of motion can be singular; heavy, long and fast links together overflow float32
+        # within a step.
         "gravity": (-100.0, 100.0),
         "length_1": (0.1, 5.0),
         "length_2": (0.1, 5.0),

@@ -2,33 +2,38 @@
 x 330, y downwards.
 
 Rules and constants: PufferLib's Breakout (`ocean/breakout/breakout.h`, `config/breakout.ini`;
-github.com/PufferAI/PufferLib), written anew from reading it. A frame, of four in a step:
+github.com/PufferAI/PufferLib), reimplemented from reading it. A step has four frames. In each frame:
 
-    a ball that lies still is launched down to the left or the right, and the paddle rests; else the paddle moves the
-    ball flies on, or else meets the first thing in its way: of what it would touch within the frame the earliest, then
-    what it touches most broadly the ball is lost below the paddle: a new one lies in the middle, at the first speed,
-    over a paddle of full width the game ends with the sixth lost ball, or with the last brick of the second wall
+1. A ball at rest is launched downwards to the left or right, and the paddle does not move. Otherwise the paddle moves.
+2. The ball moves, or stops at the earliest collision within the frame; of simultaneous collisions the one with the
+   larger overlap counts.
+3. A ball below the paddle is lost. A new one appears in the middle, at the initial speed, with a paddle of full width.
+4. The game ends with the sixth lost ball, or with the last brick of the second wall.
 
-At a brick or a wall the ball stops for the rest of the frame and turns; a brick pays 7, 4 or 1 point by its pair of
-rows, counted from above, and one of the upper three rows brings the ball to its highest speed. The ceiling halves the
-paddle. At the paddle the ball stays where it is and is sent off anew, by where it fell: the middle sends it straight
-up, the edges 45 degrees aside. Every fourth time it gets faster. The first time after the last brick of a wall (so at
-432 points) the wall stands again. Speed and paddle are as before only for a new ball.
+At a brick or a wall the ball stops for the rest of the frame and reflects. A brick pays 7, 4 or 1 point by its pair of
+rows, from the top; a brick of the upper three rows sets the ball to its highest speed. The ceiling halves the paddle's
+width. At the paddle the ball keeps its position and leaves at an angle that depends on the point of contact: straight
+up in the middle, 45 degrees sideways at the edges. Every fourth return increases the speed. At the first return after
+the last brick of the first wall (at 432 points) a new wall appears. Speed and paddle width are reset only with a new
+ball.
 
-Where this differs, and why:
+Differences from PufferLib
 - A game that ends in a frame ends the step; PufferLib plays the remaining frames of the step in the next game.
-- Games end after 10,000 steps (11 minutes at 60 frames a second), as a ball can go round the bricks for ever. A
-  truncation, which bootstraps.
-- The paddle's shape says whether it was halved, and velocity whether a ball lies still: neither is kept twice. What
-  looks like an oversight is kept: a ball that touches a side already is not stopped there (it flies into the brick, or
-  out of the field, from where it is put back), and the end of a narrow paddle sends a ball down.
+- Games are truncated (with bootstrapping) after 10,000 steps, 11 minutes at 60 frames per second, because a ball can
+  circle around the bricks forever.
+- The paddle's width records whether it was halved, and the velocity whether the ball is at rest; neither is stored
+  twice.
 
-Random numbers: whether a ball is launched to the left (0) or to the right (1) is `integer(key, frame, 2)`, of the frame
-in the step, from 0.
+Two details of PufferLib that look like oversights are reproduced: a ball that already touches a side is not stopped
+there (it enters the brick, or leaves the field and is put back), and the edge of a narrow paddle can send a ball
+downwards.
 
-Bricks are bits, 108 in four words of 32, 1 where one is gone: a step moves 32 bytes of them (and 80 of other state)
-where flags of a byte would move 216, and words of a row 48. What a step moves is mostly the observation, 472 bytes,
-which is why the rest of the state is not packed.
+Random numbers: the launch direction, left (0) or right (1), is `integer(key, frame, 2)`, where `frame` counts the
+frames of the step from 0.
+
+Storage: 108 bricks are bits in four 32-bit words, 1 for a broken brick. A step moves 32 bytes for them (and 80 for the
+rest of the state), against 216 bytes with one byte per brick and 48 with one word per row. The observation, 472 bytes,
+dominates, so the rest of the state is not packed.
 """
 
 import math
@@ -55,9 +60,9 @@ from operant.envs import (
     integer,
 )
 
-# Rows of the state: the left edges of paddle and ball and the ball's upper edge (pixels), the ball's velocity (pixels a
-# frame), the speed that the paddle gives it (pixels a second), how often the paddle met it since it got faster (0 to
-# 3), points, balls that are left beside the one in play.
+# Rows of the state: left edge and width of the paddle, left and upper edge of the ball (pixels), velocity of the ball
+# (pixels/frame), its speed after the next return (pixels/s), returns since the last increase of speed (0 to 3), score,
+# spare balls.
 PADDLE_X, PADDLE_WIDTH, BALL_X, BALL_Y, BALL_VX, BALL_VY, SPEED, HITS, SCORE, BALLS, FIELDS = range(11)
 STAY, LEFT, RIGHT = range(3)  # actions
 SCORED, WON, RETURNS = range(3)  # tallies
@@ -65,37 +70,37 @@ SCORED, WON, RETURNS = range(3)  # tallies
 ROWS, COLUMNS = 6, 18
 BRICKS = ROWS * COLUMNS
 WORDS = (BRICKS + 31) // 32
-SEEN = 10  # numbers observed before the bricks
+SEEN = 10  # observation values before the bricks
 WALL_SCORE = sum(COLUMNS * (7 - 3 * (row // 2)) for row in range(ROWS))  # 432
 MOST_SCORE = 2 * WALL_SCORE
 
-# What the ball meets: a brick by its number, or one of these.
+# Collision targets: the index of a brick, or one of these.
 NOTHING, SIDE, CEILING, PADDLE = -1, BRICKS, BRICKS + 1, BRICKS + 2
 
 _LAUNCH = math.pi / 3.25  # from straight down
 _LAUNCH_X, _LAUNCH_Y = float32(math.sin(_LAUNCH)), float32(math.cos(_LAUNCH))
 _QUARTER = float32(math.pi / 4)
-_ESCAPE = float32(1.1)  # frames of the highest speed, by which a ball that left the field is put back
-_NEAR = float32(0.01)  # pixels, far more than rounding: what is looked at at all must not depend on it
+_ESCAPE = float32(1.1)  # frames at the highest speed: distance by which a ball outside the field is put back
+_NEAR = float32(0.01)  # pixels; a margin far above rounding errors for the choice of collision candidates
 
 
 class Params(NamedTuple):
-    """The field, the paddle, the ball and the bricks."""
+    """Geometry and speeds of field, paddle, ball and bricks."""
 
-    frames: int = 4  # a step
-    tau: float = 1 / 60  # s, of a frame
+    frames: int = 4  # per step
+    tau: float = 1 / 60  # s per frame
     width: float = 576.0  # pixels
     height: float = 330.0  # pixels
-    paddle_width: float = 62.0  # pixels; half of it once the ball met the ceiling
+    paddle_width: float = 62.0  # pixels; halved after the ball hits the ceiling
     paddle_height: float = 8.0  # pixels
     paddle_y: float = 312.0  # pixels
-    paddle_speed: float = 620.0  # pixels a second
-    ball: float = 32.0  # pixels, its side
-    ball_y: float = 135.0  # pixels, where a new ball lies
-    speed: float = 256.0  # pixels a second, of a new ball
-    speed_step: float = 64.0  # pixels a second, with every fourth return
-    speed_max: float = 448.0  # pixels a second
-    bricks_y: float = 50.0  # pixels, the first row
+    paddle_speed: float = 620.0  # pixels/s
+    ball: float = 32.0  # pixels, its side length
+    ball_y: float = 135.0  # pixels, upper edge of a new ball
+    speed: float = 256.0  # pixels/s, of a new ball
+    speed_step: float = 64.0  # pixels/s, added at every fourth return
+    speed_max: float = 448.0  # pixels/s
+    bricks_y: float = 50.0  # pixels, upper edge of the first row
     brick_width: float = 32.0  # pixels
     brick_height: float = 12.0  # pixels
     spare_balls: int = 5
@@ -103,7 +108,7 @@ class Params(NamedTuple):
 
 @device
 def _word(words, k):
-    """Word k of four, in registers: a place that is looked up by number would lie in memory."""
+    """Word k of four. Selects instead of indexing, so that the words stay in registers."""
     return words[0] if k == 0 else words[1] if k == 1 else words[2] if k == 2 else words[3]
 
 
@@ -114,7 +119,7 @@ def _standing(words, brick):
 
 @device
 def _without(words, brick):
-    """The wall without a brick."""
+    """Words with a brick removed."""
     bit = int32(1) << int32(brick & 31)
     k = brick >> 5
     return (
@@ -126,31 +131,31 @@ def _without(words, brick):
 
 
 @device_call
-def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball, what, sideways):
-    """The earlier of `best` and an edge in the ball's way: (time in frames, overlap, place along, place across, what,
-    whether it is turned sideways).
+def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
+    """Earlier of two collisions: `best` and the ball with an edge.
 
-    The edge lies at `edge` in the direction of the flight and reaches from `low` to `high` across it. `along` and
-    `across` are the ball's upper left corner, seen in that direction, and the corner when they meet is what is
-    returned. Of two met at once the one with the larger overlap counts, of equal ones the first.
+    A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on
+    the axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
+    before the frame as arguments and at the collision in the result. `sideways`: the collision reflects vx, not vy. Of
+    simultaneous collisions the larger overlap wins, then the first.
     """
     size = ball if speed_along > float32(0.0) else float32(0.0)
     t = (edge - (along + size)) / speed_along
-    place = across + speed_across * t
-    overlap = min(high, place + ball) - max(low, place)
+    contact = across + speed_across * t
+    overlap = min(high, contact + ball) - max(low, contact)
     if (
         overlap > float32(0.0)
         and t > float32(0.0)
         and t <= float32(1.0)
         and (t < best[0] or (t == best[0] and overlap > best[1]))
     ):
-        return t, overlap, edge - size, place, what, sideways
+        return t, overlap, edge - size, contact, target, sideways
     return best
 
 
 @device_call
 def _meet_bricks(best, words, x, y, vx, vy, p):
-    """The first brick in the way, of those in the box that the ball sweeps."""
+    """Earliest collision with a brick inside the bounding box of the ball's path."""
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
         left, right = min(x, x + vx) - _NEAR, max(x, x + vx) + p.ball + _NEAR
@@ -179,7 +184,7 @@ def _meet_bricks(best, words, x, y, vx, vy, p):
 
 @device
 def _meet_walls(best, x, y, vx, vy, p):
-    """The sides and the ceiling, if they are met before `best`."""
+    """Earlier of `best` and the collisions with the sides and the ceiling."""
     if (vx > float32(0.0) and x + vx > p.width - p.ball - _NEAR) or (vx < float32(0.0) and x + vx < _NEAR):
         edge = p.width if vx > float32(0.0) else float32(0.0)
         best = _meet(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
@@ -190,8 +195,9 @@ def _meet_walls(best, x, y, vx, vy, p):
 
 @device
 def _inside(x, y, p):
-    """A ball that left the field, put back: it was sent off towards a side that it touched already, or rounding let it
-    out.
+    """Position of the ball, moved back if it left the field.
+
+    A ball leaves the field when it starts towards a side that it already touches, or by rounding.
     """
     back = _ESCAPE * p.speed_max * p.tau
     x = x + back if x < float32(0.0) else x - back if x > p.width else x
@@ -238,9 +244,9 @@ def step(s, cells, workspace, action, p, key, tally):
             best = _meet(
                 best, p.paddle_y, paddle_x, paddle_x + paddle_width, y, x, vy, vx, p.ball, int32(PADDLE), False
             )
-        _, _, along, across, what, sideways = best
+        _, _, along, across, target, sideways = best
 
-        if what == PADDLE:
+        if target == PADDLE:
             angle = _QUARTER * (float32(2.0) * (x + float32(0.5) * p.ball - paddle_x) / paddle_width - float32(1.0))
             vx, vy = speed * p.tau * math.sin(angle), -speed * p.tau * math.cos(angle)
             returns += float32(1.0)
@@ -251,7 +257,7 @@ def step(s, cells, workspace, action, p, key, tally):
                     speed += p.speed_step
             if score == float32(WALL_SCORE):
                 words = (int32(0), int32(0), int32(0), int32(0))
-        elif what == NOTHING:
+        elif target == NOTHING:
             x += vx
             y += vy
         else:
@@ -259,13 +265,13 @@ def step(s, cells, workspace, action, p, key, tally):
                 x, y, vx = along, across, -vx
             else:
                 x, y, vy = across, along, -vy
-            if what == CEILING:
+            if target == CEILING:
                 paddle_width = float32(0.5) * p.paddle_width
-            elif what != SIDE:
-                words = _without(words, what)
-                reward += _points(what)
-                score += _points(what)
-                if what < 3 * COLUMNS:
+            elif target != SIDE:
+                words = _without(words, target)
+                reward += _points(target)
+                score += _points(target)
+                if target < 3 * COLUMNS:
                     speed = p.speed_max
 
         if y >= p.paddle_y + p.paddle_height:
@@ -291,7 +297,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observe_word(obs, first, count, word):
-    """The bits of a word as numbers 0 and 1, from obs[first]."""
+    """Write the lowest `count` bits of a word as 0.0 and 1.0 from obs[first] on."""
     for k in range(count):
         obs[first + k] = float32(1.0) if (word >> int32(k)) & int32(1) != int32(0) else float32(0.0)
 
@@ -309,7 +315,7 @@ def _observe_numbers(s, obs, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """A shard is a word of bricks; the last is the other numbers."""
+    """Shards: one per word of bricks; the last one writes the other values."""
     if shard < WORDS - 1:
         _observe_word(obs, SEEN + 32 * shard, 32, cells[shard])
     elif shard == WORDS - 1:
@@ -320,7 +326,7 @@ def observe(s, cells, obs, p, shard):
 
 @device
 def pixel_shader(s, cells, p, x, y):
-    # The field fills the square: it is drawn higher than it is, and the ball round all the same.
+    # The field is stretched vertically to fill the square; the ball stays round.
     right, down = x * p.width, y * p.height
     half_ball = float32(0.5) * p.ball
     stretch = p.width / p.height
@@ -335,15 +341,15 @@ def pixel_shader(s, cells, p, x, y):
         gone = (cells[brick >> 5] >> int32(brick & 31)) & int32(1)
         if gone == int32(0):
             red, green, blue = RED if row < float32(2.0) else ORANGE if row < float32(4.0) else GREEN
-            # A chequered wall shows each brick at any size, where lines between them would be a pixel wide or none.
+            # Checkerboard shading separates bricks at any size; lines between them would be one pixel wide or vanish.
             light = float32(1.0) if (int32(row) + int32(column)) & 1 == 0 else float32(0.75)
             return red * light, green * light, blue * light
-    # Above the wall: the score as a bar, and the balls that are left.
+    # Above the wall: a bar for the score, and the spare balls.
     if down < float32(0.03) * p.height:
         return BLUE if right < p.width * s[SCORE] / float32(MOST_SCORE) else GROUND
     if down > float32(0.06) * p.height and down < float32(0.09) * p.height:
-        place = float32(15.0) * x - float32(0.3)
-        if place >= float32(0.0) and place < s[BALLS] and place - float32(int32(place)) < float32(0.5):
+        slot = float32(15.0) * x - float32(0.3)
+        if slot >= float32(0.0) and slot < s[BALLS] and slot - float32(int32(slot)) < float32(0.5):
             return GREY
     return GROUND
 
@@ -351,7 +357,7 @@ def pixel_shader(s, cells, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    observation=Box(SEEN + BRICKS, low=-1.0, high=1.1),  # 1, but where a ball has just left the field
+    observation=Box(SEEN + BRICKS, low=-1.0, high=1.1),  # above 1 only for a ball that has just left the field
     action=Discrete(3),
     time_limit=10_000,
     reset=reset,
@@ -359,8 +365,8 @@ ENV = Env(
     observe=observe,
     pixel_shader=pixel_shader,
     ranges={
-        # Wall, paddle and ball have their places in the field, the ball is as broad as its way of a frame, and six
-        # balls are all that can be observed.
+        # Wall, paddle and ball fit into the field; the ball moves at most its own width per frame; the observation can
+        # represent at most six balls.
         "frames": (1, 100),
         "tau": (0.001, 0.05),
         "width": (200.0, 5000.0),

@@ -1,9 +1,8 @@
-"""Card games: what their declarations share, dealing from a shuffled deck without keeping its order, and pictures of
-cards. Knows no game's rules.
+"""Card games: a common declaration, dealing from a shuffled deck without storing its order, and card pictures.
 
-A deck of which only the kinds of cards matter (suits, ranks, colours) needs no order: it is the number of cards of each
-kind that are left, and the next card is one of those, each as likely. That is the same game as a shuffled deck's, for a
-few numbers a lane in place of 52.
+Where only the kind of a card matters (suit, rank, colour), a deck needs no order: it is stored as the remaining count
+of each kind, and the next card is drawn in proportion to these counts. The distribution equals that of a shuffled deck,
+with a few counters per lane instead of 52 cards.
 """
 
 from __future__ import annotations
@@ -36,23 +35,25 @@ def game(
     params: Any,
     fields: int,
     *,
-    seen: int | tuple[int, ...],
-    numbers: int = 1,
+    categories: int | tuple[int, ...],
+    features: int = 1,
     actions: int | tuple[str, ...],
     ranges: Mapping[str, tuple[float | None, float | None]],
     **functions: Any,
 ) -> Env:
-    """A game until its decks are dealt: observations are `numbers` categorical features with `seen` categories each,
-    actions are counted or named.
+    """Declare a game that ends when its decks are dealt.
+
+    Observations are `features` bytes with `categories` one-hot categories each (one number for all, or one per
+    feature). `actions` is the number of actions or their names.
     """
     high, names = (
-        (tuple(k - 1 for k in seen) if isinstance(seen, tuple) else seen - 1),
+        (tuple(k - 1 for k in categories) if isinstance(categories, tuple) else categories - 1),
         actions if isinstance(actions, tuple) else (),
     )
     return Env(
         params,
         fields,
-        observation=Box(numbers, low=0, high=high, dtype="uint8", categories=seen),
+        observation=Box(features, low=0, high=high, dtype="uint8", categories=categories),
         action=Discrete(len(names) if isinstance(actions, tuple) else actions),
         time_limit=None,
         ranges=ranges,
@@ -64,22 +65,24 @@ def game(
 
 @device_call
 def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
-    """The kind of a card dealt from a deck, int32: rows first ... first + kinds - 1 of `s` count the cards of each
-    kind, `left` in all, at least one.
+    """Deal a card and return its kind, int32.
+
+    Rows first ... first + kinds - 1 of `s` hold the remaining count of each kind; their sum is `left` >= 1.
     """
-    place, below, kind = integer(key, draw, left), int32(0), int32(0)
-    # As many kinds lie wholly before the card as it is the number of.
+    # Inverse transform sampling: the kind is the number of cumulative counts that do not exceed the card's index.
+    index, below, kind = integer(key, draw, left), int32(0), int32(0)
     for k in range(kinds - 1):
         below += int32(s[first + k])
-        kind += int32(1 if place >= below else 0)
+        kind += int32(1 if index >= below else 0)
     s[first + kind] -= float32(1.0)
     return kind
 
 
 @device_call
 def cards_left(s: Any, first: int, kinds: int) -> Any:
-    """How many cards are left, int32: rows first ... first + kinds - 1 of `s`. A game ends by them: `decks` may be
-    others since they were opened.
+    """Number of remaining cards, int32: the sum of rows first ... first + kinds - 1 of `s`.
+
+    Games end by this count, not by `decks`, which a schedule may change during an episode.
     """
     left = float32(0.0)
     for kind in range(kinds):
@@ -89,8 +92,8 @@ def cards_left(s: Any, first: int, kinds: int) -> Any:
 
 @device
 def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
-    """The kind of the first card dealt from `decks` shuffled decks, whose cards of each kind are then counted in rows
-    first ... of `s`.
+    """Open `decks` shuffled decks: write the counts of each kind from row `first` of `s`, deal one card, return its
+    kind.
     """
     for kind in range(kinds):
         s[first + kind] = float32(DECK // kinds * decks)
@@ -104,16 +107,14 @@ def _on_card(x: Any, y: Any, centre_x: Any, half_width: Any) -> bool:
 
 @device
 def _in_suit(x: Any, y: Any, suit: Any) -> bool:
-    """Whether (x, y), y up, lies in the sign of a suit that reaches from -1 to 1: 0 spade, 1 diamond, 2 club,
-    3 heart.
-    """
+    """Whether (x, y), y up, lies in a suit's symbol within [-1, 1]^2: 0 spade, 1 diamond, 2 club, 3 heart."""
     if suit == 1:
         return abs(x) * float32(1.4) + abs(y) < float32(1.0)
     stem = in_box(x, y, float32(0.0), float32(-0.7), float32(0.12), float32(0.3))
     if suit == 2:
-        beside = in_disc(abs(x), y, float32(0.42), float32(-0.1), float32(0.36))
-        return stem or beside or in_disc(x, y, float32(0.0), float32(0.5), float32(0.36))
-    up = y if suit == 3 else -y  # a spade is a heart on its head, and a stem
+        side_leaf = in_disc(abs(x), y, float32(0.42), float32(-0.1), float32(0.36))
+        return stem or side_leaf or in_disc(x, y, float32(0.0), float32(0.5), float32(0.36))
+    up = y if suit == 3 else -y  # a spade is an inverted heart with a stem
     lobes = in_disc(abs(x), up, float32(0.38), float32(0.3), float32(0.42))
     below = up < float32(0.3) and abs(x) < float32(0.6) * (up + float32(1.0))
     return lobes or below or (suit == 0 and stem)
@@ -121,9 +122,7 @@ def _in_suit(x: Any, y: Any, suit: Any) -> bool:
 
 @device
 def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
-    """The colour of a point of a picture: a card with the sign of a suit, and a bar below it that is `bar`, 0 to 1,
-    long.
-    """
+    """Colour at (x, y): a card with a suit's symbol, and below it a bar of length `bar` in [0, 1]."""
     if in_box(x, y, float32(0.5), float32(0.92), float32(0.46), float32(0.04)):
         return bar_colour if x < float32(0.04) + float32(0.92) * bar else GROUND
     if not _on_card(x, y, float32(0.5), float32(0.28)):
@@ -135,11 +134,11 @@ def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
 
 @device
 def kind_picture(x: Any, y: Any, centre_x: Any, kind: Any, colour: Any) -> Any:
-    """The colour of a point of a picture: a card around `centre_x` with kind + 1 dots, up to sixteen."""
+    """Colour at (x, y): a card centred at `centre_x` with kind + 1 dots, at most 16."""
     if not _on_card(x, y, centre_x, float32(0.21)):
         return GROUND
     across, down = (x - centre_x + float32(0.2)) * float32(10.0), (y - float32(0.1)) * float32(5.7)
     column, row = int32(across), int32(down)
     dot = in_disc(across - float32(column), down - float32(row), float32(0.5), float32(0.5), float32(0.36))
-    there = across >= float32(0.0) and column < 4 and down >= float32(0.0) and row < 4 and 4 * row + column <= kind
-    return colour if dot and there else GREY
+    drawn = across >= float32(0.0) and column < 4 and down >= float32(0.0) and row < 4 and 4 * row + column <= kind
+    return colour if dot and drawn else GREY

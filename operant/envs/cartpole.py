@@ -60,17 +60,17 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    # Read first, then written: a compiler cannot know that the two lie apart, and would wait for memory four times.
+    # Load every field before the first store: s and obs might alias, and each store would delay the next load.
     x, x_dot, theta, theta_dot = s[X], s[X_DOT], s[THETA], s[THETA_DOT]
     obs[0], obs[1], obs[2], obs[3] = x, x_dot, theta, theta_dot
 
 
 @device
 def pixel_shader(s, p, x, y):
-    # The view reaches beyond the limits, so that the cart is whole where it fails.
+    # The view extends past the limits, so that the whole cart is visible when the episode fails.
     width = float32(2.0) * p.x_limit + float32(1.2)
     right, up = (x - float32(0.5)) * width, (float32(0.75) - y) * width
-    # The pole is drawn at thrice its length, or it would be lost in a small picture.
+    # Draw the pole at three times its length; otherwise it would vanish in a small picture.
     length = float32(6.0) * p.half_length
     hinge_y = float32(0.2)
     tip_x, tip_y = s[X] + length * math.sin(s[THETA]), hinge_y + length * math.cos(s[THETA])
@@ -100,8 +100,8 @@ ENV = Env(
     pixel_shader=pixel_shader,
     actions=("left", "right"),
     ranges={
-        # It begins within 0.05 of the middle. (What falls late, or fast, is seen further out than the observation's
-        # bounds, which are those of the defaults.)
+        # Episodes start within 0.05 of the centre. (The observation's bounds are those of the default limits; with
+        # wider limits, observed values may exceed them.)
         "gravity": (-1000.0, 1000.0),
         "mass_cart": (0.001, 1000.0),
         "mass_pole": (0.0, 1000.0),

@@ -1,8 +1,7 @@
-"""Cart-pole with a push of any strength: cartpole's rules, where the action is a share of the full push, from -1 (to
-the left) to 1.
+"""Cart-pole with continuous actions: cartpole's rules with a push from -1 (full force to the left) to 1.
 
-Source: Gymnasium's CartPole-v1, as in `operant.envs.cartpole`; the dynamics are those of `operant.envs.swingup`, which
-are the same equations.
+Source: Gymnasium's CartPole-v1, as in `operant.envs.cartpole`. The accelerations are those of `operant.envs.swingup`,
+which solve the same equations of motion.
 """
 
 from numpy import float32

@@ -1,10 +1,10 @@
-"""CartPole of which only positions are seen: where the cart is and how the pole leans, not how fast they move. All else
-is `operant/envs/cartpole.py`.
+"""Cart-pole with hidden velocities: the observation is the cart's position and the pole's angle. Everything else is
+`operant/envs/cartpole.py`.
 
-(POPGym's PositionOnlyCartPole hides the same two numbers, and pays 1 / 200, 1 / 400 or 1 / 600 a step up to as many
-steps.)
+(POPGym's PositionOnlyCartPole hides the same two values, and pays 1 / 200, 1 / 400 or 1 / 600 per step with that number
+of steps as the limit.)
 
-Optimum: 500. Without memory: about 47, the best that PPO and an evolutionary search over small networks came to.
+Optimum: 500. Without memory: about 47, the best result of PPO and of an evolutionary search over small networks.
 """
 
 import math

@@ -1,21 +1,22 @@
-"""Concentration: turn cards over, two at a time, and find those that match. As POPGym's Concentration (Morad et al.
-2023, popgym 1.0).
+"""Concentration: turn over two cards at a time and find those that match. POPGym's Concentration (Morad et al. 2023,
+popgym 1.0).
 
-The rules of a step
-- 52 cards lie face down. The action turns one over. With the second, two of a kind stay face up; others are turned back
-  after they were seen once more.
+Rules
+- 52 cards lie face down. The action turns one over. After the second card of a try, two of a kind stay face up; other
+  cards are turned back after one more observation.
 - The kind is a card's colour, or with `ranks` its rank.
-- Reward: 1 / 26 for a match, -2 / 104 for two that are none, or for one card turned over twice; turning over a card
-  that is face up already ends the try and costs 1 / 104 as its first card, twice that as its second. The episode ends
-  when all cards are face up, and is truncated after 104 steps.
-- `ranks` = false and true are POPGym's easy and hard. Its medium, two decks of colours, is a file of your own:
-  `from operant.envs.concentration import concentration` and `ENV = concentration(decks=2)`. A match pays 1 / 52 then,
-  and faults 1 / 208, within 208 steps.
+- Reward: 1 / 26 for a match; -2 / 104 for two cards that do not match, or for one card turned over twice. Turning over
+  a card that is already face up ends the try and costs 1 / 104 as its first card, 2 / 104 as its second. The episode
+  ends when all cards are face up, and is truncated after 104 steps.
+- `ranks` = false and true are POPGym's easy and hard. Its medium, two decks of colours, is a file of your own: `from
+  operant.envs.concentration import concentration` and `ENV = concentration(decks=2)`. A match then pays 1 / 52, and
+  faults cost 1 / 208, within 208 steps.
 
-The observation is the kind of each card, 13 where it is face down (POPGym writes 2 there in the game of colours).
-Optimum: a player who forgets nothing, and turns over cards not seen yet until two are known to match, gains 0.813, with
-`ranks` 0.699 (averages of 2,000 tables). Without memory: two cards at random of those that lie face down gain 0.450,
-with `ranks` -0.817.
+Observation: the kind of each card, 13 for face down (POPGym writes 2 there in the game of colours).
+
+Optimum: a player with perfect memory, who turns over unseen cards until two are known to match, gains 0.813, with
+`ranks` 0.699 (averages of 2,000 tables). Without memory: two random face-down cards per try gain 0.450, with `ranks`
+-0.817.
 """
 
 from typing import Any, NamedTuple
@@ -26,38 +27,38 @@ from operant.envs import BLUE, GREY, GROUND, ORANGE, Box, Discrete, Env, IntStat
 from operant.envs.cards import DECK, RANKS
 
 FIRST, SEEN_FIRST, SEEN_SECOND, MATCHED, FIELDS = range(5)
-"""Rows of the state: the card of the try under way (-1: none), the cards of the try that are seen in this observation,
-how many cards are face up.
+"""Rows of the state: first card of the current try (-1: none), the two cards visible in this observation, number of
+cards face up.
 """
 
-FACE_DOWN, UP = RANKS, 16  # a code of the observation; what is added to the kind of a card that is face up
+FACE_DOWN, UP = RANKS, 16  # observation code of a face-down card; added to the stored kind of a card that is face up
 COLUMNS = 13  # of the table in the picture
 
 
 class Params(NamedTuple):
-    """What has to match."""
+    """Matching rule."""
 
     ranks: bool = False
 
 
 def _rules(count: int) -> tuple[Any, Any]:
-    """`reset` and `step` of a table of cards."""
+    """`reset` and `step` for a table of `count` cards."""
     time_limit = 2 * count
 
     @device_call
     def reset(s, cards, workspace, p, key):
         for card in range(count):
             cards[card] = card % DECK // 4 if p.ranks else card % 2
-        # Fisher and Yates, from the end: four draws for the price of one.
+        # Fisher-Yates shuffle from the end; one Philox block gives four random numbers.
         for block in range((count + 2) // 4):
-            numbers = uniform4(key, block)
+            uniforms = uniform4(key, block)
             for k in range(4):
                 last = count - 1 - 4 * block - k
                 if last > 0:
-                    other = min(int32(numbers[k] * float32(last + 1)), int32(last))
-                    held = cards[last]
+                    other = min(int32(uniforms[k] * float32(last + 1)), int32(last))
+                    swapped = cards[last]
                     cards[last] = cards[other]
-                    cards[other] = held
+                    cards[other] = swapped
         s[FIRST], s[SEEN_FIRST], s[SEEN_SECOND], s[MATCHED] = float32(-1.0), float32(-1.0), float32(-1.0), float32(0.0)
 
     @device
@@ -85,16 +86,16 @@ def _rules(count: int) -> tuple[Any, Any]:
 
 @device
 def seen(s, cards, card):
-    """The kind of a card as it is seen, FACE_DOWN where it is not."""
+    """Observed kind of a card; FACE_DOWN if it is hidden."""
     kind = int32(cards[card])
     shown = kind >= UP or card == int32(s[SEEN_FIRST]) or card == int32(s[SEEN_SECOND])
     return kind % int32(UP) if shown else int32(FACE_DOWN)
 
 
 def concentration(decks: int = 1) -> Env:
-    """The game with one or two decks of 52 cards. Raises ValueError for more."""
+    """Game with one or two decks of 52 cards. Raises ValueError for other numbers."""
     if decks not in (1, 2):
-        raise ValueError(f"the table holds 1 or 2 decks of cards: not {decks!r}")
+        raise ValueError(f"decks must be 1 or 2, not {decks!r}")
     count = DECK * decks
     (reset, step), rows = _rules(count), count // COLUMNS
 

@@ -1,17 +1,17 @@
-"""Count Recall: how often has this kind of card been shown? As POPGym's CountRecall (Morad et al. 2023, popgym 1.0).
+"""Count Recall: state how often a kind of card has been shown so far. POPGym's CountRecall (Morad et al. 2023, popgym
+1.0).
 
-The rules of a step
-- Two decks of `decks` x 52 cards of `kinds` kinds lie shuffled: of the one a card is shown at a time, of the other a
-  kind is asked for. The action is a number:
-  how many cards of that kind the first deck has shown in this episode, the card that is shown now among them.
-- Reward: 1 / (cards - 1) if it is right, else as much below zero. The episode ends when the decks are dealt, after
-  cards - 1 steps.
-- `decks`, `kinds` = 1, 2 (colours); 2, 4 (suits); 4, 13 (ranks) are POPGym's easy, medium and hard. (Of others more
-  than 26 cards may be of one kind, which no
-  action says.)
+Rules
+- Two shuffled decks of `decks` x 52 cards of `kinds` kinds. Each step shows a card of the first deck and draws a query
+  from the second. The action is a count: how many cards of the queried kind the first deck has shown in this episode,
+  including the current one.
+- Reward: 1 / (cards - 1) if the count is correct, otherwise -1 / (cards - 1). The episode ends when the decks are
+  dealt, after cards - 1 steps.
+- `decks`, `kinds` = 1, 2 (colours); 2, 4 (suits); 4, 13 (ranks) are POPGym's easy, medium and hard. (Other combinations
+  may have more than 26 cards of one kind, a count that no action can express.)
 
-Optimum: 1. Without memory: at most -0.923, -0.924, -0.881 (for what is shown and asked for, name the number that is
-right most often).
+Optimum: 1. Without memory: at most -0.923, -0.924, -0.881 (the most frequent correct count for each shown and queried
+kind).
 """
 
 from typing import NamedTuple
@@ -21,8 +21,7 @@ from numpy import float32, int32
 from operant.envs import ORANGE, YELLOW, device
 from operant.envs.cards import DECK, RANKS, cards_left, deal, game, kind_picture
 
-# Rows of the state: the kind that is shown and the kind that is asked for; how many of each kind are left in the one
-# deck and the other.
+# Rows of the state: shown kind, queried kind; remaining cards of each kind in the first deck, then in the second.
 SHOWN, ASKED, LEFT = range(3)
 LEFT_TO_ASK = LEFT + RANKS
 FIELDS = LEFT_TO_ASK + RANKS
@@ -30,7 +29,7 @@ MOST_COUNTED = 26
 
 
 class Params(NamedTuple):
-    """How much there is to count."""
+    """Number of cards and of kinds."""
 
     decks: int = 1
     kinds: int = 2
@@ -38,7 +37,7 @@ class Params(NamedTuple):
 
 @device
 def of_kind(kind, p):
-    """How many of all cards are of a kind: card c is of kind c % kinds."""
+    """Number of cards of a kind in the full decks; card c has kind c % kinds."""
     return (int32(DECK * p.decks) - int32(kind) + int32(p.kinds) - int32(1)) // int32(p.kinds)
 
 
@@ -57,12 +56,12 @@ def reset(s, p, key):
 @device
 def step(s, action, p, key, tally):
     asked, cards = int32(s[ASKED]), int32(DECK * p.decks)
-    right = of_kind(asked, p) - int32(s[LEFT + asked]) == int32(action)
+    correct = of_kind(asked, p) - int32(s[LEFT + asked]) == int32(action)
     left = cards_left(s, LEFT, RANKS)
     s[SHOWN] = float32(deal(s, LEFT, p.kinds, left, key, 0))
     s[ASKED] = float32(deal(s, LEFT_TO_ASK, p.kinds, left, key, 1))
-    part = float32(1.0) / float32(cards - int32(1))
-    return part if right else -part, left == int32(1)
+    share = float32(1.0) / float32(cards - int32(1))
+    return share if correct else -share, left == int32(1)
 
 
 @device
@@ -81,8 +80,8 @@ def pixel_shader(s, p, x, y):
 ENV = game(
     Params,
     FIELDS,
-    seen=RANKS,
-    numbers=2,
+    categories=RANKS,
+    features=2,
     actions=MOST_COUNTED + 1,
     ranges={"decks": (1, 4), "kinds": (2, RANKS)},
     reset=reset,

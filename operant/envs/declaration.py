@@ -1,6 +1,4 @@
-"""What is wrong with an environment's declaration: its spaces, functions, parameters and how it is played. Compiles and
-runs nothing.
-"""
+"""Checks of an environment's declaration: spaces, functions, parameters and playing. Compiles and runs nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete
 
 
 def declaration_problems(env: Env) -> list[str]:
-    """Every problem of an environment's declaration, a sentence each."""
+    """All problems of an environment's declaration, one message each."""
     problems = [*_space_problems(env), *_function_problems(env)]
     try:
         params = env.Params()
@@ -30,9 +28,7 @@ def declaration_problems(env: Env) -> list[str]:
     except TypeError as error:
         problems.append(f"every field of Params needs a default ({error})")
     if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.int_state is None):
-        problems.append(
-            f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside int_state)"
-        )
+        problems.append(f"fields is {env.fields!r}: rows of the state, at least 1 (or 0 with int_state)")
     if env.time_limit is not None and (not isinstance(env.time_limit, int) or env.time_limit < 1):
         problems.append(f"time_limit is {env.time_limit!r}: a whole number of steps, at least 1, or None")
     ints = env.int_state
@@ -68,22 +64,22 @@ def _space_problems(env: Env) -> Iterator[str]:
         elif not isinstance(space.size, int) or space.size < 1:
             yield f"{name} has size {space.size!r}: at least 1"
         elif any(len(bound) != space.size for bound in space.bounds()):
-            yield f"{name} has {space.size} numbers, but bounds for {[len(bound) for bound in space.bounds()]}"
+            yield f"{name} has {space.size} values, but bounds for {[len(bound) for bound in space.bounds()]}"
         elif not all(low <= high for low, high in zip(*space.bounds(), strict=True)):
             yield f"{name} has a lower bound above its upper bound"
         elif space.dtype not in (("float32", "uint8") if name == "observation" else ("float32",)):
             yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
         elif space.shape and math.prod(space.shape) != space.size:
-            yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
+            yield f"{name} has shape {space.shape}, which does not hold {space.size} values"
         elif isinstance(space.categories, tuple) and len(space.categories) != space.size:
             yield (
-                f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for "
-                "a numeric one"
+                f"{name} has {space.size} values, but categories for {len(space.categories)}: one for each, 0 for "
+                "a numeric feature"
             )
         elif not all(isinstance(categories, int) for categories in space.category_counts()):
             yield (
-                f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 "
-                "for a numeric one"
+                f"{name} has categories {space.categories!r}: a whole number for all, or a tuple with one for each, 0 "
+                "for a numeric feature"
             )
         elif wrong := [
             k
@@ -92,29 +88,29 @@ def _space_problems(env: Env) -> Iterator[str]:
         ]:
             categories = wrong[0]
             yield (
-                f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 "
-                "and high is at most that"
+                f"{name} has {categories} categories: they need dtype uint8 and values from 0 to {categories - 1}, so "
+                f"high must be at most {categories - 1}"
             )
     if env.legal is not None and isinstance(env.action, Box):
-        yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
+        yield "`legal` is for actions of Discrete and MultiDiscrete; a Box action is limited by its bounds only"
 
 
 def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
-    """Whether a number up to `high` may be one of so many categories."""
+    """Whether a feature of this dtype and upper bound can have this number of categories."""
     return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
 
 
 def _playing_problems(env: Env) -> Iterator[str]:
-    """Problems of how an environment is played: actions, turns, step_s."""
+    """Problems of the fields for players and viewers: actions, turns, step_s."""
     names = env.actions
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
         yield f'actions is {names!r}: a tuple of names, such as ("left", "right")'
     elif names and not isinstance(env.action, Discrete):
-        yield "`actions` names the actions of a Discrete: this action is not one"
+        yield "`actions` names the actions of a Discrete; this action space is another"
     elif names and isinstance(env.action, Discrete) and len(names) != env.action.n:
         yield (
-            f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, "
-            "or none at all"
+            f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: name all actions, "
+            "or leave `actions` empty"
         )
     elif len({name.lower() for name in names}) != len(names):
         lower = [name.lower() for name in names]
@@ -128,14 +124,14 @@ def _playing_problems(env: Env) -> Iterator[str]:
 
 def _function_problems(env: Env) -> Iterator[str]:
     grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
-    seen = "ints, " if env.int_state is not None else ""  # by what may run in several threads at once
+    shared = "ints, " if env.int_state is not None else ""  # functions that run in parallel have no workspace
     wanted = {
         "reset": f"s, {grid}p, key",
         "step": f"s, {grid}action, p, key, tally",
-        "pixel_shader": f"s, {seen}p, x, y",
+        "pixel_shader": f"s, {shared}p, x, y",
     }
     for name, out in (("observe", "obs"), ("legal", "mask")):
-        wanted[name] = f"s, {seen}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
+        wanted[name] = f"s, {shared}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
     for name, arguments in wanted.items():
         function = getattr(env, name)
         if function is None and name in ("pixel_shader", "legal"):
@@ -148,7 +144,7 @@ def _function_problems(env: Env) -> Iterator[str]:
             yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
         elif name in ("observe", "legal") and (given[-1] == "shard") != bool(
             env.observation_shards
-        ):  # beside int state, as many arguments either way
+        ):  # with int state both signatures have the same length
             yield (
                 f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it "
                 f"must be {name}({arguments})"

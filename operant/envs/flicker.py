@@ -1,9 +1,9 @@
-"""Flickering: the same rules, of which an observation is at times blank (Hausknecht & Stone 2015, "Deep Recurrent
-Q-Learning for Partially Observable MDPs").
+"""Flicker wrapper: observations are blank at random (Hausknecht & Stone 2015, "Deep Recurrent Q-Learning for Partially
+Observable MDPs").
 
-Whether it is blank is drawn for each observation by itself, and kept in a row of the state after the environment's own,
-so that all threads that write an observation, and the final one, agree. Draws are apart from the environment's: the
-same actions lead through the same states. Knows no environment's rules.
+The draw for each observation is stored in an extra state row after the environment's own, so that all shards of an
+observation, and the final observation, agree. It uses a separate random draw: the same actions lead through the same
+states as without flicker.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from operant.compute.device import device
 from operant.compute.rng import uniform
 from operant.envs.base import Env
 
-_DRAW = 65_535  # the last number of a step: no environment draws so many
+_DRAW = 65_535  # the last draw index of a step, used by no environment
 
 
 def with_flicker(env: Env, probability: float) -> Env:
-    """The environment with each observation blank, all zeros, by a probability from 0 to 1.
+    """Environment whose observations are all zeros with a probability in [0, 1].
 
-    Where pictures are observed, the blank is a black picture, in films and in the viewer as well.
+    With pixel observations a blank is a black picture, in films and in the viewer as well.
     """
     if not probability:
         return env
@@ -41,16 +41,16 @@ class _Wrapped(NamedTuple):
 
 @functools.cache
 def _wrapped(env: Env, probability: float) -> _Wrapped:
-    """Kept: the same functions are one kernel."""
+    """Wrapped functions, cached so that equal environments share one compiled kernel."""
     reset, step = _moves(env, float32(probability))
-    seen = env.pixels > 0
+    pixels = env.pixels > 0
     return _Wrapped(
-        reset, step, env.observe if seen else _observe(env), _pixel_shader(env) if seen else env.pixel_shader
+        reset, step, env.observe if pixels else _observe(env), _pixel_shader(env) if pixels else env.pixel_shader
     )
 
 
 def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
-    """`reset` and `step`, after which the observation to come is blank or not."""
+    """`reset` and `step` that also draw whether the next observation is blank."""
     reset_, step_, row = env.reset, env.step, env.fields
 
     @device
@@ -85,8 +85,10 @@ def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
 
 
 def _observe(env: Env) -> Any:
-    """`observe`, or zeros. A blank shard writes its part of all rows, whichever rows are its own otherwise: together
-    they are all rows either way.
+    """`observe`, or zeros for a blank observation.
+
+    A blank shard zeroes an equal part of all rows, which may differ from the rows that it writes otherwise; together
+    the shards still write every row.
     """
     observe_, row, size, shards = env.observe, env.fields, env.observation.size, max(env.observation_shards, 1)
 

@@ -1,43 +1,41 @@
-"""2048: slide the tiles of a 4 x 4 board, join equal ones, and keep room. Gabriele Cirulli's game of 2014
+"""2048: slide the tiles of a 4 x 4 board and merge equal ones. Gabriele Cirulli's game of 2014
 (github.com/gabrielecirulli/2048).
 
-The rules of a step
-- The action slides all tiles up, right, down or left (0 to 3) as far as they go. Of each line, from the side that it
-  slides to, two equal neighbours join
-  into one of twice the value; a tile that was just made joins no other in the same move.
-- If the board changed, a new tile appears on one of the empty cells, each as likely: a 2 with probability 0.9, else a
-  4. A game begins with two of them.
-- A move that would change nothing is illegal (`legal` marks it 0). Made all the same, it moves nothing, brings no tile
-  and costs 0.05.
-- The game is over when no move is left: -1, added to what the last move gained.
-- Reward: of each join 0.05, and 0.03 (e - 6)^1.5 more where it makes a tile 2^e of 128 or above, the power rounded to
-  hundredths.
+Rules
+- The action slides all tiles up, right, down or left (0 to 3). Along each line, starting at the side that the tiles
+  move to, two equal neighbours merge into one tile of twice the value; a merged tile does not merge again in the same
+  move.
+- If the board changed, a new tile appears on a random empty cell: a 2 with probability 0.9, otherwise a 4. A game
+  begins with two tiles.
+- A move that would change nothing is illegal (`legal` writes 0). If played anyway, it changes nothing, adds no tile and
+  costs 0.05.
+- The game is over when no legal move exists: -1, in addition to the reward of the last move.
+- Reward of each merge: 0.05, and for a new tile 2^e >= 128 another 0.03 (e - 6)^1.5, the power rounded to hundredths.
 
-Rewards: PufferLib's 2048 (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib), written anew from reading it. Where
-this differs, and why:
-- Actions go round the clock, as Snake's do; PufferLib has up, down, left, right.
+Rewards are PufferLib's (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib), reimplemented from reading it.
+
+Differences from PufferLib
+- Actions are in clockwise order, as in Snake; PufferLib has up, down, left, right.
 - Every game begins with two new tiles. PufferLib begins 38 % of its training games with one or two tiles of 4,096 and
-  more instead, and leaves these out of
-  what it reports: a curriculum belongs to a recipe rather than to the rules.
-- PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all games before it, so
-  that illegal moves cannot go on for ever. Here a game is given up, and is over (-1), after 100 illegal moves in a row.
-  A time limit long enough for a good game (65,536 takes some 30,000 moves) would keep a stuck one for as long; and
-  without any time limit nothing needs to be bootstrapped. A player that heeds `legal` never meets it, and one at random
-  on a board with a single legal move meets it once in 10^12 times.
+  more instead, and excludes these games from its reported scores: a curriculum belongs to a recipe, not to the rules.
+- PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all earlier games, so that
+  illegal moves cannot continue forever. Here a game is over (-1) after 100 illegal moves in a row. A time limit long
+  enough for a good game (65,536 takes some 30,000 moves) would keep a stuck game running as long; and without a time
+  limit nothing needs bootstrapping. A player that respects `legal` never reaches this rule; a random player on a board
+  with a single legal move reaches it once in 10^12 times.
 
-Random numbers: the four words of draw 0. Of a step: word 0 tells the cell, the one numbered (word * f) >> 32 of f empty
-ones, counted along the rows from the top left; word 1 the kind, a 2 where its 24 high bits, as a share of 2^24, are
-below 0.9. Of a reset: words 0 and 1 the first tile, 2 and 3 the second.
+Random numbers: the four words of draw 0. In a step, word 0 selects the empty cell number (word * f) >> 32 of f, in row
+order from the top left; word 1 selects the tile, a 2 if its 24 high bits, as a fraction of 2^24, are below 0.9. In a
+reset, words 0 and 1 are the first tile, 2 and 3 the second.
 
-What is kept, and why. A row of the state holds a row of the board: four exponents of 5 bits (0 is empty; no game can
-make more than 131,072, which is 17), the left cell lowest, and above these 20 bits four more that a float32 holds
-exactly: those of the first two rows count illegal moves in a row. So a lane has 16 bytes and is read by four loads; and
-the four columns slide up together, as the fields of four numbers, without a branch. Other moves turn the board before
-and after. Everything is whole numbers, rewards too (ten-thousandths) until the last multiplication: a game is the same
-to the bit on every device.
+Storage: a state row holds a board row, four exponents of 5 bits (0 is empty; no game can exceed 131,072 = 2^17), the
+left cell lowest. The four bits above these 20 are still exact in a float32; those of the first two rows count
+consecutive illegal moves. A lane has 16 bytes and takes four loads, and the four columns slide up together as bit
+fields of four integers, without a branch. Other moves transpose or flip the board before and after. All arithmetic is
+integer, rewards included (in ten-thousandths), until the last multiplication: a game is bit-identical on every device.
 
-All that a step runs is pasted into its caller: with a single call left, of whatever function, numba keeps counting who
-refers to the lane's columns, and a step on a CPU takes three times as long (88 against 270 ns).
+All functions of a step are inlined: with a single remaining call, numba counts references to the lane's arrays, and a
+step on a CPU takes three times as long (270 instead of 88 ns).
 """
 
 import math
@@ -52,10 +50,10 @@ SIDE = 4  # cells
 KINDS = 18  # exponents 0 to 17
 BITS = 5  # of an exponent
 FIELDS = SIDE  # rows of the state, a row of the board each
-MOST_PATIENCE = 255  # what eight bits of the state count to
+MOST_PATIENCE = 255  # maximum of the 8-bit counter in the state
 
 UP, RIGHT, DOWN, LEFT = range(4)  # actions
-# tallies: the sum of joined tiles, the best tile's exponent, 1 where that is 11 or more, illegal moves
+# tallies: sum of merged tiles, exponent of the best tile, 1 if that is at least 11, illegal moves
 SCORE, BEST, REACHED_2048, INVALID = range(4)
 
 LOWEST = int32(0x8421)  # the lowest bit of each of a row's four fields
@@ -65,7 +63,7 @@ OTHER_FIELDS = int32(31 | 31 << 10)  # fields 0 and 2
 LOW_HALF = int32(31 | 31 << 5)  # fields 0 and 1
 UNIT = float32(1e-4)  # of rewards
 
-# Pictures: a tile is 16 x 16 dots, the last of them the gap to the next.
+# Pictures: a tile is 16 x 16 dots, including a gap of one dot at the right and the bottom.
 DOTS = 16
 GLYPHS = tuple(
     int32(int(dots.replace(" ", ""), 2))
@@ -83,8 +81,8 @@ GLYPHS = tuple(
         "101 101 110 101 101",
     )
 )
-"""Digits and a K, three dots wide and five high, along the rows; the first dot is the highest bit."""
-THOUSANDS = 10  # where the K is
+"""Bitmaps of the digits and K, 3 x 5 dots in row order; the first dot is the highest bit."""
+THOUSANDS = 10  # index of the K
 EMPTY_TILE = (float32(0.14), float32(0.16), float32(0.20))
 SHADES = (
     (float32(0.20), float32(0.26), float32(0.44)),  # 1
@@ -98,47 +96,48 @@ SHADES = (
     (float32(1.00), float32(1.00), float32(1.00)),
     (float32(1.00), float32(1.00), float32(1.00)),
 )
-"""The colour of every other exponent's tile; one between is halfway."""
+"""Tile colours of the even exponents; odd exponents use the mean of their neighbours."""
 DARK, LIGHT = GROUND, (float32(1.0), float32(1.0), float32(1.0))
 
 
 class Params(NamedTuple):
-    """Rewards, rounded to 0.0001, and the chance of a 2."""
+    """Rewards (rounded to 0.0001), tile probability and patience."""
 
     two: float = 0.9  # probability that a new tile is a 2 and not a 4
-    merge: float = 0.05  # for each join
-    growth: float = 0.03  # for each join that makes 2^e, times (e - 6)^1.5
+    merge: float = 0.05  # for each merge
+    growth: float = 0.03  # times (e - 6)^1.5, for each merge to 2^e
     invalid: float = -0.05  # for an illegal move
     game_over: float = -1.0
-    patience: int = 100  # illegal moves in a row that end a game
+    patience: int = 100  # consecutive illegal moves that end a game
 
 
-# These three are called, not pasted: fifty pastes of them took numba five seconds, and LLVM pastes them anyway.
+# These three are called, not inlined by numba: fifty inlined copies took five seconds to compile, and LLVM inlines them
+# anyway.
 
 
 @device_call
 def _tiles(row):
-    """The lowest bit of each field that is not 0."""
+    """Lowest bit of each nonzero field."""
     folded = row | (row >> int32(1))
     return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
 
 
 @device_call
 def _whole(bits):
-    """All five bits of each field whose lowest is set."""
+    """Full 5-bit mask of each field whose lowest bit is set."""
     return int32((bits << int32(BITS)) - bits)
 
 
 @device_call
 def _equal(one, other):
-    """The lowest bit of each field that two rows share and that is not 0."""
+    """Lowest bit of each nonzero field that is equal in two rows."""
     return int32(_tiles(one) & ~_tiles(one ^ other))
 
 
 @device
 def _mirrored(a, b, c, d, sideways):
-    """The board's four rows, mirrored along its diagonal where `sideways` is -1, as they are where it is 0."""
-    # The cells off the diagonal of each quarter change places, then the quarters off the diagonal.
+    """Transpose the board's four rows if `sideways` is -1; return them unchanged if it is 0."""
+    # Block transpose by XOR swaps: first within each 2 x 2 quarter, then the off-diagonal quarters.
     others, half = OTHER_FIELDS & sideways, LOW_HALF & sideways
     top, bottom = ((a >> int32(BITS)) ^ b) & others, ((c >> int32(BITS)) ^ d) & others
     a, b = a ^ (top << int32(BITS)), b ^ top
@@ -151,36 +150,35 @@ def _mirrored(a, b, c, d, sideways):
 
 @device
 def _slide_up(a, b, c, d):
-    """All four columns slid up and joined: the four rows, and the exponents of the tiles that joined in each column,
-    the upper pair's and the lower one's.
+    """Slide all four columns up and merge.
+
+    Returns the four rows, and per column the exponents of the merged tiles: the upper pair's and the lower pair's.
     """
     # Close the gaps, from the bottom up.
-    stays = _whole(_tiles(c))
-    c, d = c | (d & ~stays), d & stays
-    stays = _whole(_tiles(b))
-    b, c, d = b | (c & ~stays), (c & stays) | (d & ~stays), d & stays
-    stays = _whole(_tiles(a))
-    a, b, c, d = a | (b & ~stays), (b & stays) | (c & ~stays), (c & stays) | (d & ~stays), d & stays
-    # Pairs, the upper one first: a tile is in one pair at most.
+    fixed = _whole(_tiles(c))
+    c, d = c | (d & ~fixed), d & fixed
+    fixed = _whole(_tiles(b))
+    b, c, d = b | (c & ~fixed), (c & fixed) | (d & ~fixed), d & fixed
+    fixed = _whole(_tiles(a))
+    a, b, c, d = a | (b & ~fixed), (b & fixed) | (c & ~fixed), (c & fixed) | (d & ~fixed), d & fixed
+    # Merging pairs, from the top: a tile belongs to at most one pair.
     upper = _equal(a, b)
     middle = int32(_equal(b, c) & ~upper)
     lower = int32(_equal(c, d) & ~middle)
     in_upper, in_middle, in_lower = _whole(upper), _whole(middle), _whole(lower)
     first, second = (a & in_upper) | (b & in_middle), c & in_lower
-    joined = c + lower
+    merged = c + lower
     new_a = a + upper
-    new_b = (joined & in_upper) | ((b + middle) & ~in_upper)
+    new_b = (merged & in_upper) | ((b + middle) & ~in_upper)
     moved_up = in_upper | in_middle
-    new_c = (d & moved_up & ~in_lower) | (joined & ~moved_up)
+    new_c = (d & moved_up & ~in_lower) | (merged & ~moved_up)
     new_d = d & ~(moved_up | in_lower)
     return int32(new_a), int32(new_b), int32(new_c), int32(new_d), int32(first), int32(second)
 
 
 @device
 def moved(a, b, c, d, action):
-    """The board's four rows after a move, without a new tile; and the exponents of the tiles that joined, in eight
-    fields of two numbers.
-    """
+    """Rows after a move, without a new tile, and the exponents of the merged tiles as eight fields of two integers."""
     sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
     a, b, c, d = _mirrored(a, b, c, d, sideways)
     a, b, c, d = (d, c, b, a) if back else (a, b, c, d)
@@ -192,30 +190,31 @@ def moved(a, b, c, d, action):
 
 @device
 def _growth(exponent):
-    """(e - 6)^1.5 in hundredths, rounded: of the tile 2^e that two of 2^exponent make; 0 for e <= 6."""
+    """(e - 6)^1.5 in rounded hundredths, where e = exponent + 1 is the merged tile; 0 for e <= 6."""
     over = float32(max(exponent - 5, 0))
     return int32(over * math.sqrt(over) * float32(100.0) + float32(0.5))
 
 
 @device
 def _gained(first, second):
-    """Of the tiles that joined: the sum of what they made, how many joins, and their growth in hundredths."""
-    score, joins, growth = int32(0), int32(0), int32(0)
+    """Sum of the merged tiles, number of merges, and their growth in hundredths."""
+    score, merges, growth = int32(0), int32(0), int32(0)
     for k in range(SIDE):
         one, other = (first >> int32(BITS * k)) & EXPONENT, (second >> int32(BITS * k)) & EXPONENT
         score += (int32(2) << one) + (int32(2) << other)
-        joins += (1 if one else 0) + (1 if other else 0)
+        merges += (1 if one else 0) + (1 if other else 0)
         growth += _growth(one) + _growth(other)
-    return int32(score - 2 * (2 * SIDE - joins)), int32(joins), int32(growth)
+    return int32(score - 2 * (2 * SIDE - merges)), int32(merges), int32(growth)
 
 
 @device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
-    """The four rows with a new tile on an empty cell, by two random words; as they are where no cell is empty. And how
-    many cells were empty.
+    """Add a tile on a random empty cell, chosen by two random words; no change on a full board.
+
+    Returns the four rows and the number of cells that were empty.
     """
     free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
-    # A product with LOWEST adds to each field those below it: the empty cells up to there. The top field has the row's.
+    # A product with LOWEST is a prefix sum over the fields: empty cells up to each cell. The top field is the row's.
     up_to_a, up_to_b, up_to_c, up_to_d = (
         int32(free_a * LOWEST),
         int32(free_b * LOWEST),
@@ -226,20 +225,20 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
     count_b = count_a + ((up_to_b >> int32(3 * BITS)) & EXPONENT)
     count_c = count_b + ((up_to_c >> int32(3 * BITS)) & EXPONENT)
     count = int32(count_c + ((up_to_d >> int32(3 * BITS)) & EXPONENT))
-    # The empty cell numbered n from 0 is the one with n + 1 empty cells up to and with it.
+    # Empty cell n (from 0) is the one whose inclusive prefix sum is n + 1.
     n = int32((uint64(cell_word) * uint64(count)) >> uint64(32))
-    wanted = int32((n + 1) * LOWEST)
+    target = int32((n + 1) * LOWEST)
     kind = int32(1) if unit(kind_word) < p.two else int32(2)
-    a += int32(free_a & ~_tiles(up_to_a ^ wanted)) * kind
-    b += int32(free_b & ~_tiles((up_to_b + count_a * LOWEST) ^ wanted)) * kind
-    c += int32(free_c & ~_tiles((up_to_c + count_b * LOWEST) ^ wanted)) * kind
-    d += int32(free_d & ~_tiles((up_to_d + count_c * LOWEST) ^ wanted)) * kind
+    a += int32(free_a & ~_tiles(up_to_a ^ target)) * kind
+    b += int32(free_b & ~_tiles((up_to_b + count_a * LOWEST) ^ target)) * kind
+    c += int32(free_c & ~_tiles((up_to_c + count_b * LOWEST) ^ target)) * kind
+    d += int32(free_d & ~_tiles((up_to_d + count_c * LOWEST) ^ target)) * kind
     return int32(a), int32(b), int32(c), int32(d), count
 
 
 @device
 def _pairs(a, b, c, d):
-    """The lowest bits of the cells whose right neighbour is equal, and of those whose neighbour below is."""
+    """Lowest bits of the cells with an equal right neighbour, and of those with an equal neighbour below."""
     right = (
         _equal(a, a >> int32(BITS))
         | _equal(b, b >> int32(BITS))
@@ -251,13 +250,13 @@ def _pairs(a, b, c, d):
 
 @device
 def _ten_thousandths(reward):
-    """A reward as a whole number of 0.0001."""
+    """Reward in units of 0.0001, rounded."""
     return int32(math.floor(reward * float32(10000.0) + float32(0.5)))
 
 
 @device
 def _best(a, b, c, d):
-    """The highest exponent on the board."""
+    """Highest exponent on the board."""
     best = int32(0)
     for k in range(SIDE):
         shift = int32(BITS * k)
@@ -273,7 +272,7 @@ def _best(a, b, c, d):
 
 @device
 def _board(s):
-    """The four rows, and how many illegal moves were made in a row."""
+    """Four rows and the count of consecutive illegal moves."""
     a, b, c, d = int32(s[0]), int32(s[1]), int32(s[2]), int32(s[3])
     return a & BOARD, b & BOARD, c & BOARD, d & BOARD, (a >> int32(4 * BITS)) | ((b >> int32(4 * BITS)) << int32(4))
 
@@ -289,7 +288,7 @@ def _write(s, a, b, c, d, stuck):
 
 @device
 def reset(s, p, key):
-    """Two tiles on an empty board."""
+    """Place two tiles on an empty board."""
     words = block(key, 0)
     a, b, c, d, _ = with_tile(int32(0), int32(0), int32(0), int32(0), words[0], words[1], p)
     a, b, c, d, _ = with_tile(a, b, c, d, words[2], words[3], p)
@@ -298,11 +297,11 @@ def reset(s, p, key):
 
 @device
 def step(s, action, p, key, tally):
-    """One move."""
+    """Play one move."""
     a, b, c, d, stuck = _board(s)
     to_a, to_b, to_c, to_d, first, second = moved(a, b, c, d, action)
     changed = ((a ^ to_a) | (b ^ to_b) | (c ^ to_c) | (d ^ to_d)) != 0
-    score, joins, growth = _gained(first, second)
+    score, merges, growth = _gained(first, second)
     words = block(key, 0)
     new_a, new_b, new_c, new_d, empty = with_tile(to_a, to_b, to_c, to_d, words[0], words[1], p)
     a, b, c, d, empty = (new_a, new_b, new_c, new_d, empty - 1) if changed else (a, b, c, d, empty)
@@ -312,7 +311,7 @@ def step(s, action, p, key, tally):
     right, below = _pairs(a, b, c, d)
     over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
     gained = (
-        joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100
+        merges * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100
         if changed
         else _ten_thousandths(p.invalid)
     )
@@ -327,7 +326,7 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    """The exponents, along the rows from the top left."""
+    """Write the exponents in row order from the top left."""
     a, b, c, d, _ = _board(s)
     for k in range(SIDE):
         shift = int32(BITS * k)
@@ -339,20 +338,22 @@ def observe(s, obs, p):
 
 @device
 def _gap_right(full):
-    """Of a row's tiles (their lowest bits), those whose right neighbour is an empty cell."""
+    """Tiles of a row (lowest bits) whose right neighbour is empty."""
     return full & ~(full >> int32(BITS)) & (LOWEST >> int32(BITS))
 
 
 @device
 def _gap_left(full):
-    """Of a row's empty cells, those whose right neighbour is a tile."""
+    """Empty cells of a row whose right neighbour is a tile."""
     return (full >> int32(BITS)) & ~full
 
 
 @device
 def legal(s, mask, p):
-    """1 for each move that changes the board: along whose lines two neighbours are equal, or a tile has an empty
-    neighbour on the side that it goes to.
+    """Write 1 for each move that changes the board.
+
+    A move changes the board if two neighbours along its axis are equal, or if a tile has an empty neighbour on the side
+    that it moves to.
     """
     a, b, c, d, _ = _board(s)
     right, below = _pairs(a, b, c, d)
@@ -369,9 +370,7 @@ def legal(s, mask, p):
 
 @device_call
 def inked(exponent, across, down):
-    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number. From 16,384 on it is told in
-    thousands.
-    """
+    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number, in thousands from 16,384 on."""
     number = int32(1) << exponent
     thousands = number > int32(9999)
     if thousands:
@@ -382,7 +381,7 @@ def inked(exponent, across, down):
         glyphs += int32(1)
     digits = glyphs
     glyphs += int32(1) if thousands else int32(0)
-    dot = int32(2) if glyphs <= 2 else int32(1)  # short numbers are twice as large
+    dot = int32(2) if glyphs <= 2 else int32(1)  # short numbers are drawn at twice the size
     x, y = (
         across - (int32(DOTS - 1) - dot * (int32(4) * glyphs - int32(1))) // int32(2),
         down - (int32(DOTS - 1) - int32(5) * dot) // int32(2),
@@ -390,12 +389,12 @@ def inked(exponent, across, down):
     if x < 0 or y < 0 or y >= 5 * dot:
         return False
     column, row = x // dot, y // dot
-    place, column = column // 4, column % 4
-    if place >= glyphs or column == 3:
+    position, column = column // 4, column % 4
+    if position >= glyphs or column == 3:
         return False
     glyph = int32(THOUSANDS)
-    if place < digits:
-        for _ in range(place + 1, digits):
+    if position < digits:
+        for _ in range(position + 1, digits):
             number //= int32(10)
         glyph = number % int32(10)
     return (GLYPHS[glyph] >> (int32(14) - int32(3) * row - column)) & int32(1) != 0
@@ -403,7 +402,7 @@ def inked(exponent, across, down):
 
 @device_call
 def pixel_shader(s, p, x, y):
-    """The tiles with their numbers, the higher the warmer; made for 64 x 64 pixels, where each dot is one."""
+    """Colour tiles by exponent and draw their numbers; at 64 x 64 pixels each dot is one pixel."""
     across, down = int32(x * float32(SIDE * DOTS)), int32(y * float32(SIDE * DOTS))
     column, row = across // int32(DOTS), down // int32(DOTS)
     across, down = across % int32(DOTS), down % int32(DOTS)
@@ -428,7 +427,7 @@ ENV = Env(
     FIELDS,
     observation=Box(SIDE * SIDE, low=0, high=KINDS - 1, dtype="uint8", shape=(SIDE, SIDE), categories=KINDS),
     action=Discrete(4),
-    time_limit=None,  # it fills its board, or loses its patience, before that
+    time_limit=None,  # games end by a full board or by `patience`
     reset=reset,
     step=step,
     observe=observe,
@@ -440,7 +439,7 @@ ENV = Env(
     step_s=1 / 8,
     ranges={
         "two": (0.0, 1.0),
-        # Eight joins of the highest tiles, in ten-thousandths, are to fit into 31 bits.
+        # Eight merges of the highest tiles, in ten-thousandths, fit into 31 bits.
         "merge": (-1000.0, 1000.0),
         "growth": (-5.0, 5.0),
         "invalid": (-1000.0, 1000.0),

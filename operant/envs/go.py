@@ -1,46 +1,52 @@
-"""Go against a greedy opponent, which answers in the same step. Rules: Tromp & Taylor's, but suicide is forbidden and a
-ko is a simple one. The opponent and the limit of moves are as PufferLib's go has them (pufferlib/ocean/go).
+"""Go against a greedy opponent, which answers in the same step. Tromp-Taylor rules, except that suicide is forbidden
+and only simple ko applies. The opponent and the limit of moves follow PufferLib's go (pufferlib/ocean/go).
 
-The rules of a game
-- The agent is black and begins on an empty board. An action is a point, counted along the rows from the top left, or,
-  the last one, a pass. A stone is put on an empty point; then the opponent's chains without liberties are taken off. A
-  move after which its own chain would have no liberty is illegal.
-- Ko: no move may bring back the position before the opponent's last one. That is what a stone alone in having taken one
-  stone, and left with that one liberty, forbids for one move. Longer cycles (a triple ko) are left to the limit of
-  moves, as in PufferLib: to forbid every position of the game would take the keys of up to 3 size^2 of them a lane, ten
-  times the board, and a search through them for each point of the mask.
-- **An illegal action is a pass**, and leaves the board as it is.
-- The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one
-  side; a step is two, or one at the end).
-- The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are
-  reached. White has komi beside it.
-- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for
-  a loss, less `Params.rout` times the share by which it was lost, of all points and komi: nearly all games of a
-  beginner's are lost, and it learns from losing them by less. So **the share of wins is at least (1 + the mean return)
-  / 2**, and just that where `rout` and `passing` are 0.
-- On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less
-  as the lead has brought till then: a capture pays when it happens, and the sum over a game is what its end alone would
-  give (Ng, Harada & Russell 1999: such a hint changes no optimal policy, but for the discount). And each pass costs
-  `Params.passing`; a win gives that back. Without it, doing nothing is what is learnt first.
+Rules
+- The agent is black and starts on an empty board. An action is a point, in row order from the top left, or a pass, the
+  last action. A stone is placed on an empty point; then the opponent's chains without liberties are removed. A move
+  after which its own chain has no liberty is illegal.
+- Ko: no move may recreate the position before the opponent's last move. The rule applies for one move after a single
+  stone has captured one stone and is left with that one liberty. Longer cycles (triple ko) are left to the limit of
+  moves, as in PufferLib: positional superko would need the hashes of up to 3 size^2 positions per lane, ten times the
+  board, and a search through them for each point of the mask.
+- **An illegal action is a pass** and leaves the board unchanged.
+- The game ends after two consecutive passes, of either side, or after 3 size^2 plies (a ply is a move or a pass of one
+  side; a step is two plies, or one at the end).
+- Area scoring, with dead stones left on the board: a side's stones, and the empty points that only its stones reach.
+  White also gets komi.
+- Terminal reward: 1 for a win, 0 for a draw (impossible with a fractional komi), and for a loss -1 minus `Params.rout`
+  times the margin as a fraction of all points and komi. Beginners lose nearly all games, and this lets them learn from
+  losing by less. Therefore **the win rate is at least (1 + the mean return) / 2**, with equality if `rout` and
+  `passing` are 0.
+- Intermediate reward: `Params.stone` for each stone by which black's lead in stones grows in a step, paid back at the
+  end: captures pay when they happen, and the sum over a game is unchanged (potential-based shaping, Ng, Harada &
+  Russell 1999: it preserves optimal policies, apart from the discount). Each pass costs `Params.passing`; a win pays
+  that back. Without this cost, passing is learnt first.
 
-The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as
-likely:
-1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with
-   2, 3, 4 liberties; 6. any. Only where it has no legal move does it pass. (PufferLib's `hard` opponent: but that one
-   mixes 1 and 2, and takes the first point where this one draws.)
+Opponent (white). It plays a random legal point of the first category that has one:
 
-Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`,
-counted along the rows.
+1. a point that captures a chain,
+2. the last liberty of one of its chains,
+3. a liberty of a black chain with 2 liberties,
+4. a liberty of a black chain with 3 liberties,
+5. a liberty of a black chain with 4 liberties,
+6. any point.
 
-The observation has five bytes a point, (size, size, 5), so that a convolutional network can read it: 255 for a stone of
-black's; 255 for one of white's; the liberties l of a stone's chain as 255 >> (l - 1), so 255 in atari; 255 for white's
-last stone (there is none where it passed), 128 for the point that ko forbids; and, everywhere the same, the plies
-played, of the limit, times 255.
+It passes only without a legal move. (PufferLib's `hard` opponent, except that that one merges categories 1 and 2 and
+plays the first point instead of a random one.)
 
-What is kept, and why. Each point has two cells: how many liberties its chain has, negative where it is white's, 0 where
-it is empty; and its chain's name, which is one of its points, or -1. Whether a move is legal, what it takes, and how
-urgent it seems to the opponent can then be told from the four neighbours. A move costs three passes over the board:
-over stones that are taken off or renamed, over empty points to count liberties, over stones to write them down.
+Random numbers: draw 0 of the step in which the opponent chooses among n points selects number `integer(key, 0, n)` in
+row order.
+
+Observation: five bytes per point, (size, size, 5), for convolutional networks. 255 for a black stone; 255 for a white
+stone; 255 >> (l - 1) for a stone whose chain has l liberties, so 255 in atari; 255 for white's last stone (none after a
+pass) and 128 for the point forbidden by ko; and, equal for all points, the plies played as a fraction of the limit,
+times 255.
+
+Storage: each point has two cells: the liberties of its chain, negative for white, 0 for an empty point; and the chain's
+id, which is one of its points, or -1. The four neighbours then determine whether a move is legal, what it captures, and
+its category for the opponent. A move takes three passes over the board: remove or relabel stones, count liberties at
+empty points, write them to the stones.
 """
 
 from typing import Any, NamedTuple
@@ -50,21 +56,21 @@ from numpy import float32, int32
 from operant.envs import GROUND, RED, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
-"""Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1:
-none); whether white passed; black's stones less white's; how often black passed.
+"""Rows of the state, all integers: plies; point forbidden to black by ko and white's last stone (-1: none); 1 if white
+passed; black's stones minus white's; passes of black.
 """
 
 WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
 
 BLACK, WHITE = 1, -1
-EMPTY, NO_CHAIN = 0, -1  # liberties and name of what is not a chain
-PLANES = 5  # bytes of a point in the observation
-# the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
+EMPTY, NO_CHAIN = 0, -1  # liberties and chain id of an empty point
+PLANES = 5  # bytes per point in the observation
+# liberties of points beyond the edge: for either side an opponent's chain that cannot be captured
 BEYOND = 100
 
-COLUMNS = "abcdefghjklmnopqrst"  # as players name them, from the left, without i; rows are numbered from the bottom
+COLUMNS = "abcdefghjklmnopqrst"  # columns in Go notation, without i; rows are numbered from the bottom
 
-# the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
+# the opponent's categories of points; the values 2 to 4 between are the liberties of a black chain
 TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6
 
 WOOD = (float32(0.82), float32(0.65), float32(0.38))
@@ -74,21 +80,17 @@ WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
 
 
 class Params(NamedTuple):
-    """White's points for moving second; how much worse than by a hair it is to lose the whole board; the hint for a
-    stone; what a pass costs.
-    """
+    """Komi and rewards."""
 
-    komi: float = 7.5
-    rout: float = 1.0
-    stone: float = 0.02
-    passing: float = 0.02
+    komi: float = 7.5  # points for white
+    rout: float = 1.0  # extra penalty for losing the whole board
+    stone: float = 0.02  # shaping reward per stone of lead
+    passing: float = 0.02  # cost of a pass
 
 
 @device
 def neighbours(board, size, first, row, column, beyond):
-    """The cells above, left, right and below of a point, of the kind that begins at cell `first`; `beyond` where the
-    board ends.
-    """
+    """Values above, left, right and below of a point, in the plane from cell `first` on; `beyond` off the board."""
     cell = first + row * size + column
     above = int32(board[cell - size]) if row > 0 else int32(beyond)
     left = int32(board[cell - 1]) if column > 0 else int32(beyond)
@@ -99,8 +101,8 @@ def neighbours(board, size, first, row, column, beyond):
 
 @device
 def opens(liberties, colour):
-    """Whether a neighbour lets `colour` move to a point: it is empty, a chain of its own with another liberty, or one
-    of the other's that it takes.
+    """Whether a neighbour makes a move of `colour` legal: empty, a friendly chain with another liberty, or an enemy
+    chain that the move captures.
     """
     own = liberties * colour
     return own == 0 or own > 1 or own == -1
@@ -108,7 +110,7 @@ def opens(liberties, colour):
 
 @device_call
 def may_play(cells, size, point, colour, ko):
-    """Whether `colour` may put a stone on a point of the board."""
+    """Whether a move of `colour` at a point is legal."""
     if cells[point] != EMPTY or point == ko:
         return False
     above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
@@ -116,16 +118,14 @@ def may_play(cells, size, point, colour, ko):
 
 
 @device
-def within(name, first, second, third, fourth):
-    """Whether a chain is one of four."""
-    return name == first or name == second or name == third or name == fourth  # numba has no `in` for several types
+def is_one_of(chain, first, second, third, fourth):
+    """Whether a chain id is one of four."""
+    return chain == first or chain == second or chain == third or chain == fourth  # numba: no `in` for mixed types
 
 
 @device_call
 def count_liberties(cells, workspace, size):
-    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `workspace` has a 0
-    for each name.
-    """
+    """Write the liberties of each stone's chain from ids and colours. `workspace` must be 0 for each chain id."""
     count = size * size
     for row in range(size):
         for column in range(size):
@@ -135,63 +135,61 @@ def count_liberties(cells, workspace, size):
                     workspace[above] += 1
                 if left != NO_CHAIN and left != above:
                     workspace[left] += 1
-                if right != NO_CHAIN and not within(right, above, left, NO_CHAIN, NO_CHAIN):
+                if right != NO_CHAIN and not is_one_of(right, above, left, NO_CHAIN, NO_CHAIN):
                     workspace[right] += 1
-                if below != NO_CHAIN and not within(below, above, left, right, NO_CHAIN):
+                if below != NO_CHAIN and not is_one_of(below, above, left, right, NO_CHAIN):
                     workspace[below] += 1
     for point in range(count):
-        name, liberties = cells[count + point], cells[point]
-        if name != NO_CHAIN:
-            cells[point] = workspace[name] if liberties > 0 else -workspace[name]
+        chain, liberties = cells[count + point], cells[point]
+        if chain != NO_CHAIN:
+            cells[point] = workspace[chain] if liberties > 0 else -workspace[chain]
 
 
 @device_call
 def play(cells, workspace, size, point, colour):
-    """Put a stone on a point where it may be, and take off what that leaves without liberties. How many stones, and the
-    point that ko now forbids, or -1.
-    """
+    """Place a stone at a legal point and remove captured chains. Returns (stones captured, ko point or -1)."""
     count = size * size
     row, column = point // size, point % size
     liberties = neighbours(cells, size, 0, row, column, EMPTY)
-    names = neighbours(cells, size, count, row, column, NO_CHAIN)
-    # By direction: the chain to be taken, the chain to be joined.
-    taken_0, joined_0 = (
-        names[0] if liberties[0] == -colour else NO_CHAIN,
-        names[0] if liberties[0] * colour > 0 else NO_CHAIN,
+    chains = neighbours(cells, size, count, row, column, NO_CHAIN)
+    # By direction: the chain to capture, the chain to join.
+    captured_0, joined_0 = (
+        chains[0] if liberties[0] == -colour else NO_CHAIN,
+        chains[0] if liberties[0] * colour > 0 else NO_CHAIN,
     )
-    taken_1, joined_1 = (
-        names[1] if liberties[1] == -colour else NO_CHAIN,
-        names[1] if liberties[1] * colour > 0 else NO_CHAIN,
+    captured_1, joined_1 = (
+        chains[1] if liberties[1] == -colour else NO_CHAIN,
+        chains[1] if liberties[1] * colour > 0 else NO_CHAIN,
     )
-    taken_2, joined_2 = (
-        names[2] if liberties[2] == -colour else NO_CHAIN,
-        names[2] if liberties[2] * colour > 0 else NO_CHAIN,
+    captured_2, joined_2 = (
+        chains[2] if liberties[2] == -colour else NO_CHAIN,
+        chains[2] if liberties[2] * colour > 0 else NO_CHAIN,
     )
-    taken_3, joined_3 = (
-        names[3] if liberties[3] == -colour else NO_CHAIN,
-        names[3] if liberties[3] * colour > 0 else NO_CHAIN,
+    captured_3, joined_3 = (
+        chains[3] if liberties[3] == -colour else NO_CHAIN,
+        chains[3] if liberties[3] * colour > 0 else NO_CHAIN,
     )
-    taken, place = 0, -1
+    captured, captured_point = 0, -1
     for other in range(count):
-        name = cells[count + other]
+        chain = cells[count + other]
         workspace[other] = 0
-        if name != NO_CHAIN:
-            if within(name, taken_0, taken_1, taken_2, taken_3):
+        if chain != NO_CHAIN:
+            if is_one_of(chain, captured_0, captured_1, captured_2, captured_3):
                 cells[other] = EMPTY
                 cells[count + other] = NO_CHAIN
-                taken, place = taken + 1, other
-            elif within(name, joined_0, joined_1, joined_2, joined_3):
+                captured, captured_point = captured + 1, other
+            elif is_one_of(chain, joined_0, joined_1, joined_2, joined_3):
                 cells[count + other] = point
     cells[point] = colour
     cells[count + point] = point
     count_liberties(cells, workspace, size)
     alone = max(joined_0, joined_1, joined_2, joined_3) == NO_CHAIN
-    return taken, place if taken == 1 and alone and cells[point] == colour else -1
+    return captured, captured_point if captured == 1 and alone and cells[point] == colour else -1
 
 
 @device
 def urgency(liberties):
-    """The kind that a point beside these liberties is, to white, if it may play there."""
+    """Category of a point for white, given a neighbour's liberties."""
     if liberties == BLACK:
         return TAKE
     if liberties == WHITE:
@@ -201,8 +199,8 @@ def urgency(liberties):
 
 @device_call
 def choose(cells, workspace, size, ko, key):
-    """The point that white plays, or -1: a pass. `workspace` keeps each point's kind between the two passes."""
-    best, found = ILLEGAL, 0
+    """Point that white plays, or -1 for a pass. `workspace` holds the categories."""
+    best, candidates = ILLEGAL, 0
     for row in range(size):
         for column in range(size):
             point, kind = row * size + column, ILLEGAL
@@ -211,22 +209,22 @@ def choose(cells, workspace, size, ko, key):
                 if opens(above, WHITE) or opens(left, WHITE) or opens(right, WHITE) or opens(below, WHITE):
                     kind = min(urgency(above), urgency(left), urgency(right), urgency(below))
             workspace[point] = kind
-            found = 1 if kind < best else found + 1 if kind == best else found
+            candidates = 1 if kind < best else candidates + 1 if kind == best else candidates
             best = min(kind, best)
     if best == ILLEGAL:
         return -1
-    ahead = int32(integer(key, 0, found))
+    index = int32(integer(key, 0, candidates))
     for point in range(size * size):
         if workspace[point] == best:
-            if ahead == 0:
+            if index == 0:
                 return point
-            ahead -= 1
+            index -= 1
     return -1
 
 
 @device
 def root(workspace, point):
-    """The point that stands for an empty one's region, shortening the way to it."""
+    """Representative of an empty point's region (union-find with path halving)."""
     while workspace[point] >= 0:
         above = workspace[point]
         if workspace[above] >= 0:
@@ -237,7 +235,7 @@ def root(workspace, point):
 
 @device
 def join(workspace, other, point):
-    """Make `point`, which stands for its region, stand for another's too."""
+    """Merge the region represented by `other` into the one represented by `point`."""
     if other != point:
         workspace[point] = -1 - ((-1 - workspace[point]) | (-1 - workspace[other]))
         workspace[other] = point
@@ -245,10 +243,10 @@ def join(workspace, other, point):
 
 @device_call
 def area(cells, workspace, size):
-    """Black's area less white's.
+    """Black's area minus white's.
 
-    In `workspace` an empty point names another of its region, and the one that stands for the region holds -1, less 1
-    for black beside it, less 2 for white.
+    Regions of empty points are union-find sets in `workspace`: a point holds its parent, a representative -1 - b, where
+    bit 0 of b is set if the region touches black and bit 1 if it touches white.
     """
     lead = 0
     for row in range(size):
@@ -267,16 +265,14 @@ def area(cells, workspace, size):
                 join(workspace, root(workspace, point - 1), point)
     for point in range(size * size):
         if cells[point] == EMPTY:
-            beside = -1 - workspace[root(workspace, point)]
-            lead += (1 if beside == 1 else 0) - (1 if beside == 2 else 0)
+            borders = -1 - workspace[root(workspace, point)]
+            lead += (1 if borders == 1 else 0) - (1 if borders == 2 else 0)
     return lead
 
 
 @device_call
 def shade_board(cells, size, ko, last, x, y):
-    """The colour of a point of the picture: a board with lines and dots, stones, a mark on white's last one, and a
-    small box where ko forbids black to play.
-    """
+    """Colour at (x, y): board with lines and dots, stones, a mark on white's last stone, a box at the ko point."""
     side = float32(size + 1)
     right, down = x * side - float32(1.0), y * side - float32(1.0)  # the board's first point is at (0, 0)
     edge = float32(size - 1)
@@ -292,16 +288,16 @@ def shade_board(cells, size, ko, last, x, y):
         return BLACK_STONE if cells[point] > 0 else WHITE_STONE
     if point == ko and in_box(across, below, float32(0.0), float32(0.0), float32(0.28), float32(0.28)):
         return RED
-    # A line is a pixel of 64 where that leaves room. Slightly beside the middle, so that it never falls on two.
+    # Lines are one pixel wide at 64 x 64 if possible, slightly off centre, so that they never cover two pixels.
     thin = min(side * float32(1.0 / 128.0), float32(0.11))
-    beside = float32(0.02) * thin
+    offset = float32(0.02) * thin
     if (
         min(right, down) > -thin
         and max(right, down) < edge + thin
-        and min(abs(across + beside), abs(below + beside)) < thin
+        and min(abs(across + offset), abs(below + offset)) < thin
     ):
         return LINE
-    # The dots: the centre, and four near the corners.
+    # Star points: the centre, and four near the corners.
     inset, middle = 2 if size < 12 else 3, size // 2
     near = row in (inset, size - 1 - inset) and column in (inset, size - 1 - inset) and size > 6
     if (near or (row == middle and column == middle and size % 2 == 1)) and in_disc(
@@ -312,7 +308,7 @@ def shade_board(cells, size, ko, last, x, y):
 
 
 def _rules(size: int) -> tuple[Any, Any]:
-    """`reset` and `step` of a board of `size` by `size`."""
+    """`reset` and `step` for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
@@ -326,12 +322,12 @@ def _rules(size: int) -> tuple[Any, Any]:
     @device_call
     def step(s, cells, workspace, action, p, key, tally):
         plies, passed, before = int32(s[PLIES]) + 1, s[PASSED] > float32(0.0), int32(s[LEAD])
-        lead, taken, lost, margin, answer, skipped = before, 0, 0, float32(0.0), -1, s[SKIPPED]
+        lead, captured, lost, margin, answer, skipped = before, 0, 0, float32(0.0), -1, s[SKIPPED]
         moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, int32(s[KO]))
         ko = -1
         if moves:
-            taken, ko = play(cells, workspace, size, action, BLACK)
-            lead += 1 + taken
+            captured, ko = play(cells, workspace, size, action, BLACK)
+            lead += 1 + captured
         ended = plies == limit or (passed and not moves)
         if not ended:
             plies += 1
@@ -342,7 +338,7 @@ def _rules(size: int) -> tuple[Any, Any]:
                 lead -= 1 + lost
             ended = plies == limit or (answer < 0 and not moves)
         else:
-            ko = -1  # it forbade white, who moves no more
+            ko = -1  # it applied to white, who does not move again
         if ended:
             margin = float32(area(cells, workspace, size)) - p.komi
 
@@ -353,7 +349,7 @@ def _rules(size: int) -> tuple[Any, Any]:
         won = ended and margin > float32(0.0)
         tally[WON] += float32(1.0) if won else float32(0.0)
         tally[MARGIN] += margin if ended else float32(0.0)
-        tally[CAPTURES] += float32(taken)
+        tally[CAPTURES] += float32(captured)
         tally[LOST] += float32(lost)
         tally[PLIES_AT_END] += float32(plies) if ended else float32(0.0)
         tally[PASSES] += skips
@@ -366,12 +362,12 @@ def _rules(size: int) -> tuple[Any, Any]:
 
 
 def _views(size: int) -> tuple[Any, Any, Any]:
-    """`observe`, `legal` and `pixel_shader` of a board of `size` by `size`."""
+    """`observe`, `legal` and `pixel_shader` for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
     def observe(s, cells, obs, p, shard):
-        """A shard is a row of the board."""
+        """Shards are rows of the board."""
         last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
         for point in range(shard * size, (shard + 1) * size):
             liberties, first = int32(cells[point]), PLANES * point
@@ -384,7 +380,7 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
     @device_call
     def legal(s, cells, mask, p, shard):
-        """A shard is a row of the board; the last has the pass, too."""
+        """Shards are rows of the board; the last one also writes the pass."""
         ko = int32(s[KO])
         for column in range(size):
             point = shard * size + column
@@ -402,12 +398,12 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
 
 def go(size: int = 9) -> Env:
-    """The game on a board of `size` by `size`, 5 to 19. Raises ValueError for others.
+    """Game on a board of `size` x `size`, 5 to 19. Raises ValueError for others.
 
-    A file of a user's own that ends in `ENV = go(13)` is an environment.
+    A user's file that ends in `ENV = go(13)` is an environment.
     """
     if not isinstance(size, int) or not 5 <= size <= 19:
-        raise ValueError(f"a board's size is 5 to 19, not {size}")
+        raise ValueError(f"the board size must be 5 to 19, not {size}")
     count = size * size
     (reset, step), (observe, legal, pixel_shader) = _rules(size), _views(size)
     return Env(
@@ -415,7 +411,7 @@ def go(size: int = 9) -> Env:
         FIELDS,
         observation=Box(PLANES * count, low=0, high=255, dtype="uint8", shape=(size, size, PLANES)),
         action=Discrete(count + 1),
-        time_limit=None,  # plies are counted by the rules, which end the game by the score
+        time_limit=None,  # the rules limit the plies and score the game
         reset=reset,
         step=step,
         observe=observe,
@@ -428,7 +424,7 @@ def go(size: int = 9) -> Env:
         actions=(*(f"{COLUMNS[point % size]}{size - point // size}" for point in range(count)), "pass"),
         turns=True,
         step_s=1 / 2,
-        # What a loss is measured by is the board and komi together.
+        # Keep the number of points plus komi positive: losses are fractions of it.
         ranges={
             "komi": (float(-(count // 2)), float(count)),
             "rout": (-1e6, 1e6),

@@ -1,16 +1,15 @@
-"""Higher Lower: will the next card be higher or lower than this one? As POPGym's HigherLower (Morad et al. 2023, popgym
-1.0).
+"""Higher Lower: guess whether the next card is higher or lower than the current one. POPGym's HigherLower (Morad et al.
+2023, popgym 1.0).
 
-The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its rank alone, 0 (ace) to 12 (king). The action guesses: the
-  next card's is higher (0) or lower (1).
-- Reward: 1 / cards for a right guess, as much below zero for a wrong one, 0 where the ranks are the same. The episode
-  ends when the deck is dealt, after
-  cards - 1 steps.
+Rules
+- Each step shows the rank of a card from `decks` x 52 shuffled cards, 0 (ace) to 12 (king). The action guesses whether
+  the next card is higher (0) or lower (1).
+- Reward: 1 / cards for a correct guess, -1 / cards for a wrong one, 0 for equal ranks. The episode ends when the deck
+  is dealt, after cards - 1 steps.
 - `decks` = 1, 2 and 3 are POPGym's easy, medium and hard.
 
 Optimum, which counts the cards: 0.528, 0.516, 0.511 (averages of 80,000 games and more). Without memory: at most 0.497
-(higher below rank 6, lower above).
+(guess higher below rank 6, lower above).
 """
 
 from typing import NamedTuple
@@ -20,13 +19,13 @@ from numpy import float32, int32
 from operant.envs import ORANGE, device
 from operant.envs.cards import DECK, RANKS, cards_left, deal, game, kind_picture, open_decks
 
-SHOWN, LEFT = range(2)  # rows of the state: a rank; from LEFT on, the cards of each rank that are left
+SHOWN, LEFT = range(2)  # rows of the state: a rank; from LEFT on, remaining cards of each rank
 FIELDS = LEFT + RANKS
 HIGHER = 0
 
 
 class Params(NamedTuple):
-    """The length of an episode."""
+    """Length of an episode."""
 
     decks: int = 1
 
@@ -42,8 +41,8 @@ def step(s, action, p, key, tally):
     left = cards_left(s, LEFT, RANKS)
     after = deal(s, LEFT, RANKS, left, key, 0)
     s[SHOWN] = float32(after)
-    part = float32(1.0) / float32(cards)
-    reward = part if (after > before) == (action == HIGHER) else -part
+    share = float32(1.0) / float32(cards)
+    reward = share if (after > before) == (action == HIGHER) else -share
     return float32(0.0) if after == before else reward, left == int32(1)
 
 
@@ -60,7 +59,7 @@ def pixel_shader(s, p, x, y):
 ENV = game(
     Params,
     FIELDS,
-    seen=RANKS,
+    categories=RANKS,
     actions=("higher", "lower"),
     ranges={"decks": (1, 10_000)},
     reset=reset,

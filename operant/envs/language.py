@@ -1,7 +1,8 @@
-"""Python that an environment's functions must not contain, since they become kernels: found by reading their source,
-each with its line and a way out.
+"""Static checks of an environment's functions for Python that a kernel cannot contain. Each message has the line and a
+remedy.
 
-Numba refuses some of it with words of its own, and some of it only for a GPU. Compiles and runs nothing.
+Numba's own messages for the same errors are obscure, and some of them appear only when compiling for a GPU. Compiles
+and runs nothing.
 """
 
 from __future__ import annotations
@@ -22,36 +23,35 @@ from operant.compute.numba_errors import quoted
 from operant.envs.base import Env
 
 _NUMBERS = (
-    "a kernel reads numbers and tuples of numbers only: write a constant of the file, a tuple, or a field of Params"
+    "a kernel reads only numbers and tuples of numbers: use a constant of the file, a tuple, or a field of Params"
 )
-_MEMORY = "a kernel cannot ask for memory: use `workspace` or `int_state` of Env, or single numbers"
-_NEVER_RAISE = "limit the number, or end the episode by returning True as `terminated`"
+_MEMORY = "a kernel cannot allocate memory: use `workspace` or `int_state` of Env, or single numbers"
+_NEVER_RAISE = "clamp the value, or end the episode by returning True as `terminated`"
 
 _STATEMENTS: dict[type[ast.AST], str] = {
     ast.Raise: f"a kernel cannot raise an error: {_NEVER_RAISE}",
-    ast.Assert: f"a kernel cannot raise an error, so there is no `assert`: {_NEVER_RAISE}",
-    ast.Try: "a kernel cannot catch an error: ask with `if` before it can happen",
-    ast.With: "a kernel has no `with`: it reads and writes its arguments only",
-    ast.Global: "a kernel cannot change a global variable: what a lane must remember belongs into s or int_state",
-    ast.Nonlocal: "a kernel cannot change a variable outside of it: what a lane must remember belongs into s or "
-    "int_state",
-    ast.JoinedStr: "a kernel cannot make texts, so there is no f-string: leave it out",
+    ast.Assert: f"a kernel cannot raise an error, so it cannot use `assert`: {_NEVER_RAISE}",
+    ast.Try: "a kernel cannot catch an error: test the condition with `if` first",
+    ast.With: "a kernel cannot use `with`: it only reads and writes its arguments",
+    ast.Global: "a kernel cannot change a global variable: store it in s or int_state",
+    ast.Nonlocal: "a kernel cannot change a variable outside of it: store it in s or int_state",
+    ast.JoinedStr: "a kernel cannot format strings: remove the f-string",
     ast.Import: "a kernel cannot import: write the import at the top of the file",
     ast.ImportFrom: "a kernel cannot import: write the import at the top of the file",
     ast.ClassDef: "a kernel cannot define a class",
     ast.Yield: "a kernel cannot yield: return the values",
     ast.YieldFrom: "a kernel cannot yield: return the values",
-    **dict.fromkeys((ast.Dict, ast.DictComp), f"a kernel has no dict; {_MEMORY}"),
-    **dict.fromkeys((ast.Set, ast.SetComp), f"a kernel has no set; {_MEMORY}"),
+    **dict.fromkeys((ast.Dict, ast.DictComp), f"a kernel cannot use a dict; {_MEMORY}"),
+    **dict.fromkeys((ast.Set, ast.SetComp), f"a kernel cannot use a set; {_MEMORY}"),
     **dict.fromkeys(
-        (ast.List, ast.ListComp), f"a kernel has no list: write a tuple, (a, b), where nothing changes; {_MEMORY}"
+        (ast.List, ast.ListComp), f"a kernel cannot use a list: write a tuple, (a, b), for constants; {_MEMORY}"
     ),
 }
 _ENDLESS = (
-    "the loop has no bound, and a lane that never leaves it stops the run: write `for _ in range(1000):` with "
+    "the loop has no bound, and a lane that never leaves it hangs the run: write `for _ in range(1000):` with "
     "a `break` in it"
 )
-_RANDOM = "these random numbers are not those of the run's seed: write `uniform(key, 0)`, of operant.envs"
+_RANDOM = "these random numbers do not depend on the run's seed: use `uniform(key, 0)` from operant.envs"
 _ALLOCATING = tuple(
     getattr(np, name)
     for name in (
@@ -73,40 +73,38 @@ _ALLOCATING = tuple(
 )
 
 
-class Found(NamedTuple):
-    """One place in an environment's functions."""
+class Finding(NamedTuple):
+    """Finding in an environment's function: its line and the message."""
 
     function: Callable[..., Any]
     line: int
-    sentence: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{quoted(self.function.__code__.co_filename, self.line)}: {self.sentence}"
+        return f"{quoted(self.function.__code__.co_filename, self.line)}: {self.message}"
 
 
 def language_problems(env: Env) -> list[str]:
-    """What none of an environment's functions may contain, a sentence for each place. Functions whose source cannot be
-    found are left out.
-    """
-    found = [
-        Found(function, node.lineno, sentence) for function in _functions(env) for node, sentence in _problems(function)
+    """All findings in an environment's functions, one message per line. Functions without source are skipped."""
+    findings = [
+        Finding(function, node.lineno, message) for function in _functions(env) for node, message in _problems(function)
     ]
-    return list(dict.fromkeys(map(str, found)))
+    return list(dict.fromkeys(map(str, findings)))
 
 
 def prints(env: Env) -> list[str]:
-    """Lines that print, once for each lane and step."""
-    places = [
+    """Source lines with `print`, which would run for each lane and step."""
+    lines = [
         quoted(function.__code__.co_filename, node.lineno)
         for function in _functions(env)
         for node in _nodes(function)
         if isinstance(node, ast.Call) and _value(function, node.func) is print
     ]
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(lines))
 
 
 def _functions(env: Env) -> Iterator[FunctionType]:
-    """The Python under an environment's device functions and under those that they call, each once."""
+    """Python functions behind an environment's device functions and all that they call, each once."""
     waiting = [env.reset, env.step, env.observe, env.pixel_shader, env.legal]
     seen: set[int] = set()
     while waiting:
@@ -123,7 +121,7 @@ def _functions(env: Env) -> Iterator[FunctionType]:
 
 
 def _nodes(function: FunctionType) -> list[ast.expr | ast.stmt]:
-    """The syntax of a function's body, with the lines of its file; nothing where its source cannot be found."""
+    """Syntax nodes of a function's body with the file's line numbers; empty without source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -141,7 +139,7 @@ _NOTHING = object()
 
 
 def _value(function: FunctionType, node: ast.AST) -> Any:
-    """What a name or a chain of attributes stands for in a function, where that is no variable of its own."""
+    """Value of a global name or of a chain of attributes in a function; `_NOTHING` for local variables."""
     if isinstance(node, ast.Attribute):
         owner = _value(function, node.value)
         return inspect.getattr_static(owner, node.attr, _NOTHING) if inspect.ismodule(owner) else _NOTHING
@@ -155,12 +153,12 @@ def _value(function: FunctionType, node: ast.AST) -> Any:
 
 def _problems(function: FunctionType) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     for node in _nodes(function):
-        if sentence := _problem(function, node):
-            yield node, sentence
+        if message := _problem(function, node):
+            yield node, message
 
 
 def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
-    """Why a kernel cannot hold a piece of syntax; None where nothing is known against it."""
+    """Message for syntax that a kernel cannot contain, or None."""
     if isinstance(node, ast.Call):
         return _call_problem(_value(function, node.func))
     if isinstance(node, ast.While):
@@ -173,7 +171,7 @@ def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
 
 
 def _call_problem(called: Any) -> str | None:
-    """Why a kernel cannot call something; None where nothing is known against it."""
+    """Message for a call that a kernel cannot make, or None."""
     owner = (
         type(getattr(called, "__self__", None)).__module__
         if isinstance(called, MethodType | BuiltinFunctionType)
@@ -187,7 +185,7 @@ def _call_problem(called: Any) -> str | None:
 
 
 def _global_problem(function: FunctionType, name: str, value: Any) -> str | None:
-    """Why a kernel cannot read a global value; None where nothing is known against it."""
+    """Message for a global value that a kernel cannot read, or None."""
     own = function.__globals__.get("__name__")
     if isinstance(value, dict | set | list):
         return f"{name} is a {type(value).__name__}: {_NUMBERS}"

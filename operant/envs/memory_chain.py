@@ -1,12 +1,12 @@
-"""Memory chain: one bit is shown at the start and asked for at the end. As bsuite's memory_len (Osband et al. 2020,
+"""Memory chain: one bit is shown at the start and queried at the end. bsuite's memory_len (Osband et al. 2020,
 `bsuite/environments/memory_chain.py`).
 
-The rules of a step
-- The observation is what bsuite shows: the time that is left, from 1 down; the query, which with a single bit is always
-  0; and the context, -1 or 1 at the
-  start and 0 later. The start is shown twice, before the first step and after it.
-- Only the last action of an episode of length + 1 steps counts: reward 1 if it names the context (0 for -1), else -1.
-- bsuite's lengths go from 1 to 100.
+Rules
+- The observation is bsuite's: the remaining time, from 1 down to 0; the query, always 0 with a single bit; and the
+  context, -1 or 1 at the start and 0 later. The start is observed twice, before the first step and after it.
+- Only the last action of an episode of length + 1 steps counts: reward 1 if it names the context (0 for -1), otherwise
+  -1.
+- bsuite's lengths range from 1 to 100.
 
 Optimum: 1. Without memory: 0 on average, for every length above 1.
 """
@@ -17,11 +17,11 @@ from numpy import float32, int32
 
 from operant.envs import BLUE, GREEN, GREY, GROUND, RED, Box, Discrete, Env, device, in_box, in_disc, integer
 
-CONTEXT, SHOWN, STEPS, FIELDS = range(4)  # rows of the state: 0 or 1; the time of the observation, and the steps taken
+CONTEXT, SHOWN, STEPS, FIELDS = range(4)  # rows of the state: the bit; time of the observation; steps taken
 
 
 class Params(NamedTuple):
-    """How long the bit is to be kept."""
+    """Number of steps over which the bit must be remembered."""
 
     length: int = 100
 
@@ -63,7 +63,7 @@ ENV = Env(
     FIELDS,
     observation=Box(3, low=(0.0, 0.0, -1.0), high=(1.0, 0.0, 1.0)),
     action=Discrete(2),
-    time_limit=None,  # it ends before that
+    time_limit=None,  # episodes have a fixed length
     reset=reset,
     step=step,
     observe=observe,

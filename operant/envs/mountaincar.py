@@ -15,13 +15,13 @@ POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
 class Params(NamedTuple):
     """Constants of the car and the valley. A step is the unit of time, as in the source."""
 
-    force: float = 0.001  # m/step^2, what the engine adds
+    force: float = 0.001  # m/step^2, acceleration of the engine
     gravity: float = 0.0025  # m/step^2
     min_position: float = -1.2  # m, a wall that stops the car
     max_position: float = 0.6  # m
     max_speed: float = 0.07  # m/step
     goal_position: float = 0.5  # m
-    goal_velocity: float = 0.0  # m/step, at least this at the goal
+    goal_velocity: float = 0.0  # m/step, minimum at the goal
 
 
 @device
@@ -50,23 +50,23 @@ def observe(s, obs, p):
 
 @device
 def hill(position):
-    """Height of the ground, m. Only the picture knows it: the rules hold its slope."""
+    """Height of the ground, m. For pictures only: the rules use its slope."""
     return float32(0.45) * math.sin(float32(3.0) * position) + float32(0.55)
 
 
 @device
 def incline(position):
-    """How steep the ground is, m/m."""
+    """Slope of the ground, m/m."""
     return float32(1.35) * math.cos(float32(3.0) * position)
 
 
 @device
 def pixel_shader(s, p, x, y):
-    # The view reaches beyond the walls, so that the car is whole there.
+    # The view extends past the walls, so that the whole car is visible there.
     width = p.max_position - p.min_position + float32(0.2)
     right, up = p.min_position - float32(0.1) + x * width, (float32(0.88) - y) * width
     flag_foot = hill(p.goal_position)
-    # The car stands on the ground, which falls away below it at a slope.
+    # Centre of the car: at a fixed distance from the ground, along its normal.
     slope = incline(s[POSITION])
     away = float32(0.13) / math.sqrt(float32(1.0) + slope * slope)
     if in_disc(right, up, s[POSITION] - slope * away, hill(s[POSITION]) + away, float32(0.1)):
@@ -94,7 +94,7 @@ ENV = Env(
     actions=("left", "coast", "right"),
     step_s=1 / 30,
     ranges={
-        # It begins at -0.6 to -0.4.
+        # Episodes start at positions from -0.6 to -0.4.
         "min_position": (-100.0, -0.6),
         "max_position": (-0.4, 100.0),
         "max_speed": (0.0, 100.0),

@@ -3,10 +3,10 @@
 Source: `gymnasium/envs/classic_control/continuous_mountain_car.py`, version 1.3. The valley is mountaincar's; the
 engine, the goal and the reward differ.
 
-Where this differs from Gymnasium, and why:
-- Throttle is paid for as it acts, between -1 and 1: the world clips Box actions before a step. Gymnasium drives by the
-  clipped action and charges for the raw
-  one, -0.1 * 5^2 for a 5. Actions within the bounds pay the same.
+Differences from Gymnasium
+- The cost of the throttle is computed from the clipped action in [-1, 1], because the world clips Box actions before a
+  step. Gymnasium drives by the clipped action and charges for the raw one: -0.1 * 5^2 for an action of 5. Actions
+  within the bounds cost the same.
 """
 
 import math
@@ -21,15 +21,15 @@ from operant.envs.mountaincar import FIELDS, POSITION, VELOCITY, observe, pixel_
 class Params(NamedTuple):
     """Constants of the car and the valley. A step is the unit of time, as in the source."""
 
-    power: float = 0.0015  # m/step^2, what full throttle adds
+    power: float = 0.0015  # m/step^2, acceleration at full throttle
     gravity: float = 0.0025  # m/step^2
     min_position: float = -1.2  # m, a wall that stops the car
     max_position: float = 0.6  # m
     max_speed: float = 0.07  # m/step
     goal_position: float = 0.45  # m
-    goal_velocity: float = 0.0  # m/step, at least this at the goal
+    goal_velocity: float = 0.0  # m/step, minimum at the goal
     goal_reward: float = 100.0
-    throttle_cost: float = 0.1  # for a full throttle, per step
+    throttle_cost: float = 0.1  # per step at full throttle
 
 
 @device

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Hosting(NamedTuple):
-    """How the lanes are stepped."""
+    """Settings of the processes that step the lanes."""
 
-    processes: int = 0  # 0: none, in the trainer itself
+    processes: int = 0  # 0: step in the trainer's process
     buffers: int = 2
     timeout_s: float = 60.0
-    reward_clip: float | None = None  # rewards that are learnt from lie within plus and minus this
-    asynchronous: bool = False  # each process has buffers of its own
+    reward_clip: float | None = None  # clip training rewards to [-reward_clip, reward_clip]
+    asynchronous: bool = False  # each process has its own buffers
 
 
 def _nothing(*arguments: Any) -> None:
-    """In the place of rules that a device would run."""
+    """Placeholder for the device functions of an `Env`."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,16 @@ class HostEnv(Env):
     """An environment whose lanes are stepped on the host."""
 
     source: Source | None = None  # set by `declare`
-    observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
-    pictures: bool = False  # whether `render` shows it
-    channels_first: bool = (
-        False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
-    )
-    frame_shape: tuple[
-        int, ...
-    ] = ()  # (H, W, C) of one picture before it is made grey, smaller or stacked, where it can come so
+    observed: tuple[spaces.Field, ...] = ()  # names of the observation's parts
+    pictures: bool = False  # the environment can `render`
+    channels_first: bool = False  # the environment's pictures are (C, H, W); observations are (H, W, C)
+    # (H, W, C) of a raw frame before grayscale, resizing and stacking; empty if raw frames are not available
+    frame_shape: tuple[int, ...] = ()
     hosting: Hosting = field(default=Hosting(), compare=False)
 
     @property
     def draws(self) -> bool:
-        """Whether there are pictures of it."""
+        """Whether the environment can render."""
         return self.pictures
 
 
@@ -76,7 +73,7 @@ def source(kind: str, name: str, settings: Any) -> Source:
 
 
 def hosting(settings: Any) -> Hosting:
-    """How the lanes of an outside environment are stepped, by the values of `[env]`."""
+    """Process settings of an outside environment from the values of `[env]`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Hosting(
         cores if settings.threads == "auto" else settings.threads,
@@ -89,7 +86,7 @@ def hosting(settings: Any) -> Hosting:
 
 @functools.cache
 def declare(source: Source) -> HostEnv:
-    """The environment of a source, found by making one and beginning an episode.
+    """Declaration of a source's environment, determined by making one and resetting it.
 
     Raises OperantError if it cannot be made or is not supported, MachineError if a package is missing.
     """
@@ -98,7 +95,7 @@ def declare(source: Source) -> HostEnv:
 
     try:
         made = vectors.kind(source)
-        found = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
+        probe = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
     except SourceError as error:
         raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
     except spaces.UnsupportedSpaceError as error:
@@ -107,7 +104,7 @@ def declare(source: Source) -> HostEnv:
         raise
     except Exception as error:
         raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
-    seen, action, mask, limit, metadata, channels_first, frame_shape = found
+    seen, action, mask, limit, metadata, channels_first, frame_shape = probe
     kwargs = dict(source.kwargs)
     return HostEnv(
         Params=_params(kwargs),
@@ -131,17 +128,17 @@ def declare(source: Source) -> HostEnv:
     )
 
 
-class _Found(NamedTuple):
+class _Probe(NamedTuple):
     seen: spaces.Observation
     action: spaces.Action
-    mask: Any  # the legal actions, where it says them
+    mask: Any  # legal actions, None if the environment does not report them
     limit: int | None
     metadata: Mapping[str, Any]
     channels_first: bool = False
     frame_shape: tuple[int, ...] = ()
 
 
-def _of_lane(source: Source) -> _Found:
+def _of_lane(source: Source) -> _Probe:
     from operant.host.source import Lane
 
     lane = Lane(source)
@@ -151,22 +148,22 @@ def _of_lane(source: Source) -> _Found:
         lane.close()
     metadata = getattr(lane.env, "metadata", None) or {}
     limit = getattr(getattr(lane.env, "spec", None), "max_episode_steps", None)
-    return _Found(lane.view.declared(), lane.action, mask, limit, metadata, frame_shape=lane.view.frame_shape)
+    return _Probe(lane.view.declared(), lane.action, mask, limit, metadata, frame_shape=lane.view.frame_shape)
 
 
-def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
+def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
     from operant.host import spaces, vectors
 
     seen, action = vectors.view_of(source, vector).declared(), spaces.action(vector.single_action_space)
     value, info = vector.reset(np.zeros(1, np.int64))
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None
     mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
-    shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # what it observes is its picture
-    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
+    shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # the observation itself is the picture
+    return _Probe(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:
-    """The keyword arguments of an environment as the fields of a NamedTuple."""
+    """NamedTuple class with the keyword arguments of an environment as fields."""
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,7 @@
 """Pendulum swing-up, as Gymnasium's Pendulum-v1 (`gymnasium/envs/classic_control/pendulum.py`, version 1.3).
 
-The angle is measured from upright and never wrapped in the state, as in the source; only the cost wraps it.
+The angle is measured from upright and never wrapped in the state, as in the source; only the cost uses the wrapped
+angle.
 """
 
 import math
@@ -37,7 +38,7 @@ def reset(s, p, key):
 def step(s, action, p, key, tally):
     theta, theta_dot, torque = s[THETA], s[THETA_DOT], action[0]  # torque in N m
 
-    # The cost is that of the state before the step.
+    # Cost of the state before the step.
     from_upright = theta - TURN * float32(math.floor((theta + PI) / TURN))
     cost = from_upright * from_upright + float32(0.1) * theta_dot * theta_dot + float32(0.001) * torque * torque
 

@@ -1,10 +1,9 @@
-"""Pendulum of which only the position is seen: where the rod points, not how fast it turns. All else is
-`operant/envs/pendulum.py`.
+"""Pendulum with hidden velocity: the observation is the rod's direction. Everything else is `operant/envs/pendulum.py`.
 
-(POPGym's PositionOnlyPendulum hides the same number.)
+(POPGym's PositionOnlyPendulum hides the same value.)
 
-Optimum: about -150, as with the speed. Without memory: about -1040, the best that an evolutionary search over small
-networks came to.
+Optimum: about -150, as with the velocity. Without memory: about -1040, the best result of an evolutionary search over
+small networks.
 """
 
 import math

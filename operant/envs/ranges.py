@@ -1,8 +1,7 @@
-"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and
-anything else refused in a message.
+"""Validation of environment parameters: type of the default, range, and representability on a device.
 
-Knows no file and no command line. All that take parameters (a configuration, `gym.make_vec`, a world) ask here, so that
-each refuses the same, alike.
+Shared by everything that takes parameters (configurations, `gym.make_vec`, worlds), so that all refuse the same values
+with the same messages. Independent of files and the command line.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 
 
 def problem(env: Env, name: str, value: object) -> str | None:
-    """Why a parameter of `env` cannot have a value, "input should be ..."; None where it can. The declaration must be
-    sound: see `declaration_problems`.
+    """Message "input should be ..." for an invalid value of a parameter, or None.
+
+    The declaration must be valid: see `declaration_problems`.
     """
     default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
     if isinstance(default, bool):
@@ -36,22 +36,20 @@ def problem(env: Env, name: str, value: object) -> str | None:
         return "input should be a finite number"
     if (low is not None and value < low) or (high is not None and value > high):
         return f"input should be {_words(low, high)}"
-    return None if abs(value) <= LARGEST_FLOAT32 else "input should fit into a float32, whose largest number is 3.4e38"
+    return None if abs(value) <= LARGEST_FLOAT32 else "input should fit into a float32 (at most 3.4e38)"
 
 
 def declaration_problems(env: Env) -> Iterator[str]:
-    """Everything wrong with the ranges that an environment declares, and with its defaults beside them, a sentence
-    each.
-    """
+    """Problems of an environment's declared ranges and of its defaults, one message each."""
     defaults = _defaults(env)
     if not isinstance(env.ranges, Mapping):
         yield f'ranges is {env.ranges!r}: the least and the greatest value by parameter, such as {{"steps": (1, None)}}'
         return
     for name, bounds in env.ranges.items():
         if name not in defaults:
-            yield f"ranges names {name!r}, which is no parameter{_near(name, defaults)}"
+            yield f"ranges names {name!r}, which is not a parameter{_near(name, defaults)}"
         elif isinstance(defaults[name], bool):
-            yield f"ranges names {name!r}, which is True or False"
+            yield f"ranges names {name!r}, a bool parameter, which cannot have a range"
         elif (
             not isinstance(bounds, (tuple, list))
             or len(bounds) != 2
@@ -59,8 +57,8 @@ def declaration_problems(env: Env) -> Iterator[str]:
         ):
             kind = "whole numbers" if isinstance(defaults[name], int) else "numbers"
             yield (
-                f"the range of {name!r} is {bounds!r}: it must be its least and its greatest value, two {kind}, "
-                "None for no bound"
+                f"the range of {name!r} is {bounds!r}: it must be the least and the greatest value, two {kind}, "
+                "None for unbounded"
             )
         elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
@@ -72,10 +70,9 @@ def declaration_problems(env: Env) -> Iterator[str]:
 
 
 def checked(env: Env, given: Any = None) -> Any:
-    """A whole `Params` of an environment: its defaults, with the values of a mapping by name, or of another `Params`. A
-    whole number for a float becomes one.
+    """Complete `Params` of an environment: defaults updated by a mapping or another `Params`. Converts int to float.
 
-    Raises UsageError with all that is wrong.
+    Raises UsageError with all problems.
     """
     what, defaults = env.name or "the environment", _defaults(env)
     wrong = [f"{what}: {problem}" for problem in declaration_problems(env)]
@@ -83,7 +80,7 @@ def checked(env: Env, given: Any = None) -> Any:
         given._asdict() if isinstance(given, tuple) and hasattr(given, "_asdict") else {} if given is None else given
     )
     if not isinstance(values, Mapping):
-        wrong.append(f"params is {given!r}: it must be a mapping of names to numbers, or the environment's own Params")
+        wrong.append(f"params is {given!r}: it must be a mapping of names to numbers, or a Params of the environment")
     elif not wrong:
         for name, value in values.items():
             if name not in defaults:
@@ -101,7 +98,7 @@ def checked(env: Env, given: Any = None) -> Any:
 
 
 def _defaults(env: Env) -> dict[str, Any]:
-    """By name. Raises UsageError where `Params` is not such a class as the contract wants."""
+    """Defaults by name. Raises UsageError if `Params` violates the contract."""
     try:
         return env.Params()._asdict()  # type: ignore[attr-defined, no-any-return]
     except (TypeError, AttributeError) as error:
@@ -127,14 +124,14 @@ def _words(low: float | None, high: float | None) -> str:
 
 
 def _number(number: float | None) -> str:
-    """A bound as it may be written in a configuration."""
+    """Bound in the notation of a configuration file."""
     if number is None or number != int(number) or abs(number) >= 1e15:
         return repr(number)
     return f"{int(number):_}"
 
 
 def _short(value: object) -> str:
-    """A value in a message. Python refuses to write a number of thousands of digits."""
+    """Value for a message, truncated. (Python refuses to format integers of thousands of digits.)"""
     try:
         text = repr(value)
     except ValueError:
@@ -143,5 +140,5 @@ def _short(value: object) -> str:
 
 
 def _near(name: object, names: Mapping[str, object]) -> str:
-    found = difflib.get_close_matches(str(name), names, n=1)
-    return f" (did you mean {found[0]!r}?)" if found else f" (known here: {', '.join(names)})"
+    matches = difflib.get_close_matches(str(name), names, n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else f" (known here: {', '.join(names)})"

@@ -1,15 +1,15 @@
-"""Repeat First: say the suit of the first card, at every card that follows. As POPGym's RepeatFirst (Morad et al. 2023,
-popgym 1.0).
+"""Repeat First: name the suit of the first card at every later card. POPGym's RepeatFirst (Morad et al. 2023, popgym
+1.0).
 
-The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
+Rules
+- Each step shows the suit of a card from `decks` x 52 shuffled cards: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
   action names a suit.
-- Reward: 1 / (cards - 1) if it is the suit of the episode's first card, else as much below zero. The episode ends when
-  the deck is dealt.
+- Reward: 1 / (cards - 1) if it is the suit of the episode's first card, otherwise -1 / (cards - 1). The episode ends
+  when the deck is dealt.
 - `decks` = 1, 8 and 16 are POPGym's easy, medium and hard: 51, 415 and 831 steps.
 
-Optimum: 1. Without memory: at most -0.499, -0.500, -0.500 (name the suit that is shown: right at the first card, and as
-likely as any later).
+Optimum: 1. Without memory: at most -0.499, -0.500, -0.500 (name the suit that is shown: correct at the first card, and
+with the same probability at all later ones).
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from numpy import float32, int32
 from operant.envs import BLUE, device
 from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
-FIRST, SHOWN, LEFT = range(3)  # rows of the state: suits; from LEFT on, the cards of each suit that are left
+FIRST, SHOWN, LEFT = range(3)  # rows of the state: suits; from LEFT on, remaining cards of each suit
 FIELDS = LEFT + SUITS
 
 
 class Params(NamedTuple):
-    """The length of an episode."""
+    """Length of an episode."""
 
     decks: int = 1
 
@@ -37,10 +37,10 @@ def reset(s, p, key):
 
 @device
 def step(s, action, p, key, tally):
-    left, right = cards_left(s, LEFT, SUITS), int32(s[FIRST]) == int32(action)
+    left, correct = cards_left(s, LEFT, SUITS), int32(s[FIRST]) == int32(action)
     s[SHOWN] = float32(deal(s, LEFT, SUITS, left, key, 0))
-    part = float32(1.0) / float32(DECK * p.decks - 1)
-    return part if right else -part, left == 1
+    share = float32(1.0) / float32(DECK * p.decks - 1)
+    return share if correct else -share, left == 1
 
 
 @device
@@ -56,7 +56,7 @@ def pixel_shader(s, p, x, y):
 ENV = game(
     Params,
     FIELDS,
-    seen=SUITS,
+    categories=SUITS,
     actions=SUIT_NAMES,
     ranges={"decks": (1, 10_000)},
     reset=reset,

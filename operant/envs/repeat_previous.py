@@ -1,15 +1,14 @@
-"""Repeat Previous: say the suit of the card that was shown k - 1 steps ago. As POPGym's RepeatPrevious (Morad et al.
-2023, popgym 1.0).
+"""Repeat Previous: name the suit of the card shown k - 1 steps ago. POPGym's RepeatPrevious (Morad et al. 2023, popgym
+1.0).
 
-The rules of a step
-- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
+Rules
+- Each step shows the suit of a card from `decks` x 52 shuffled cards: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The
   action names a suit.
-- Once k cards are on the table: reward 1 / (cards - k) if it is the suit of the k-th of them from the end (k = 1: of
-  the one that is shown), else as much below
-  zero. The episode ends when the deck is dealt, after cards - 1 steps.
-- `decks`, `k` = 1, 4; 2, 32; 3, 64 are POPGym's easy, medium and hard. A k of more than cards - 1 counts as cards - 1.
-  These take units that pass on what they hold (`net.memory_init = 1`); k can also grow: `env.params.k = {linear = [4,
-  33], over = "50M"}`.
+- Once k cards have been shown, the reward is 1 / (cards - k) if the action is the suit of the k-th card from the end (k
+  = 1: the current card), otherwise -1 / (cards - k). The episode ends when the deck is dealt, after cards - 1 steps.
+- `decks`, `k` = 1, 4; 2, 32; 3, 64 are POPGym's easy, medium and hard. A k above cards - 1 counts as cards - 1. Medium
+  and hard need memory units that initially copy their state (`net.memory_init = 1`); k can also grow by a schedule:
+  `env.params.k = {linear = [4, 33], over = "50M"}`.
 
 Optimum: 1. Without memory: at most -0.490, -0.495, -0.497 (name any suit but the one that is shown).
 """
@@ -21,23 +20,23 @@ from numpy import float32, int32
 from operant.envs import BLUE, IntState, device
 from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
-# rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
+# rows of the state: cards dealt, observed suit; from LEFT on, remaining cards of each suit
 DEALT, SHOWN, LEFT = range(3)
 FIELDS = LEFT + SUITS
-MOST = 128  # suits that are kept, in a ring: card j in place j % MOST
+MOST = 128  # capacity of the ring of suits: card j is at index j % MOST
 
 
 class Params(NamedTuple):
-    """The length of an episode, and of the memory that it takes."""
+    """Length of an episode, and of the memory that it needs."""
 
     decks: int = 1
-    k: float = 4.0  # its whole part; a float, so that it can change while a policy trains
+    k: float = 4.0  # rounded down; a float, so that a schedule can change it during training
 
 
 @device
 def reset(s, ring, workspace, p, key):
-    for place in range(MOST):
-        ring[place] = 0
+    for k in range(MOST):
+        ring[k] = 0
     shown = open_decks(s, LEFT, SUITS, p.decks, key)
     s[DEALT], s[SHOWN] = float32(1.0), float32(shown)
     ring[0] = shown
@@ -47,9 +46,9 @@ def reset(s, ring, workspace, p, key):
 def step(s, ring, workspace, action, p, key, tally):
     dealt, cards = int32(s[DEALT]), int32(DECK * p.decks)
     k = min(int32(p.k), cards - int32(1))
-    part = float32(1.0) / float32(cards - k)
-    right = int32(ring[(dealt + int32(MOST) - k) % int32(MOST)]) == int32(action)
-    reward = (part if right else -part) if dealt >= k else float32(0.0)
+    share = float32(1.0) / float32(cards - k)
+    correct = int32(ring[(dealt + int32(MOST) - k) % int32(MOST)]) == int32(action)
+    reward = (share if correct else -share) if dealt >= k else float32(0.0)
 
     left = cards_left(s, LEFT, SUITS)
     shown = deal(s, LEFT, SUITS, left, key, 0)
@@ -71,7 +70,7 @@ def pixel_shader(s, ring, p, x, y):
 ENV = game(
     Params,
     FIELDS,
-    seen=SUITS,
+    categories=SUITS,
     actions=SUIT_NAMES,
     ranges={"decks": (1, 10_000), "k": (1, MOST)},
     int_state=IntState(MOST, "int8"),

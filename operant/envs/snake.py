@@ -1,24 +1,25 @@
-"""Snake: eat to grow, and run into neither the wall nor yourself. The game of the arcades (Blockade, Gremlin 1976), for
-one, in a walled field.
+"""Snake: eat food to grow, without running into the wall or yourself. The arcade game (Blockade, Gremlin 1976) for one
+player in a walled field.
 
-The rules of a step
-- The action turns the snake up, right, down or left (0 to 3). It cannot turn back into its neck: told to, it goes on
-  ahead.
-- Its head moves a cell. Beyond the wall, or on its own body, it dies where it was; the cell that its tail leaves in the
-  same step is free.
-- On food it grows by a cell, and new food appears on one of the free cells, each as likely; with none left the board is
-  full and the game is won.
-- After as many steps without food as the board has cells it starves.
-- Reward: +1 for food, -1 for a death of any kind. It begins three cells long in the middle of the board, heading right.
+Rules
+- The action turns the snake up, right, down or left (0 to 3). An action towards its neck is ignored: the snake keeps
+  its heading.
+- The head moves one cell. If that leaves the board or enters the body, the snake dies; the cell that the tail leaves in
+  the same step is free.
+- Food makes the snake one cell longer, and new food appears on a random free cell. If none is free, the board is full
+  and the game is won.
+- The snake starves after as many steps without food as the board has cells.
+- Reward: +1 for food, -1 for a death of any kind. The snake starts with three cells in the middle of the board, heading
+  right.
 
-Random numbers: one draw for each food, draw 0 of the step or the reset that it appears in: with f free cells it is the
-one numbered `integer(key, 0, f)` from 0, counted along the rows from the top left.
+Random numbers: one draw per food, draw 0 of the step or reset in which it appears. Of f free cells it selects number
+`integer(key, 0, f)` in row order from the top left.
 
-What is kept, and why. Each cell keeps the clock's reading when the head came into it, and is body for as many steps
-after that as the snake is long: a step reads one cell and writes one, and there is no tail to move. The observation has
-three bytes a cell, (H, W, 3): how many steps the cell stays body (the tail 1, the head as many as the snake is long, or
-255 where that is more), 255 at the head, 255 at the food. The first tells the order of the segments, without which a
-position would not tell what can happen next.
+Storage: each cell holds the clock value at which the head entered it, and belongs to the body for as many steps as the
+snake is long. A step reads one cell and writes one; no tail has to move. The observation has three bytes per cell, (H,
+W, 3): the number of steps that the cell stays body (tail 1, head the length of the snake, at most 255), 255 at the
+head, 255 at the food. The first plane encodes the order of the segments, without which a position would not determine
+the future.
 """
 
 from typing import Any, NamedTuple
@@ -43,17 +44,17 @@ from operant.envs import (
 )
 
 ROW, COLUMN, HEADING, LENGTH, FOOD, CLOCK, HUNGER, FIELDS = range(8)
-"""Rows of the state, whole numbers all: the head's place, where it heads, cells of the snake, the food's cell (-1:
-none), steps, steps without food.
+"""Rows of the state, all integers: position of the head, heading, length, cell of the food (-1: none), steps, steps
+without food.
 """
 
 LENGTH_AT_END, WON, HIT_WALL, HIT_ITSELF, STARVED = range(5)  # tallies
 
 UP, RIGHT, DOWN, LEFT = range(4)
 START_LENGTH = 3
-MOST_CELLS = 4096  # whose square, the most that the clock reads, is the largest whole number that a float32 counts to
-PLANES = 3  # bytes of a cell in the observation
-# cells of a shard of the observation, which are read before any is written; a board has a whole number of such shards
+MOST_CELLS = 4096  # its square, the maximum of the clock, is the limit of exact float32 counting
+PLANES = 3  # bytes per cell in the observation
+# cells per shard of the observation, loaded together before any store; divides the number of cells of every board
 TOGETHER = 4
 
 
@@ -66,33 +67,30 @@ class Params(NamedTuple):
 
 @device_call
 def free_cell(cells, clock, length, key):
-    """A cell that is not body, each as likely; -1 where there is none."""
-    ahead = int32(integer(key, 0, cells.shape[0] - length))
+    """Uniformly random free cell; -1 if the board is full."""
+    index = int32(integer(key, 0, cells.shape[0] - length))
     for cell in range(0, cells.shape[0], TOGETHER):
-        # Several cells are asked for at once, or a GPU would wait for each. How many of the first one, two and so on
-        # are free:
+        # Load several cells at once, or a GPU would wait for each. Cumulative counts of free cells:
         one = int32(1 if clock - cells[cell] >= length else 0)
         two = one + int32(1 if clock - cells[cell + 1] >= length else 0)
         three = two + int32(1 if clock - cells[cell + 2] >= length else 0)
         four = three + int32(1 if clock - cells[cell + 3] >= length else 0)
-        if ahead < four:
-            return cell + (0 if ahead < one else 1 if ahead < two else 2 if ahead < three else 3)
-        ahead -= four
+        if index < four:
+            return cell + (0 if index < one else 1 if index < two else 2 if index < three else 3)
+        index -= four
     return -1
 
 
 @device
 def paint(obs, cell, remaining, length, food):
-    """Write a cell's three bytes. `remaining` is how many steps it stays body, 0 or less where it is none: of the
-    head's as many as the snake is long.
-    """
+    """Write a cell's three bytes. `remaining`: steps that it stays body, <= 0: free, `length`: head."""
     obs[PLANES * cell] = min(max(remaining, int32(0)), int32(255))
     obs[PLANES * cell + 1] = 255 if remaining == length else 0
     obs[PLANES * cell + 2] = 255 if cell == food else 0
 
 
 def _rules(height: int, width: int) -> tuple[Any, Any]:
-    """`reset` and `step` of a board."""
+    """`reset` and `step` for a board of height x width."""
     count = height * width
 
     @device_call
@@ -105,7 +103,7 @@ def _rules(height: int, width: int) -> tuple[Any, Any]:
             cells[head - k] = -k
         s[ROW], s[COLUMN], s[HEADING] = float32(row), float32(column), float32(RIGHT)
         s[LENGTH], s[CLOCK], s[HUNGER] = float32(START_LENGTH), float32(0.0), float32(0.0)
-        # As `free_cell`: all cells before the tail are free, and all after the head.
+        # Equivalent to `free_cell`: the body occupies consecutive cells.
         food = int32(integer(key, 0, count - START_LENGTH))
         s[FOOD] = float32(food if food <= head - START_LENGTH else int32(food + START_LENGTH))
 
@@ -113,7 +111,7 @@ def _rules(height: int, width: int) -> tuple[Any, Any]:
     def step(s, cells, workspace, action, p, key, tally):
         row, column, heading, length = int32(s[ROW]), int32(s[COLUMN]), int32(s[HEADING]), int32(s[LENGTH])
         food, clock, hunger = int32(s[FOOD]), int32(s[CLOCK]) + 1, int32(s[HUNGER]) + 1
-        if action != heading ^ 2:  # the opposite of up is down, of right left
+        if action != heading ^ 2:  # heading ^ 2 is the opposite direction
             heading = action
         if heading % 2 == UP:
             row += heading - 1
@@ -153,14 +151,14 @@ def _rules(height: int, width: int) -> tuple[Any, Any]:
 
 
 def _views(height: int, width: int) -> tuple[Any, Any]:
-    """`observe` and `pixel_shader` of a board."""
+    """`observe` and `pixel_shader` for a board of height x width."""
 
     @device_call
     def observe(s, cells, obs, p, shard):
         cell = TOGETHER * shard
         length, food = int32(s[LENGTH]), int32(s[FOOD])
         last = length - int32(s[CLOCK])
-        # A compiler cannot know that cells and obs lie apart, and would wait for each cell before it writes the next.
+        # Load all cells before the first store: cells and obs might alias.
         one, two, three, four = cells[cell], cells[cell + 1], cells[cell + 2], cells[cell + 3]
         paint(obs, cell, int32(last + one), length, food)
         paint(obs, cell + 1, int32(last + two), length, food)
@@ -169,7 +167,7 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
 
     @device_call
     def pixel_shader(s, cells, p, x, y):
-        # The board, and a wall around it of half a cell.
+        # Board with a surrounding wall of half a cell.
         side = float32(max(height, width) + 1)
         right, down = (
             x * side - float32(0.5) * (side - float32(width)),
@@ -193,8 +191,7 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
         born, last = cells[cell], int(s[CLOCK]) - int(s[LENGTH])
         if born <= last:
             return GROUND
-        # A segment reaches out to the ones before and behind it, whose heads came a step later and earlier: so one sees
-        # how it winds.
+        # A segment connects to its predecessor and successor, whose clock values differ by one.
         outside_across, outside_below = abs(across) > half, abs(below) > half
         if outside_across and outside_below:
             return GROUND
@@ -212,11 +209,10 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
 
 
 def snake(height: int = 10, width: int = 10) -> Env:
-    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError
-    for others.
+    """Game on a board with even height and width, at least 4, and at most 4,096 cells. Raises ValueError for others.
 
-    An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV
-    = snake(16, 16)` is an environment.
+    An even board has a Hamiltonian cycle, so that every game can be won. A user's file that ends in
+    `ENV = snake(16, 16)` is an environment.
     """
     if (
         not (isinstance(height, int) and isinstance(width, int))
@@ -226,8 +222,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
         or height * width > MOST_CELLS
     ):
         raise ValueError(
-            f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not "
-            f"{height} x {width}"
+            f"height and width must be even and at least 4, with at most {MOST_CELLS:,} cells: got {height} x {width}"
         )
     count = height * width
     (reset, step), (observe, pixel_shader) = _rules(height, width), _views(height, width)
@@ -237,7 +232,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
         FIELDS,
         observation=Box(PLANES * count, low=0, high=255, dtype="uint8", shape=(height, width, PLANES)),
         action=Discrete(4),
-        time_limit=None,  # it starves before that
+        time_limit=None,  # games end by starvation at the latest
         reset=reset,
         step=step,
         observe=observe,
@@ -246,7 +241,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
             "food": (-1e6, 1e6),
             "death": (-1e6, 1e6),
         },
-        # The clock never passes a board's worth of steps for each cell.
+        # The clock is at most count^2: at most `count` steps for each food.
         observation_shards=count // TOGETHER,
         int_state=IntState(count, "int16" if count * count < 2**15 else "int32"),
         tally=("length", "won", "hit_wall", "hit_itself", "starved"),

@@ -1,15 +1,15 @@
-"""A pole to be swung up and balanced by a push on its cart, as in the project "RL entirely on GPU" (Bertil Braun,
-github.com/BertilBraun/RL-entirely-on-GPU).
+"""Cart-pole swing-up: swing a pole up and balance it by pushing its cart. The task of the project "RL entirely on GPU"
+(Bertil Braun, github.com/BertilBraun/RL-entirely-on-GPU).
 
-Source: `src/environment/cartpole.py` there, whose constants, reward and order of things these are. With s the state
-before the step and F the push on it:
+Source: `src/environment/cartpole.py` there, for constants, reward and order of operations. With the state before the
+step and the force F:
 
-    reward = cos theta + 3 exp(-theta^2 / 0.12^2) - 0.05 x^2 - 0.01 theta_dot^2 - 0.01 x_dot^2 - 1e-4 F^2 - 2 [|x| >=
-    3.5]
+    reward = cos theta + 3 exp(-theta^2 / 0.12^2) - 0.05 x^2 - 0.01 theta_dot^2 - 0.01 x_dot^2 - 1e-4 F^2
+             - 2 [|x| >= 3.5]
 
-so 4 a step is the most there is, and swinging up costs some hundred steps of it. The episode ends where the cart meets
-the end of its rail. Semi-implicit Euler; speeds are cut to their limits after the positions have moved by them. The
-angle is measured from upright and wrapped to [-pi, pi).
+The maximum is 4 per step, and swinging up takes some hundred steps. The episode ends when the cart reaches the end of
+its rail. Integration is semi-implicit Euler; velocities are clipped after they have moved the positions. The angle is
+measured from upright and wrapped to [-pi, pi).
 """
 
 import math
@@ -20,7 +20,7 @@ from numpy import float32
 from operant.envs import BLUE, GREY, GROUND, ORANGE, RED, Box, Env, device, in_box, in_disc, in_rod, uniform4
 
 X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
-(UPRIGHT_S,) = range(1)  # tallies: s within PEAK of upright
+(UPRIGHT_S,) = range(1)  # tallies: seconds within PEAK of upright
 
 PI = float32(math.pi)
 TURN = float32(2.0 * math.pi)
@@ -37,14 +37,14 @@ class Params(NamedTuple):
     tau: float = 1.0 / 60.0  # s, between two steps
     max_speed: float = 3.0  # m/s, of the cart
     max_spin: float = 4.0  # rad/s, of the pole
-    x_limit: float = 4.0  # m, where the rail ends, and the episode
-    x_danger: float = 3.5  # m, from where on each step costs 2
+    x_limit: float = 4.0  # m, end of the rail and of the episode
+    x_danger: float = 3.5  # m, beyond which each step costs 2
 
 
 @device
 def accelerations(theta, theta_dot, force, p):
-    """Of the cart, m/s^2, and of the pole, rad/s^2, under a push in N: without friction (Florian 2007, equations 23 and
-    24).
+    """Accelerations of cart, m/s^2, and pole, rad/s^2, under a force in N (Florian 2007, equations 23 and 24, without
+    friction).
     """
     sin_theta, cos_theta = math.sin(theta), math.cos(theta)
     mass = p.mass_cart + p.mass_pole
@@ -58,7 +58,7 @@ def accelerations(theta, theta_dot, force, p):
 @device
 def reset(s, p, key):
     u0, u1, u2, u3 = uniform4(key, 0)
-    # The lower half of the circle: from pi/2 over pi, where the angle wraps, to -pi/2.
+    # Uniform over the lower half circle: pi/2 to 3/2 pi, wrapped.
     theta = float32(0.5) * PI + PI * u2
     s[X] = float32(2.0) * u0 - float32(1.0)
     s[X_DOT] = u1 - float32(0.5)
@@ -70,14 +70,14 @@ def reset(s, p, key):
 def step(s, action, p, key, tally):
     x, x_dot, theta, theta_dot, force = s[X], s[X_DOT], s[THETA], s[THETA_DOT], action[0]  # force in N
 
-    # The reward is that of the state before the step.
+    # Reward of the state before the step.
     reward = math.cos(theta) + float32(3.0) * math.exp(-theta * theta / (PEAK * PEAK))
     reward -= (
         float32(0.05) * x * x + float32(0.01) * (theta_dot * theta_dot + x_dot * x_dot) + float32(1e-4) * force * force
     )
     if abs(x) >= p.x_danger:
         reward -= float32(2.0)
-    # Without a branch: one here would cost a CPU five times the step.
+    # No branch: it would make the step five times slower on a CPU.
     tally[UPRIGHT_S] += p.tau if abs(theta) < PEAK else float32(0.0)
 
     x_acceleration, theta_acceleration = accelerations(theta, theta_dot, force, p)
@@ -103,7 +103,7 @@ def observe(s, obs, p):
 def pixel_shader(s, p, x, y):
     width = float32(2.0) * p.x_limit + float32(1.6)
     right, up = (x - float32(0.5)) * width, (float32(0.5) - y) * width
-    # The pole is drawn at nearly twice its length, or it would be lost in a small picture.
+    # Draw the pole at 1.8 times its length; otherwise it would vanish in a small picture.
     length = float32(3.6) * p.half_length
     tip_x, tip_y = s[X] + length * math.sin(s[THETA]), length * math.cos(s[THETA])
     if in_disc(right, up, s[X], float32(0.0), float32(0.18)):
@@ -120,7 +120,7 @@ def pixel_shader(s, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    # The last step may carry the cart a little beyond the rail.
+    # The last step can move the cart slightly beyond the rail.
     observation=Box(5, low=(-1.25, -1.0, -1.0, -1.0, -1.0), high=(1.25, 1.0, 1.0, 1.0, 1.0)),
     action=Box(1, low=-15.0, high=15.0),
     time_limit=1000,
@@ -129,7 +129,7 @@ ENV = Env(
     observe=observe,
     pixel_shader=pixel_shader,
     ranges={
-        # It begins within 1 m, 0.5 m/s and 0.5 rad/s, and what is observed are shares of the limits.
+        # Episodes start within 1 m, 0.5 m/s and 0.5 rad/s; observations are fractions of the limits.
         "gravity": (-100.0, 100.0),
         "mass_cart": (0.1, 1000.0),
         "mass_pole": (0.0, 100.0),

@@ -1,6 +1,5 @@
-"""What steps outside environments (Gymnasium's, ALE's, EnvPool's, a user's class), also in processes of their own:
-numpy and Gymnasium alone, no torch.
+"""Stepping of outside environments (Gymnasium, ALE, EnvPool, a user's class) in worker processes. numpy and Gymnasium
+only, no torch.
 
-A worker process imports nothing but this package, so that it starts at once and stays small. Knows no policy, no tensor
-and no world.
+A worker process imports only this package, so that it starts fast and stays small. Knows no policy, tensor or world.
 """

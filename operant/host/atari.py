@@ -1,10 +1,10 @@
-"""Atari games by ale-py's emulator, one a lane: a `Game` is a gymnasium.Env that shows the grey picture of a step as it
-is. Knows no lane and no stack.
+"""Atari games on ale-py's emulator: `Game` is a gymnasium.Env with one grayscale frame per step. Knows no lane and no
+frame stack.
 
-A step is some frames with the same action, its picture the brighter of the last two at every point; an episode begins
-by FIRE, where the game knows it, and some frames of nothing, fewer than `noop_max`: as ale-py's AtariVectorEnv has it.
-That hands each step to threads of its own, and begins an episode by 64 frames more, for which all lanes wait. Here the
-process that is asked steps, and an episode begins from what the first beginning left, where the next ones are alike.
+A step repeats an action for some frames and returns the per-pixel maximum of the last two. An episode begins with FIRE,
+if the game has it, and fewer than `noop_max` no-op frames, as in ale-py's AtariVectorEnv. That class steps each
+environment in its own threads and begins an episode with 64 further frames, for which all lanes wait. Here the calling
+process steps, and an episode starts from a saved state of the first start, if repeated starts are identical.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 ALIKE = 4
-"""Beginnings of a game that show the same and have the same in their memory, after which it is begun from the first of
-them.
-"""
+"""Number of identical starts (screen and RAM) after which episodes begin from a saved state."""
 
 
 class Game:
-    """A game by the name of its ROM, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for
-    a game that it does not have.
+    """Atari game by its ROM name, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for an
+    unknown game.
     """
 
     metadata = {"render_modes": ("rgb_array",), "render_fps": 60}  # noqa: RUF012  (as Gymnasium has it)
@@ -77,7 +75,7 @@ class Game:
         )
 
     def _load(self, seed: int) -> None:
-        """The game with its power just switched on, its chances those of a seed."""
+        """Power on the game with a seed."""
         machine = self._machine
         machine.setInt("random_seed", seed)
         machine.loadROM(Path(self._rom))
@@ -98,7 +96,7 @@ class Game:
         return self._machine.getRAM().tobytes(), self._machine.getScreen().tobytes()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; with a seed, the game."""
+        """Begin an episode; with a seed, power on the game first."""
         machine = self._machine
         if seed is not None:
             self._load(seed)
@@ -126,7 +124,7 @@ class Game:
                 machine.reset_game()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take an action for some frames."""
+        """Repeat an action for `frame_skip` frames."""
         machine, chosen, reward, over = self._machine, self._actions[action], 0, False
         for left in range(self._skip - 1, -1, -1):
             reward += machine.act(chosen)
@@ -144,8 +142,8 @@ class Game:
         return self._last, float(reward), (over and not truncated) or lost, truncated, {}
 
     def render(self) -> np.ndarray:
-        """The picture in colour."""
+        """Current screen in colour."""
         return self._machine.getScreenRGB()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""

@@ -1,8 +1,8 @@
-"""Lanes of an outside environment that one process steps, over blocks of memory that another may share. Knows no pipe
-and no process.
+"""Lanes of an outside environment stepped in one process, over memory blocks that may be shared. Knows no socket and no
+process.
 
-An episode that ends is followed by the first observation of the next at once: the block holds that, and its true last
-observation lies in a block of its own. A lane is stepped exactly once for each step that is counted.
+When an episode ends, the next one begins at once: the observation block then holds its first observation, and a
+separate block the true final one. A lane is stepped exactly once per counted step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operant.host.source import Lane, Source, SourceError
 
 
 class Shape(NamedTuple):
-    """What lies in the blocks of N lanes."""
+    """Sizes and types of the memory blocks of N lanes."""
 
     lanes: int
     observation: int  # O
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     picture: int = 0  # pixels a side of what `draw` shows, at most; 0: nothing is drawn
 
     def columns(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shape and type of each block, in order."""
+        """Shape and dtype of each block, in memory order."""
         N = self.lanes
         return {
             "observation": ((N, self.observation), self.dtype),
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
         }
 
     def bytes(self) -> int:
-        """What all blocks take, each from a multiple of 64 on."""
+        """Total bytes; each block starts at a multiple of 64."""
         return sum(_padded(shape, kind) for shape, kind in self.columns().values())
 
 
@@ -61,7 +61,7 @@ def _padded(shape: tuple[int, ...], kind: str) -> int:
 
 
 class Blocks:
-    """The blocks in a piece of memory, each an array by its name."""
+    """Memory blocks as arrays by name."""
 
     observation: np.ndarray
     final_observation: np.ndarray
@@ -84,7 +84,7 @@ class Blocks:
 
 
 class LaneError(Exception):
-    """An environment raised, or cannot be made."""
+    """An environment raised an error or cannot be made."""
 
     def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException) -> None:
         super().__init__(str(error))
@@ -93,7 +93,7 @@ class LaneError(Exception):
         self.traceback = "".join(traceback.format_exception(error)) if not isinstance(error, SourceError) else ""
 
     def document(self) -> dict[str, Any]:
-        """For another process."""
+        """JSON-serialisable form for another process."""
         return {
             "lane": self.lane,
             "doing": self.doing,
@@ -105,7 +105,7 @@ class LaneError(Exception):
 
 @contextlib.contextmanager
 def _named(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[None]:
-    """Say of what an environment raises which lane it was, and at what."""
+    """Convert an environment's error to a LaneError with its lane, call and action."""
     try:
         yield
     except Exception as error:
@@ -113,7 +113,7 @@ def _named(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[
 
 
 class Group:
-    """Some lanes of a source, in a process. Each call does its work for the lanes of one buffer. Raises LaneError."""
+    """Lanes of a source in one process. Each call serves the lanes of one buffer. Raises LaneError."""
 
     def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
         self._source, self._blocks, self._buffers, self._draws = source, blocks, buffers, draws
@@ -132,7 +132,7 @@ class Group:
                 self._lanes[lane] = Lane(self._source, draws=self._draws)
 
     def reset(self, buffer: int) -> None:
-        """Begin every lane anew, each with its seed."""
+        """Reset every lane with its seed."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
@@ -142,7 +142,7 @@ class Group:
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
-        """One step of every lane; where an episode ends the next begins."""
+        """Step every lane, and reset those whose episode ended."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
@@ -162,14 +162,14 @@ class Group:
             blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
-        """A picture of every lane as it is, of the side that is asked for."""
+        """Draw every lane at the requested side."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             if not blocks.drawn[lane]:
                 self._draw(lane)
 
     def close(self) -> None:
-        """Let go of the environments."""
+        """Close the environments."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
@@ -182,7 +182,7 @@ class Group:
             ).reshape(-1)
 
     def _judge(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
-        """Write the legal actions; all, where the environment does not say or allows none."""
+        """Write the legal actions of a lane; all if the environment gives none or allows none."""
         if self._blocks.shape.mask:
             row, at = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask

@@ -1,16 +1,14 @@
-"""The names of outside environments: `KIND:ID`, or FILE.py:FUNCTION for a user's own. Standard library only; knows
-nothing of what they name.
-"""
+"""Names of outside environments: `KIND:ID`, or FILE.py:FUNCTION for a user's own. Standard library only."""
 
 from __future__ import annotations
 
 KINDS = {"gymnasium": "gym", "ale": "envs", "envpool": "envs"}
-"""The kinds that are named `KIND:ID`, and the extra of this package that each needs."""
+"""Kinds named `KIND:ID`, and the extra of this package that each needs."""
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of an outside environment's name, such as `gymnasium:LunarLander-v3`; "file" for `my_envs.py:make`; None
-    for any other name.
+    """Kind of an outside environment's name: "gymnasium" for `gymnasium:LunarLander-v3`, "file" for `my_envs.py:make`;
+    None for any other name.
     """
     head, colon, rest = name.partition(":")
     if colon and rest and head in KINDS:
@@ -19,18 +17,18 @@ def kind_of(name: str) -> str | None:
 
 
 def file_of(name: str) -> str | None:
-    """The file of `FILE.py:FUNCTION`; None for any other name."""
+    """File of `FILE.py:FUNCTION`; None for any other name."""
     path, colon, function = name.rpartition(":")
     return path if colon and path.endswith(".py") and function.isidentifier() else None
 
 
 def short(name: str) -> str:
-    """A name without its kind, its namespace, and its function: `LunarLander-v3`, `my_envs.py`."""
+    """Name without kind, namespace and function: `LunarLander-v3`, `my_envs.py`."""
     if (file := file_of(name)) is not None:
         return file
     return name.rpartition(":")[2].rpartition("/")[2] if kind_of(name) else name
 
 
 def install_command(kind: str) -> str:
-    """What installs the packages that a kind of environment needs."""
+    """Command that installs the packages for a kind of environment."""
     return f'pip install "operant[{KINDS.get(kind, "gym")}]"'

@@ -1,5 +1,5 @@
-"""Pictures made grey and smaller, in whole numbers: numpy here and torch on a device (operant/worlds/pictures.py) give
-the same bytes. Knows no space.
+"""Grayscale and area resize of pictures in integer arithmetic, bit-equal to the torch version
+(operant/worlds/frame_stack.py).
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import functools
 import numpy as np
 
 LUMA = (19_595, 38_470, 7_471)
-"""ITU-R 601's weights of red, green and blue, of 65,536."""
+"""ITU-R 601 weights of red, green and blue, in 1/65,536."""
 
 
 def grey(picture: np.ndarray) -> np.ndarray:
-    """(H, W, 3) bytes -> (H, W, 1)."""
+    """Grayscale (H, W, 3) bytes to (H, W, 1)."""
     red, green, blue = (picture[..., k].astype(np.int32) * weight for k, weight in enumerate(LUMA))
     return ((red + green + blue + 32_768) >> 16).astype(np.uint8)[..., None]
 
 
 @functools.cache
 def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of an axis of so many pixels made one of others: which pixels each covers, (K, after) int64, and how much of
-    them, (K, after) int32.
+    """Area resize of an axis from `before` to `after` pixels: source indices (K, after) int64 and weights (K, after)
+    int32.
 
-    In parts of which a pixel has `after` before, and `before` afterwards.
+    The weights of an output pixel sum to `before`; a source pixel fully covered weighs `after`.
     """
     start = np.arange(after) * before
     first = start // after
@@ -38,9 +38,7 @@ def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers; between two whole numbers
-    the even one, as OpenCV has it.
-    """
+    """Area resize (H, W, C) bytes to (height, width, C), rounding halves to even as OpenCV does."""
     before = picture.shape[:2]
     if before == (height, width):
         return picture

@@ -1,7 +1,7 @@
-"""Processes that step lanes (operant/host/worker.py), as the process that started them sees them: calls, answers, and
-what went wrong in a sentence.
+"""Parent side of the worker processes that step lanes (operant/host/worker.py): calls, answers, and errors as
+sentences.
 
-With no processes the lanes are stepped here, one after the other: for a debugger. Knows no tensor.
+With 0 processes the lanes are stepped in this process, one after the other, for a debugger. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker impo
 _HOME = str(Path(__file__).resolve().parents[2])
 _MAKING_S = 300.0  # for all environments of a process to be made, at least
 THREADED = ("envpool",)
-"""Sources that step their lanes by threads of their own: one process is enough."""
+"""Sources with their own step threads: one process suffices."""
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -40,10 +40,10 @@ class _Worker(NamedTuple):
 
 
 class Steppers:
-    """What steps the lanes of a source, in buffers, by some processes or here. `begin` a call for a buffer, then
+    """Steps a source's lanes in buffers, by worker processes or in this process. `begin` a call for a buffer, then
     `finish` it, in the same order.
 
-    With `apart` each buffer is one process's, and `ready` tells which have been stepped. All raise
+    With `apart` each buffer belongs to one process, and `ready` returns the stepped ones. All methods raise
     EnvironmentFailedError.
     """
 
@@ -104,12 +104,12 @@ class Steppers:
         self._allow(timeout_s)
 
     def _allow(self, seconds: float) -> None:
-        """How long a process may take for a call."""
+        """Set the timeout of a call."""
         for worker in self._workers:
             worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
-        """Have the lanes of a buffer called: "reset", "step" or "draw"."""
+        """Start a call for the lanes of a buffer: "reset", "step" or "draw"."""
         if self._here is not None:
             try:
                 self._here.calls[call](buffer)
@@ -122,11 +122,11 @@ class Steppers:
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
     def _of(self, call: str, buffer: int) -> list[_Worker]:
-        """The processes that step a buffer."""
+        """Worker processes of a buffer."""
         return [self._workers[buffer % len(self._workers)]] if self._apart and call != "make" else self._workers
 
     def finish(self, call: str, buffer: int) -> None:
-        """Wait until that is done."""
+        """Wait until the call is complete."""
         if buffer in self._heard:
             self._heard.remove(buffer)
             return
@@ -135,7 +135,7 @@ class Steppers:
             self._hear(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers that have been stepped, with `wait` one at least: `finish` them. With `apart` alone."""
+        """Buffers whose step is complete, with `wait` at least one; call `finish` for each. Only with `apart`."""
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
         numbers, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
         if wait and not numbers:
@@ -145,13 +145,15 @@ class Steppers:
         return found
 
     def close(self) -> None:
-        """End the processes, and let go of the environments."""
+        """End the processes and close the environments."""
         if self._here is not None:
             self._here.close()
         _end(self._workers)
 
     def _hear(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
-        """The buffer that a process has done with; `waiting` are those of which that is not known."""
+        """Receive an answer: the buffer that a process completed. `waiting` are the processes that have not answered
+        yet.
+        """
         done = self._begun[worker.link.fileno()].popleft()
         try:
             answer = worker.link.recv(1)
@@ -198,7 +200,7 @@ class Steppers:
         )
 
     def _place(self, worker: _Worker) -> str:
-        """The lane that a process is at, with its action; else all that it has."""
+        """Lane that a process is busy with and its action; else all its lanes."""
         busy = [lane for lane in worker.lanes if self.blocks.busy[lane]]
         if busy:
             return f"lane {busy[0]} (last action {self.blocks.action[busy[0]].tolist()})"
@@ -210,9 +212,7 @@ class Steppers:
 
 
 def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
-    """The lanes of each buffer that each process steps, neighbours of each other: as many for one process as for
-    another, of all buffers together.
-    """
+    """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers."""
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # the process that gets one lane more, where a buffer's cannot be shared evenly
     for buffer in buffers:
@@ -226,7 +226,7 @@ def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
 
 
 def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
-    """A process that has the memory, and nothing else of this one's but its output."""
+    """Start a worker process that inherits the memory, its socket and this process's stderr."""
     here, there = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
     with there:
@@ -241,7 +241,7 @@ def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End processes: they end where their socket closes; one that does not is killed."""
+    """End processes by closing their sockets; kill those still running after a second."""
     for worker in workers:
         worker.link.close()
     until_s = time.monotonic() + 1.0

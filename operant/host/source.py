@@ -1,13 +1,12 @@
-"""Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`.
-Knows no process and no world.
+"""Sources of outside environments and their preprocessing: `Source`, and one lane of it, `Lane`. Knows no process and
+no world.
 
-    gymnasium:ID          what Gymnasium has registered, `gymnasium.make(ID)`
+    gymnasium:ID          an environment registered with Gymnasium, `gymnasium.make(ID)`
     ale:NAME              an Atari game: see operant/host/atari.py
-    envpool:ID            many lanes at once: see operant/host/vectors.py
-    FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env, or with `num_envs` a VectorEnv
+    envpool:ID            a batch of lanes: see operant/host/vectors.py
+    FILE.py:FUNCTION      a user's function (or class) that returns a gymnasium.Env, or with `num_envs` a VectorEnv
 
-What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames
-stacked.
+Preprocessing in order: action repeat (`sticky`, `frame_skip`), grayscale and resize, frame stack.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ from operant.host.pictures import grey, resized
 
 
 class SourceError(Exception):
-    """An environment cannot be made, or is of no use here, in a sentence. `missing`: a package is not installed."""
+    """An environment cannot be made or is not supported; the message is a sentence. `missing`: a package is not
+    installed.
+    """
 
     def __init__(self, sentence: str, *, missing: bool = False) -> None:
         super().__init__(sentence)
@@ -41,7 +42,7 @@ class SourceError(Exception):
 
 
 class Source(NamedTuple):
-    """An outside environment, and what is done to it."""
+    """Outside environment and its preprocessing."""
 
     kind: str  # "gymnasium", "ale", "envpool" or "file"
     name: str  # an id, or FILE.py:FUNCTION
@@ -55,23 +56,23 @@ class Source(NamedTuple):
     sticky: float = 0.0  # the chance that the action before is taken instead
 
     def to_json(self) -> str:
-        """For a worker's process."""
+        """Serialise for a worker process."""
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Source:
-        """What `to_json` wrote."""
+        """Inverse of `to_json`."""
         fields = json.loads(text)
         return cls(**{**fields, "kwargs": tuple((key, tupled(value)) for key, value in fields["kwargs"])})
 
 
 def tupled(value: Any) -> Any:
-    """A value with tuples for lists, so that it can be a key."""
+    """Hashable form of a value: lists become tuples."""
     return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def make(source: Source, *, draws: bool = False) -> Any:
-    """A gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError."""
+    """Make a gymnasium.Env; with `draws` one whose `render` returns a picture. Raises SourceError."""
     try:
         import gymnasium
     except ImportError:
@@ -123,14 +124,14 @@ def _game(source: Source, kwargs: dict[str, Any]) -> Game:
 
 
 def _without_screen() -> dict[str, str]:
-    """What lets environments draw where there is no screen, and say less."""
+    """Environment variables for headless rendering and quiet imports."""
     found = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "XDG_RUNTIME_DIR": tempfile.gettempdir()}
     return found if "DISPLAY" in os.environ else {**found, "MUJOCO_GL": _drawing_library()}
 
 
 @functools.cache
 def _drawing_library() -> str:
-    """What MuJoCo can draw by without a screen: without any of these it would not even be imported."""
+    """MuJoCo's rendering backend without a display: without one its import fails."""
     for name, file in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
         with contextlib.suppress(OSError):
             ctypes.CDLL(file)
@@ -144,13 +145,13 @@ def _line(error: Exception) -> str:
 
 
 def missing(kind: str, name: str, package: str) -> SourceError:
-    """What a package that is not installed is said by."""
+    """SourceError for a package that is not installed."""
     what = f"{kind}:{name}" if kind else name
     return SourceError(f"{what} needs {package}, which is not installed: {install_command(kind)}", missing=True)
 
 
 def maker_of(source: Source) -> Callable[..., Any]:
-    """The function of a user's file. Raises SourceError."""
+    """Function of a user's file. Raises SourceError."""
     path, _, function = source.name.rpartition(":")
     file = Path(path)
     try:
@@ -185,7 +186,7 @@ _MODULES: dict[tuple[str, str], Any] = {}
 
 
 def _module(file: Path, version: str) -> Any:
-    """The module of a user's file, run once for each of its texts."""
+    """Module of a user's file, imported once per version of its text."""
     key = (str(file), version)
     if key not in _MODULES:
         from importlib.util import module_from_spec, spec_from_file_location
@@ -205,12 +206,10 @@ def _module(file: Path, version: str) -> Any:
 
 
 class View:
-    """What an agent sees of an environment's observations: rows of numbers, after pictures are made grey and smaller
-    and frames are stacked.
-    """
+    """Conversion of an environment's observations to rows: grayscale, resize and frame stack."""
 
     def __init__(self, source: Source, space: Any) -> None:
-        """Raises SourceError for a space that is no row, and keys that fit no picture."""
+        """Raises SourceError for a space that is not supported, or keys that do not apply to it."""
         try:
             self._plain = spaces.observation(space)
         except spaces.UnsupportedSpaceError as error:
@@ -230,7 +229,7 @@ class View:
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
-        """What a row is."""
+        """Description of a row."""
         plain, k = self._plain, self._stack
         if self.shape:
             return spaces.Observation(
@@ -250,7 +249,7 @@ class View:
         return spaces.Observation(self.size, plain.dtype, low, high, (), categories, tuple(fields), self.frame)
 
     def frame(self, value: Any, row: np.ndarray) -> None:
-        """One observation as numbers, (one)."""
+        """Write one observation as a row (one)."""
         if not (self._grey or self._side):
             self._plain.write(value, row)
             return
@@ -263,7 +262,7 @@ class View:
         row[:] = picture.reshape(-1)
 
     def stacked(self, frames: np.ndarray, row: np.ndarray) -> None:
-        """The last frames (k, one), oldest first, as one row (O)."""
+        """Write the last frames (k, one), oldest first, as one row (O)."""
         if self.shape:  # the frames are channels
             height, width, channels = self.shape
             row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(
@@ -274,7 +273,7 @@ class View:
 
 
 class Outcome(NamedTuple):
-    """What a step came to, beside the observation."""
+    """Result of a step, without the observation."""
 
     reward: float
     terminated: bool
@@ -283,9 +282,7 @@ class Outcome(NamedTuple):
 
 
 class Lane:
-    """One environment of a source, one row in and one row out. It resets nothing by itself: `reset` begins an
-    episode.
-    """
+    """One environment instance with rows in and out. Never resets by itself: `reset` begins an episode."""
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self.env = make(source, draws=draws)
@@ -306,8 +303,8 @@ class Lane:
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 
     def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
-        """Begin an episode and write its first observation (O); the legal actions, where it says them. `seed` None goes
-        on with the numbers it has.
+        """Begin an episode and write its first observation (O). Returns the legal actions, if given. With `seed` None
+        the generator continues.
         """
         value, info = self.env.reset(seed=seed)
         if seed is not None:
@@ -319,7 +316,7 @@ class Lane:
         return spaces.mask_of(info, value, self.action.sizes)
 
     def step(self, chosen: np.ndarray, row: np.ndarray) -> Outcome:
-        """Take an action (A), and write the observation after it (O): of an episode that ends, its true last one."""
+        """Take an action (A) and write the observation after it (O): at an episode's end, its true final one."""
         source, total, terminated, truncated = self._source, 0.0, False, False
         action = self.action.read(chosen)
         value: Any = None
@@ -341,7 +338,7 @@ class Lane:
         return Outcome(total, bool(terminated), bool(truncated), spaces.mask_of(info, value, self.action.sizes))
 
     def picture(self) -> np.ndarray:
-        """What `render` shows, (H, W, 3) bytes. Raises SourceError where that is no picture."""
+        """Picture from `render`, (H, W, 3) bytes. Raises SourceError if it returns none."""
         shown = self.env.render()
         found = np.asarray(shown[-1] if isinstance(shown, list) and shown else shown)
         if found.ndim != 3 or found.shape[2] < 3:
@@ -351,5 +348,5 @@ class Lane:
         return found[..., :3].astype(np.uint8)
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
         self._close()

@@ -1,11 +1,11 @@
-"""Gymnasium's spaces as rows of numbers: an observation is one row of float32 or of bytes, whose fields have names; an
-action is taken from one row.
+"""Gymnasium spaces as flat rows: an observation is a row of float32 or bytes with named fields; an action is read from
+a row.
 
-The rule. A picture (a Box of uint8 with two or three axes, alone) is bytes (H, W, C). Where every part is Discrete,
-MultiDiscrete or MultiBinary of at most 256 values, or uint8, the row is bytes, and those of Discrete, MultiDiscrete and
-MultiBinary are categories, read one-hot. Everything else is float32: Discrete and MultiDiscrete one-hot, MultiBinary 0
-and 1, uint8 divided by 255. The parts of a Dict follow each other in its own order, those of a Tuple likewise. A part
-is called as Python would reach it: `position`, `hand[1]`.
+A picture (a single Box of uint8 with two or three axes) is bytes (H, W, C). If every part is uint8, or Discrete,
+MultiDiscrete or MultiBinary with at most 256 values, the row is bytes, and Discrete, MultiDiscrete and MultiBinary are
+categorical features, read one-hot. Everything else is float32: Discrete and MultiDiscrete one-hot, MultiBinary 0 and 1,
+uint8 divided by 255. Parts of a Dict or Tuple follow in their order, named as Python would access them: `position`,
+`hand[1]`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MASK = "action_mask"
-"""The key of the legal actions, in `info` or in a Dict observation."""
+"""Key of the legal actions, in `info` or in a Dict observation."""
 
 _CATEGORIES = 256  # at most in a byte
 
 
 class UnsupportedSpaceError(Exception):
-    """A space that is no row of numbers, in a sentence."""
+    """A space that cannot be a row; the message is a sentence."""
 
 
 class Part(NamedTuple):
-    """One leaf of a space: its name, how it is reached from a value, and its space."""
+    """Leaf of a space: name, path in a value, and space."""
 
     name: str
     path: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Field(NamedTuple):
-    """Which numbers of a row a part is."""
+    """Named range of a row."""
 
     name: str
     start: int
@@ -45,7 +45,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a row of an observation is, and `write(value, row)`, which makes one."""
+    """Description of an observation row, and `write(value, row)`, which fills one."""
 
     size: int
     dtype: str  # "float32" or "uint8"
@@ -59,8 +59,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """What a row of an action is, and `read(row)`, which makes the environment's action of one. `sizes` of choices, or
-    bounds of numbers.
+    """Description of an action row, and `read(row)`, which converts one to the environment's action: `sizes` of
+    choices, or bounds.
     """
 
     sizes: tuple[int, ...]  # () for a Box
@@ -71,12 +71,12 @@ class Action:
 
     @property
     def size(self) -> int:
-        """Numbers of a row."""
+        """Width of a row."""
         return len(self.sizes) or len(self.low)
 
 
 def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Part]:
-    """The leaves of a space, in order."""
+    """Leaves of a space, in order."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -100,7 +100,7 @@ def _reach(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _choices(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """How many values each number of a space of whole numbers has, and its least; None for a Box."""
+    """Number of values and least value of each entry of an integer space; None for a Box."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -133,12 +133,12 @@ def is_picture(space: Any) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a picture of three axes has its channels first: few there, and many in the last."""
+    """Whether a three-axis picture has its channels first: few entries in the first axis, many in the last."""
     return len(shape) == 3 and shape[0] <= 16 < shape[2] and shape[0] < shape[1]
 
 
 def observation(space: Any) -> Observation:
-    """What a row of a space is. Raises UnsupportedSpaceError."""
+    """Row description of an observation space. Raises UnsupportedSpaceError."""
     if has_mask(space):
         from gymnasium import spaces
 
@@ -175,7 +175,7 @@ def _picture(space: Any) -> Observation:
 
 
 def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
-    """Bytes: categories, and numeric ones of uint8."""
+    """Row of bytes: categorical features and numeric uint8."""
     categories: list[int] = []
     high: list[float] = []
     fields, plans, at = [], [], 0
@@ -201,7 +201,7 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
 
 
 def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
-    """float32: one-hot, 0 and 1, and numbers as they are."""
+    """Row of float32: one-hot, 0 and 1, and plain values."""
     low: list[float] = []
     high: list[float] = []
     fields, at = [], 0
@@ -244,7 +244,7 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
 
 
 def action(space: Any) -> Action:
-    """What a row of an action is. Raises UnsupportedSpaceError: choices beside numbers are not one action here."""
+    """Row description of an action space. Raises UnsupportedSpaceError for a mix of choices and continuous values."""
     leaves = list(parts(space, "action"))
     found = [_choices(part.space) for part in leaves]
     if all(choices is None for choices in found) and leaves:
@@ -261,7 +261,7 @@ def action(space: Any) -> Action:
 
 
 def _reader(space: Any) -> Callable[[np.ndarray], Any]:
-    """`read(row)` for a space."""
+    """`read(row)` of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -290,21 +290,21 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
 
 
 def picked(value: Any, k: int) -> Any:
-    """Number k of a batch of values."""
+    """Entry k of a batch of values."""
     if isinstance(value, dict):
         return {key: picked(inner, k) for key, inner in value.items()}
     return tuple(picked(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
 
 
 def copied(value: Any) -> Any:
-    """A batch of values that no later step changes."""
+    """Copy of a batch of values."""
     if isinstance(value, dict):
         return {key: copied(inner) for key, inner in value.items()}
     return tuple(map(copied, value)) if isinstance(value, tuple) else np.array(value)
 
 
 def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
-    """Put other values in the place of some of a batch."""
+    """Replace some entries of a batch."""
     if isinstance(value, dict | tuple):
         for key in value if isinstance(value, dict) else range(len(value)):
             replace_rows(value[key], which, rows[key])
@@ -313,7 +313,7 @@ def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
 
 
 def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """The legal actions, (H) of 0 and 1, by `info` or a Dict observation; None where neither says."""
+    """Legal actions, (H) of 0 and 1, from `info` or a Dict observation; None if neither has them."""
     found = info.get(MASK) if isinstance(info, dict) else None
     if found is None and isinstance(value, dict):
         found = value.get(MASK)

@@ -1,9 +1,8 @@
-"""Lanes of an environment that steps many at once: EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no
-process.
+"""Lanes of vectorised environments: EnvPool's, and a user's gymnasium.vector.VectorEnv. Knows no process.
 
-When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next
-episode and the last of the old one, and no step is taken that only resets. A VectorEnv of the mode SAME_STEP does that
-itself; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
+All are brought to one reset convention: a step returns the first observation of the next episode and the last of the
+old one, and no step only resets. A VectorEnv in mode SAME_STEP does so itself; one in mode DISABLED is given a
+`reset_mask`; in EnvPool only the ended lanes are reset.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _OWN = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
 
 
 class Step(NamedTuple):
-    """What a step of n lanes came to; `final` holds the last observations where an episode ended."""
+    """Result of a step of n lanes; `final` holds the last observations of ended episodes."""
 
     observation: Any
     reward: np.ndarray
@@ -34,7 +33,7 @@ class Step(NamedTuple):
 
 
 class Vector:
-    """n lanes of a source. `seeds` is that of each."""
+    """n lanes of a source, with one seed each."""
 
     single_observation_space: Any
     single_action_space: Any
@@ -43,16 +42,16 @@ class Vector:
         self.source, self.count, self.threads = source, count, threads
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Begin all lanes anew: observations and info."""
+        """Reset all lanes: observations and info."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray) -> Step:
-        """One step of all lanes."""
+        """Step all lanes."""
         raise NotImplementedError
 
 
 class Native(Vector):
-    """A gymnasium.vector.VectorEnv that resets ended lanes in the same step, or lets itself be told which."""
+    """A user's gymnasium.vector.VectorEnv with autoreset mode SAME_STEP or DISABLED."""
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
@@ -70,7 +69,7 @@ class Native(Vector):
         self._told = mode == "DISABLED"
 
     def make(self) -> Any:
-        """The vector environment of a user's function."""
+        """Vector environment from a user's function."""
         _refuse(self.source, (*_OWN, "time_limit"), "a vector environment does that itself")
         made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
         if getattr(made, "num_envs", None) != self.count:
@@ -81,11 +80,11 @@ class Native(Vector):
         return made
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Begin all lanes anew: observations and info."""
+        """Reset all lanes: observations and info."""
         return self.env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[no-any-return]
 
     def step(self, actions: np.ndarray) -> Step:
-        """One step of all lanes."""
+        """Step all lanes."""
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = terminated | truncated
         final = info.get("final_obs", observation) if isinstance(info, dict) else observation
@@ -96,7 +95,7 @@ class Native(Vector):
 
 
 class Pool(Vector):
-    """EnvPool's."""
+    """EnvPool."""
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
@@ -121,12 +120,12 @@ class Pool(Vector):
         return self._envpool.make_gymnasium(self.source.name, **settings)
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Begin all lanes anew: observations and info. A pool has one seed, so it is made anew."""
+        """Reset all lanes: observations and info. A pool has one seed, so it is made again."""
         self.env = self._made(int(seeds[0]))
         return self.env.reset()  # type: ignore[no-any-return]
 
     def step(self, actions: np.ndarray) -> Step:
-        """One step of all lanes."""
+        """Step all lanes."""
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         final = observation
@@ -144,7 +143,7 @@ def _refuse(source: Source, keys: Sequence[str], why: str) -> None:
 
 
 def kind(source: Source) -> type[Vector] | None:
-    """How a source steps many lanes at once; None where each is a gymnasium.Env of its own. Raises SourceError."""
+    """Vector class of a source; None if each lane is a gymnasium.Env. Raises SourceError."""
     if source.kind == "envpool":
         return Pool
     if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
@@ -153,7 +152,7 @@ def kind(source: Source) -> type[Vector] | None:
 
 
 class VectorGroup(Group):
-    """Some lanes of a source, a vector environment for each buffer."""
+    """Lanes of a source in one process, with a vector environment per buffer."""
 
     def __init__(
         self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1
@@ -196,14 +195,14 @@ class VectorGroup(Group):
         )
 
     def reset(self, buffer: int) -> None:
-        """Begin every lane anew, each with its seed."""
+        """Reset every lane with its seed."""
         vector, lanes = self._vectors[buffer], self._buffers[buffer]
         assert vector is not None
         value, info = vector.reset(self._blocks.seed[lanes])
         self._write(lanes, value, info, self._blocks.observation)
 
     def step(self, buffer: int) -> None:
-        """One step of every lane; where an episode ends the next begins."""
+        """Step every lane; ended episodes are followed by the next."""
         vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
         assert vector is not None
         if self._start is not None:
@@ -241,7 +240,7 @@ class VectorGroup(Group):
             )
 
     def draw(self, buffer: int) -> None:
-        """The newest frame that every lane observes."""
+        """Draw the newest frame that every lane observes."""
         blocks, side = self._blocks, int(self._blocks.side[0])
         for lane in self._buffers[buffer]:
             height, width, channels = self._view.shape
@@ -256,10 +255,10 @@ class VectorGroup(Group):
 
 
 def channels_first(space: Any) -> bool:
-    """Whether the rows of pictures are as the environment shows them, (C, H, W): who reads them turns them."""
+    """Whether observation rows keep the environment's channels-first layout (C, H, W), transposed by the reader."""
     return spaces.is_picture(space) and spaces.channels_first(space.shape)
 
 
 def view_of(source: Source, vector: Vector) -> View:
-    """How the rows of a vector environment are seen: it does for itself what the keys ask for."""
+    """View of a vector environment's rows; preprocessing is the environment's own."""
     return View(source._replace(frame_stack=1, grayscale=False, resize=None), vector.single_observation_space)

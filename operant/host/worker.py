@@ -1,9 +1,9 @@
-"""A process that steps lanes: `main` is its program. It ends with the process that started it, however that ends, and
-leaves nothing behind.
+"""Worker process that steps lanes; `main` is its program. Ends with its parent, however that ends, and leaves nothing
+behind.
 
-What it is told comes over a socket: a line of JSON that says what it steps, then two bytes for each call, its letter
-and its buffer; it answers each with one byte, or with what went wrong. The blocks lie in memory without a name, which
-goes with the last process that has it.
+Protocol over a socket: first a length-prefixed JSON setup, then two bytes per call, its letter and its buffer. Each
+call is answered by one byte, or by an error document. The blocks lie in anonymous shared memory, freed with the last
+process that maps it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def receive(link: socket.socket, count: int) -> bytes:
-    """So many bytes; fewer where the other side is gone."""
+    """Receive `count` bytes; fewer if the other side has closed."""
     got = b""
     while len(got) < count and (more := link.recv(count - len(got))):
         got += more
@@ -37,7 +37,7 @@ def receive(link: socket.socket, count: int) -> bytes:
 
 
 def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> Group:
-    """The lanes of a source in this process."""
+    """Lanes of a source in this process."""
     try:
         many = kind(source) is not None
     except SourceError:  # making the first environment reports it
@@ -50,7 +50,7 @@ def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threa
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process with its parent, also where that is killed."""
+    """Let the kernel kill this process when its parent exits, even if the parent is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before that

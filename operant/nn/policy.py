@@ -207,8 +207,8 @@ def _network(
     categories = env.observation.categories
     if isinstance(categories, tuple) and len(categories) != env.observation.size:
         problem = (
-            f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for "
-            "each, 0 for a numeric one"
+            f"its observation has {env.observation.size} values, but categories for {len(categories)}: one for "
+            "each, 0 for a numeric feature"
         )
         raise ConfigError("the environment", [problem])
     if config.critic_hidden is not None:

@@ -51,8 +51,8 @@ def network(
     seen, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
         found = (
-            f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 "
-            "for a numeric one"
+            f"the observation has {seen.size} values, but categories for {len(seen.categories)}: one for each, 0 "
+            "for a numeric feature"
         )
         raise ConfigError("the network", [found])
     if config.remembers:

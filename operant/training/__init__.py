@@ -1,1 +1,1 @@
-"""The trainer: the worker process, its loop, and what it measures, evaluates and saves. Knows no screen."""
+"""Trainer: the worker process, its loop, meters, evaluation and checkpoints. Knows no screen."""

@@ -1,7 +1,6 @@
-"""How many lanes a device has room for: `env.lanes = "auto"` made a number, once, before a run begins and writes down
-its configuration.
+"""Resolution of `env.lanes = "auto"`: the largest number of lanes that fits on the device, fixed before the run starts.
 
-On a GPU by trying, on a CPU by an estimate. Knows how large a device's memory is and how a trainer is built; knows no
+On a GPU candidates are tried; on a CPU memory is estimated. Knows device memory and how a trainer is built; knows no
 run and no algorithm's parts.
 """
 
@@ -21,31 +20,30 @@ from operant.training import build as building
 from operant.training import memory
 
 LANES_A_THREAD = 512
-"""On a CPU: from about there on more lanes learn little faster, and each iteration only takes longer. On two cores, of
-the rate at 1,024 lanes: 0.4 at 128,
-0.7 at 256, 0.9 at 512, 1.1 at 2,048."""
+"""CPU lanes per thread above which throughput hardly grows while each iteration takes longer.
+
+Two cores, relative to 1,024 lanes: 0.4 at 128, 0.7 at 256, 0.9 at 512, 1.1 at 2,048.
+"""
 
 LANES_A_PROCESS, MOST_HOST_LANES = 32, 1024
-"""Of an outside environment: each lane has an environment of its own, and one process steps its lanes one after the
-other, so more are no faster.
+"""Outside environments: lanes per worker process (a process steps its lanes one after the other) and the most in
+total.
 """
 
 FEWEST_ITERATIONS = 100
-"""A run of `run.steps` is left so many: more lanes would learn less often, and from the same number of steps learn
-less.
-"""
+"""Least number of iterations in a run of `run.steps`: with more lanes the policy would be updated too rarely."""
 
 SPARE = 1 / 16
-"""The share of a GPU's memory that stays free, for what comes later: evaluations, a watched agent, other processes."""
+"""Share of GPU memory left free for evaluations, a watched agent and other processes."""
 
 
 def resolved(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
-    """The configuration with a number in the place of `env.lanes = "auto"`; any other as it is.
+    """Replace `env.lanes = "auto"` by a number; return any other configuration unchanged.
 
-    The number is the largest power of two of 65,536 at most (on a CPU of 512 for each of torch's threads) that the
-    algorithm can divide, leaves the run 100 iterations, and fits into memory; of several ranks each gets as many.
-    `report` takes a line about each number that is tried. Raises DeviceError where none fits, ConfigError where ranks
-    cannot share them.
+    The number is the largest power of two up to 65,536 (CPU: 512 per torch thread) that the algorithm can divide, that
+    leaves at least 100 iterations, and that fits into memory. With several ranks each rank gets that many. `report`
+    receives one line per candidate. Raises DeviceError if none fits and ConfigError if the ranks cannot share the
+    lanes.
     """
     if config.env.lanes != "auto":
         return config
@@ -70,7 +68,7 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
 
 
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
-    """The numbers to try, the largest first: none above `useful`, unless the algorithm can divide no other."""
+    """Candidate numbers of lanes, largest first, at most `useful` unless the algorithm allows no smaller one."""
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
     if (hosting := getattr(config.environment, "hosting", None)) is not None:
         most = min(MOST_HOST_LANES, LANES_A_PROCESS * max(1, hosting.processes))
@@ -79,14 +77,14 @@ def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[i
 
 
 def _estimated(config: Config, device: torch.device) -> bool:
-    """Whether a run takes no more than half of the memory that is free: a CPU's is promised long before it is there, so
-    trying would prove nothing.
+    """Whether a run needs at most half of the free memory. Estimated: a CPU allocator promises pages before they exist,
+    so a trial proves nothing.
     """
     return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
 
 
 def _tried(config: Config, device: torch.device) -> bool:
-    """Whether a trainer of this configuration can be built and trained on a GPU, which is left as empty as it was."""
+    """Whether a trainer of this configuration can be built and trained on the GPU. Frees all of its memory."""
     try:
         fits = _trains(config, device)
     except Exception as error:
@@ -102,8 +100,8 @@ def _tried(config: Config, device: torch.device) -> bool:
 
 
 def _trains(config: Config, device: torch.device) -> bool:
-    """Train twice, plainly and captured, after which a trainer asks for no more memory; whether enough is left then.
-    Raises what went wrong.
+    """Run two iterations (eager, then captured), after which a trainer allocates nothing more; return whether enough
+    memory is left. Raises any error.
     """
     algo = building.build(config, device)
     algo.start()

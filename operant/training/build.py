@@ -1,5 +1,5 @@
-"""The only builder of a world with an algorithm on it, for training, trials, profiles and benches. Knows no algorithm
-and no run.
+"""Builder of an algorithm on its world, for training, trials, profiles and benches. Knows no algorithm's parts and no
+run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ def build(
     chosen: Mapping[str, Any] | None = None,
     exchange: Exchange = SOLO,
 ) -> Algorithm:
-    """The algorithm of a configuration on its world; call `start` or load a checkpoint's tensors into its `state`.
+    """Build the algorithm of a configuration on its world. Call `start`, or load a checkpoint's tensors into its
+    `state`.
 
-    With an exchange between several ranks the world holds this rank's part of the lanes. Raises ConfigError where they
-    cannot be shared so.
-
-    `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the
-    run chose for keys that its configuration left open: see `Algorithm.chosen`.
+    With several ranks in `exchange` the world holds this rank's share of the lanes. `eager` launches kernels one by one
+    instead of replaying CUDA graphs. `chosen` holds values that an earlier session selected for keys the configuration
+    leaves open: see `Algorithm.chosen`. Raises ConfigError if the ranks cannot share the lanes.
     """
     settings, changing = _completed(config.algo, chosen), {}
     for key, schedule in config.scheduled.items():
@@ -78,15 +77,15 @@ def build(
 
 
 def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
-    """Give the scalars that change their values at a step, and by the newest evaluation's mean: a captured graph sees
-    them, and no capture is needed anew.
+    """Set scheduled scalars to their values at `step` and at the newest evaluation's mean return. Captured graphs read
+    them from memory and need no new capture.
     """
     for schedule, scalar in algo.scheduled.values():
         scalar.fill_(schedule.at(step, score))
 
 
 def require_shared(config: Config, ranks: int) -> None:
-    """Raise ConfigError where so many ranks cannot share the run's lanes."""
+    """Raise ConfigError if `ranks` ranks cannot share the run's lanes."""
     problem, key = None, "run.gpus" if config.run.gpus or config.run.ranks == 1 else "run.ranks"
     if ranks == 1:
         return
@@ -113,9 +112,7 @@ def require_shared(config: Config, ranks: int) -> None:
 
 
 def _completed(settings: Any, chosen: object) -> Any:
-    """An algorithm's configuration with chosen values for the keys that it leaves open. A document's values are checked
-    like any other's.
-    """
+    """Algorithm configuration with `chosen` values for the keys it leaves open, validated like any other value."""
     left_open = {key for key, value in settings if value in ("", None)}
     taken = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
     try:
@@ -127,7 +124,7 @@ def _completed(settings: Any, chosen: object) -> Any:
 
 
 def make_actor(config: Config, device: torch.device) -> Actor:
-    """The actor of a configuration alone, with the numbers that a run begins with."""
+    """Actor of a configuration with initial parameters, without training buffers."""
     made = algos.load(config.algo_name).make_actor(
         config.environment, config.algo, config.net, device, seed=config.run.seed
     )
@@ -135,7 +132,7 @@ def make_actor(config: Config, device: torch.device) -> Actor:
 
 
 def estimate(config: Config, lanes: int | None = None) -> Estimate:
-    """What an iteration of a configuration takes, by default with its own number of lanes."""
+    """Bytes and FLOPs of an iteration, by default with the configuration's own number of lanes."""
     found = algos.load(config.algo_name).estimate(
         config.environment, config.algo, config.net, config.lanes if lanes is None else lanes
     )
@@ -143,5 +140,5 @@ def estimate(config: Config, lanes: int | None = None) -> Estimate:
 
 
 def with_lanes(config: Config, lanes: int) -> Config:
-    """The same configuration with another number of lanes."""
+    """Configuration with another number of lanes."""
     return replace(config, env=config.env.model_copy(update={"lanes": lanes}))

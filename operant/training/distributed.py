@@ -1,8 +1,8 @@
-"""What several ranks of one run hand each other by torch.distributed: rows of partial sums, and a checkpoint's tensors,
-lanes in their order.
+"""Exchange between the ranks of a run by torch.distributed: rows of partial sums, and a checkpoint's tensors in lane
+order.
 
-gloo on CPUs, NCCL on GPUs. Knows tensors, process groups and what an algorithm's state is called; knows no run folder
-and no launcher.
+gloo on CPUs; symmetric memory or NCCL on GPUs. Knows tensors, process groups and the names in an algorithm's state;
+knows no run folder and no launcher.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ __all__ = [
 log = logging.getLogger("operant")
 
 FOREVER = timedelta(days=365)
-"""No exchange has a time limit of its own: a rank that has gone, or has stopped answering, is found by
-`operant.training.peers`.
+"""Timeout of collective operations: none. `operant.training.peers` detects a rank that has exited or stopped
+responding.
 """
 
 MOST_NUMBERS = 1 << 20
-"""Numbers that are exchanged by symmetric memory: what is larger is a checkpoint's."""
+"""Most 32-bit words that symmetric memory exchanges; larger tensors occur only in checkpoints."""
 
 MOST_WORDS = 1 << 16
-"""Words of 32 bits that `gather` sends with their turn beside each: of more that costs more than two barriers."""
+"""Most 32-bit words that the kernel exchanges with sequence numbers; beyond it two barriers are cheaper."""
 
 _COUNTERS = 32
-"""Links of a `SymmetricExchange` whose time is counted, and one place for all that is not."""
+"""Timed links of a `SymmetricExchange`, and one slot for all untimed ones."""
 
 _LEAST_ITERATIONS = 8
-"""Whose time in the exchange is a share: a rank tells it in the middle of one."""
+"""Iterations over which a share of time is computed: ranks report in the middle of one."""
 
 _LAST_WORD_S = 5.0
 _TEXT_BYTES = 255
 _LANES = {"world": -1, "algo": -1, "replay": 1}
-"""Groups of an algorithm's state, and the axis that is the lanes where it has as many columns."""
+"""Lane axis of the tensors of each group of an algorithm's state, if that axis has one entry per lane."""
 
 _PART_BYTES = 1 << 26  # of a replay, that ranks hand each other at a time
 # parameters, of which there may be as many as lanes
@@ -72,7 +72,7 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only 
 
 
 class GroupExchange:
-    """An `Exchange` over a process group."""
+    """`Exchange` over a process group (gloo or NCCL)."""
 
     counts = True
 
@@ -82,11 +82,11 @@ class GroupExchange:
 
     @property
     def untimed(self) -> str:
-        """Why there is no time that was spent in it: the host does not wait for a GPU."""
+        """Reason why exchange time is unknown: the host does not wait for a GPU."""
         return "" if self.device.type == "cpu" else f"not measured with {self.name}"
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows (k, ...) of all ranks in their order, (W k, ...)."""
+        """All-gather rows (k, ...) in rank order, (W k, ...)."""
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
@@ -105,7 +105,7 @@ class GroupExchange:
         return gathered
 
     def agree(self, text: str) -> str:
-        """What rank 0 says; up to 255 bytes."""
+        """Broadcast rank 0's text, up to 255 bytes."""
         own = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
         counts, self.counts = self.counts, False  # it belongs to no iteration
         found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
@@ -113,19 +113,19 @@ class GroupExchange:
         return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
 
     def link(self, width: int, programs: int) -> Link | None:
-        """None: its kernels have no memory in common."""
+        """None: process groups have no memory that kernels share."""
         return None
 
     def spent_s(self) -> float | None:
-        """Seconds that the host has waited in it on a CPU; None on a GPU, which the host does not wait for."""
+        """Seconds the host has waited in `gather` on a CPU; None on a GPU."""
         return self._host_s if self.device.type == "cpu" else None
 
 
 class SymmetricExchange(GroupExchange):
-    """Between GPUs that write each other's memory: what is small in one launch, and gradients inside the kernel that
-    reduces them.
+    """Exchange between GPUs with peer access: small tensors in one kernel launch, gradients inside the reduction
+    kernel.
 
-    Not `in_kernel`: by copies between two barriers of torch's, which ask less of the GPUs.
+    Without `in_kernel`, copies between two of torch's barriers, which need less of the hardware.
     """
 
     def __init__(self, rank: int, ranks: int, group: Any, device: torch.device, *, in_kernel: bool) -> None:
@@ -149,9 +149,7 @@ class SymmetricExchange(GroupExchange):
 
     @property
     def untimed(self) -> str:
-        """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that
-        count.
-        """
+        """Reason why exchange time may be unknown: only kernels that count are timed."""
         return (
             f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once"
             if self._in_kernel
@@ -159,8 +157,8 @@ class SymmetricExchange(GroupExchange):
         )
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
-        """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same
-        order, and before a capture.
+        """Allocate a symmetric buffer: this rank's tensor, its handle and every rank's view. A collective call, before
+        any capture.
         """
         own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
         handle = self._symmetric.rendezvous(own, self._group.group_name)
@@ -171,7 +169,7 @@ class SymmetricExchange(GroupExchange):
         return self._rooms[-1]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows (k, ...) of all ranks in their order, (W k, ...)."""
+        """All-gather rows (k, ...) in rank order, (W k, ...)."""
         size = rows.nbytes // 4
         in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
         if self.counts and not in_kernel:
@@ -183,7 +181,7 @@ class SymmetricExchange(GroupExchange):
         return gathered.view(-1).view(rows.dtype).view(self.ranks * len(rows), *rows.shape[1:])
 
     def _sent(self, own: Tensor) -> Tensor:
-        """Words (n) of all ranks, (W, n), in one launch."""
+        """All-gather words (n) to (W, n) in one launch."""
         from operant.kernels import exchange
 
         size, columns = len(own), exchange.GATHER_COLUMNS.value
@@ -196,7 +194,7 @@ class SymmetricExchange(GroupExchange):
         return gathered
 
     def _copied(self, own: Tensor) -> Tensor:
-        """The same through buffers that all can read, between two barriers."""
+        """All-gather words (n) to (W, n) by copies between two barriers."""
         if len(own) not in self._copies:
             self._copies[len(own)] = self._room(tuple(own.shape), own.dtype)
         room, handle, every = self._copies[len(own)]
@@ -207,7 +205,9 @@ class SymmetricExchange(GroupExchange):
         return gathered
 
     def link(self, width: int, programs: int) -> Link | None:
-        """What a kernel of so many programs exchanges its numbers (width) through; each call makes a new one."""
+        """Create a `Link` for a kernel of `programs` programs that exchanges `width` sums; None if the kernel has to
+        use `gather`.
+        """
         if not self._in_kernel or width > MOST_NUMBERS:
             return None
         inbox, _, every = self._room((2, self.ranks, width), torch.int64)
@@ -219,7 +219,7 @@ class SymmetricExchange(GroupExchange):
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
     def _cannot_count(self, why: str) -> None:
-        """Its time is not known from now on: a part of it would be too little."""
+        """Mark the exchange time as unknown from now on: a part of it would be too low."""
         if self._in_kernel and not self._uncounted:
             log.info(
                 "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why
@@ -227,8 +227,8 @@ class SymmetricExchange(GroupExchange):
         self._uncounted = True
 
     def spent_s(self) -> float | None:
-        """Seconds that kernels' first programs have waited in it; NaN where iterations also exchange what is larger;
-        None between torch's barriers.
+        """Seconds that the kernels' first programs have waited; NaN if iterations also exchange larger tensors, None
+        with torch's barriers.
         """
         if not self._in_kernel or self._uncounted:
             return math.nan if self._in_kernel else None
@@ -238,8 +238,8 @@ class SymmetricExchange(GroupExchange):
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
-    """The fastest exchange that the GPUs of all ranks have, or that $OPERANT_EXCHANGE names: kernel,
-    symmetric or nccl.
+    """Fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel, symmetric or
+    nccl.
     """
     torch.cuda.set_device(device)
     # Nothing here sends to several GPUs at once through the switch, which a container may not be allowed to set up.
@@ -266,9 +266,7 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
 
 
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool = False) -> GroupExchange:
-    """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other
-    hosts.
-    """
+    """Join the exchange for a device type; a collective call. `multi_node`: ranks run on several hosts."""
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, everywhere=everywhere)
     # by default it looks the host's name up, which may lead to nowhere
@@ -278,7 +276,7 @@ def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, ever
 
 
 def host_store(address: str) -> dist.TCPStore:
-    """What the ranks find each other by, on rank 0's host: at one of its addresses, or "" for all."""
+    """TCPStore on rank 0's host for the process group's rendezvous, bound to one address, or to all with ""."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -293,21 +291,21 @@ def host_store(address: str) -> dist.TCPStore:
 
 
 def reach_store(address: str, port: int) -> dist.TCPStore:
-    """The same from another rank."""
+    """Client of rank 0's TCPStore."""
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
 class Together(Protocol):
-    """All ranks of a run."""
+    """All ranks of a run, as checkpoints and meters use them."""
 
     exchange: Exchange
 
     @property
     def figures(self) -> Mapping[int, Mapping[str, float]]:
-        """What the other ranks have said of their machines last."""
+        """Newest metrics of the other ranks, by rank."""
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier on the CPU as they are now, those of all ranks' lanes."""
+        """Tensors of a tier on the CPU, with the lanes of all ranks."""
 
 
 class Alone:
@@ -316,7 +314,7 @@ class Alone:
     exchange, figures = SOLO, dict[int, dict[str, float]]()
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """The algorithm's own."""
+        """The algorithm's own tensors."""
         return whole_state(algo, tier, SOLO)
 
 
@@ -324,23 +322,19 @@ ALONE: Final[Together] = Alone()
 
 
 class EpisodeSums:
-    """The sums over the episodes that ended in an iteration, of all ranks' lanes: (3 + K) float64. All ranks call it
-    together.
-    """
+    """Sums over the episodes that ended in an iteration, over all ranks' lanes: (3 + K) float64. A collective call."""
 
     def __init__(self, algo: Algorithm, exchange: Exchange) -> None:
         self._algo, self._exchange = algo, exchange
 
     def __call__(self) -> Tensor:
-        """Those since the last call."""
+        """Sums since the last call."""
         own = self._algo.world.episode_sums(self._algo.rollout)
         return own if self._exchange.ranks == 1 else self._exchange.gather(own[None]).sum(0)
 
 
 class RankFigures:
-    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank has spent
-    in the exchange lately.
-    """
+    """Columns of a record per rank: memory, and the recent share of an iteration spent in the exchange."""
 
     def __init__(self, device: torch.device, together: Together) -> None:
         self._device, self._exchange, self._together = device, together.exchange, together
@@ -351,8 +345,9 @@ class RankFigures:
         self._recorded, self._training_s = 0, 0.0
 
     def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
-        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `done` iterations so far; those of
-        this record, and their seconds.
+        """Values by column; {} with one rank, NaN for a rank that has not reported yet.
+
+        `done` iterations so far; `iterations` and `training_s` of this record.
         """
         found = {}
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
@@ -374,9 +369,7 @@ class RankFigures:
 
 
 def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
-    """What a rank says of itself after so many iterations: bytes in use, and seconds that it has spent in the
-    exchange.
-    """
+    """Metrics of this rank after `iterations` iterations: bytes in use and seconds spent in the exchange."""
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     spent_s = exchange.spent_s()
     return {
@@ -390,13 +383,13 @@ def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[s
 
 
 def _lane_axis(name: str, tensor: Tensor, lanes: int) -> int | None:
-    """The axis of a tensor that is the lanes, from the end or the beginning; None: it is the same on all ranks."""
+    """Lane axis of a tensor (0 or -1); None if the tensor is the same on all ranks."""
     axis = None if name in _ALIKE else _LANES.get(name.partition("/")[0])
     return axis if axis is not None and tensor.ndim > max(axis, 0) and tensor.shape[axis] == lanes else None
 
 
 def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
-    """The lanes of all ranks on the CPU, part after part."""
+    """Gather the lanes of all ranks to the CPU, a part at a time."""
     columns = tensor.movedim(axis, 0)  # (N, ...)
     rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
     width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
@@ -407,7 +400,7 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
 
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
-    """A tier's tensors on the CPU as one rank alone would have them. All ranks call it together."""
+    """A tier's tensors on the CPU as a single rank would have them. A collective call."""
     found, exchange.counts = {}, False
     for name, tensor in algo.state(tier).items():
         if exchange.ranks == 1:
@@ -423,7 +416,7 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
 
 
 def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Zeros on the CPU as `whole_state` would have them of some of this rank's tensors."""
+    """Zeros on the CPU in the shapes that `whole_state` gives to some of this rank's tensors."""
     found = {}
     for name, tensor in own.items():
         shape = list(tensor.shape)
@@ -434,7 +427,7 @@ def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -
 
 
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """The part of such tensors that is this rank's, as views."""
+    """Slice of whole tensors that belongs to this rank, as views."""
     if exchange.ranks == 1:
         return dict(whole)
     lanes = algo.world.count

@@ -1,8 +1,7 @@
-"""Looks for NaN and infinite values where they enter training: in the actions, rewards and observations of each
-iteration. Knows no algorithm and no loop.
+"""Check for NaN and infinity in the inputs of training: each iteration's actions, rewards and observations.
 
-On a GPU one kernel reads what the iteration's steps wrote, a thread a sample; on a CPU sums tell that nothing is wrong,
-which is nearly always so. Shape letters: T steps, N lanes, A actions, O observation.
+On a GPU one kernel reads the rollout, one thread per sample. On a CPU a finite sum proves that every value is finite,
+which is nearly always the case. Knows no algorithm and no loop. Shapes: T steps, N lanes, A actions, O observation.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from operant.worlds import Slot
 
 EXPONENT = 0x7F800000
-"""The bits of a float32's exponent: all are set in NaN and infinities alone."""
+"""Exponent bits of a float32, all set only in NaN and infinity."""
 MANTISSA = 0x007FFFFF
 _KINDS = ("action", "reward", "observation")
 
 
 class Entered(NamedTuple):
-    """The first value of an iteration that is not finite."""
+    """First non-finite value of an iteration."""
 
     kind: str  # "action": the policy's own; "reward" or "observation": the environment's
     value: float
@@ -36,8 +35,8 @@ class Entered(NamedTuple):
     lanes: int  # how many lanes had one in this iteration
 
     def words(self, began: int, lanes: int) -> str:
-        """What entered, where and when, in an iteration that began after `began` environment steps, of so
-        many lanes.
+        """Sentence naming the value, its lane and its step. `began`: environment steps before the iteration; `lanes`:
+        all lanes.
         """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
         many = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
@@ -45,9 +44,7 @@ class Entered(NamedTuple):
 
 
 def advice(config: Any, entered: Entered | None) -> str:
-    """What to do about numbers that are not finite, by where they come from. `config` is an
-    `operant.config.load.Config`.
-    """
+    """Advice on non-finite values by their origin. `config` is an `operant.config.load.Config`."""
     if entered is not None and entered.kind != "action":
         file = config.environment_file
         look = (
@@ -63,7 +60,7 @@ def advice(config: Any, entered: Entered | None) -> str:
 
 
 class Seen(NamedTuple):
-    """What is looked at, as the bits of float32: whole numbers have none, and are left out as arrays of no rows."""
+    """Checked buffers as float32 bit patterns. Integer buffers cannot be non-finite and are passed with 0 rows."""
 
     action: Any  # (T, A, N) int32
     reward: Any  # (T, N) int32
@@ -71,7 +68,7 @@ class Seen(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is found. Nothing is looked at where `first` names an iteration already."""
+    """Output buffers. The check is skipped once `first` names an iteration."""
 
     first: Any  # (1) int64, below 0: none yet
     # (T, N) int8, written where something is found: 4 kind + 0 for NaN, 1 for infinity, 2 for minus infinity; kinds are
@@ -82,8 +79,8 @@ class Found(NamedTuple):
 
 @device
 def look_body(i, seen, found, offset):
-    """The first value of sample i = t N + n that is not finite. All are read, last first: loads that do not wait for
-    each other.
+    """Record the first non-finite value of sample i = t N + n. Reads all values, last first, so that loads do not wait
+    for each other.
     """
     exponent, lanes = int32(EXPONENT), uint32(seen.reward.shape[1])
     if found.first[0] < 0:
@@ -107,12 +104,12 @@ def look_body(i, seen, found, offset):
 
 
 class Entry:
-    """Looks at an iteration's rollout each time it is called, and keeps what it finds the first time. `any` (1) int32
-    is then 1.
-    """
+    """Check of a rollout. After a non-finite value `any` (1) int32 is 1, and `found` locates it."""
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
-        """`first` (1) int64 is at least 0 once a bad iteration is known: later ones are not looked at."""
+        """`first` (1) int64: index of the first bad iteration, below 0 while there is none; later iterations are
+        skipped.
+        """
         where, (steps, lanes) = rollout.reward.device, rollout.reward.shape
         seen = (rollout.action, rollout.reward, rollout.observation)
         self._floats = [tensor for tensor in seen if tensor.dtype == torch.float32]
@@ -124,7 +121,7 @@ class Entry:
         self._seen, self._found = bind(Seen(*bits)), bind(Found(first, self._code, self.any))
 
     def __call__(self) -> None:
-        """Look at the rollout."""
+        """Check the rollout."""
         # Where a sum of finite numbers overflows, the kernel looks in vain.
         if not self._on_cpu or not math.isfinite(
             sum(float(tensor.sum()) for tensor in self._floats)
@@ -132,7 +129,7 @@ class Entry:
             self._kernel(self._code.numel(), self._seen, self._found)
 
     def found(self) -> Entered | None:
-        """What was found, by step and then by lane; None where nothing was."""
+        """First non-finite value, ordered by step and then lane; None if there is none."""
         code = self._code.cpu()  # sync: the run is over
         places = code.nonzero()
         if not len(places):

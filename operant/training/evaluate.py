@@ -1,8 +1,6 @@
-"""Plays whole episodes with a policy as it is and reports their returns. Knows nothing of how the policy came about;
-changes no bit of it.
+"""Evaluation: whole episodes with a fixed policy, in a world with its own random stream. Changes no trained bit.
 
-An evaluation has a world and a random stream of its own. Each lane plays exactly one episode, its first: counting
-whatever ends first would favour short ones.
+Each lane plays exactly one episode, its first: counting whichever episodes end first would favour short ones.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from operant.nn import Actor
 from operant.training.rollout import Rollout
 
 STREAM = 1
-"""The random stream of evaluations: see `rng.stream_seed`."""
+"""Random stream of evaluations: see `rng.stream_seed`."""
 
 _CHUNK = 32  # steps between two looks at whether any lane still plays
 # steps of an episode at most: by default, and where the environment sets no time limit
@@ -30,7 +28,7 @@ _PARTS = 16  # equal parts of these, of other episodes each
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     mean: float
     # half the width of the 95 % confidence interval of the mean (normal approximation); None of one episode, which has
@@ -46,19 +44,19 @@ class Evaluation(NamedTuple):
 
 
 def ci95(deviation: float, episodes: int) -> float:
-    """Half the width of the 95 % confidence interval of a mean (normal approximation)."""
+    """Half-width of the 95 % confidence interval of a mean (normal approximation)."""
     return 1.96 * deviation / math.sqrt(episodes)
 
 
 class BrokenOffError(Exception):
-    """An evaluation was broken off: it has no result."""
+    """An evaluation was interrupted and has no result."""
 
 
 class Evaluator:
-    """A world of `episodes` lanes and an actor that plays it, greedily or by its own distribution.
+    """World of `episodes` lanes and an actor that plays it, greedily or by sampling.
 
-    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps. By default it is 100,000, or 20,000
-    where the environment sets no time limit: an episode there may never end.
+    `max_steps` cuts an episode off, rounded up to whole chunks of 32 steps. The default is 100,000, or 20,000 if the
+    environment has no time limit.
     """
 
     def __init__(
@@ -87,9 +85,9 @@ class Evaluator:
         self._play = Graphed(self._play_chunk, device, eager=not self.rollout.world.capturable)
 
     def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Evaluation `number`: its own episodes, the same whenever this number is run, and others for each of 16 parts.
+        """Play evaluation `number`: reproducible by its number, with other episodes for each of 16 parts.
 
-        `interrupted` is asked every 32 steps. Raises BrokenOffError where it says so.
+        `interrupted` is polled every 32 steps. Raises BrokenOffError when it returns True.
         """
         world = self.rollout.world
         world.seek(number * _TICKS + part * (_TICKS // _PARTS))
@@ -120,7 +118,7 @@ class Evaluator:
         )
 
     def _tallies(self) -> dict[str, float]:
-        """The environment's own sums, means over the episodes; of those that were cut off, what they had."""
+        """Means over episodes of the environment's tallies; a cut-off episode counts with its tallies so far."""
         world = self.rollout.world
         sums = torch.where(self._playing, world.running_tallies, self._tally)
         return dict(zip(world.spec.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result

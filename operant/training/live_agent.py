@@ -1,9 +1,8 @@
-"""The agent as it plays, for the monitor: a few lanes of their own, advanced by the policy as it is, drawn and handed
-to the metrics file.
+"""Live view of the agent for the monitor: a few extra lanes stepped by the current policy, drawn into the metrics file.
 
-Without a viewer it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers
-and a random stream of their own, and the policy is only read. Everything is made at the first request. Knows nothing of
-who watches, nor of how a picture gets onto a screen.
+Without a viewer it costs one comparison per iteration. Watching changes no trained bit: the lanes have their own world,
+buffers and random stream, and the policy is only read. Buffers are allocated at the first request. Knows neither the
+viewer nor the screen.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from operant.nn import Actor
 from operant.training.rollout import Rollout
 
 STREAM = 2
-"""The random stream of what is watched: see `rng.stream_seed`."""
+"""Random stream of the live view: see `rng.stream_seed`."""
 
 LANES = 4
 
 SMALLEST, LARGEST = 16, 96
-"""Pixels along a side of one lane's picture."""
+"""Least and greatest side of one lane's picture, pixels."""
 
 FRAME_BYTES = LANES * LARGEST * LARGEST * 3
-"""What a writer of frames needs room for."""
+"""Capacity of the metrics file's frame section."""
 
 Mode = Literal["greedy", "sampled"]
 
@@ -41,14 +40,14 @@ log = logging.getLogger("operant")
 
 
 class FrameWriter(Protocol):
-    """Where pictures go: a `metricsfile.Writer`."""
+    """Destination of frames: a `metricsfile.Writer`."""
 
     def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
-        """Take a copy of the pictures of a moment: (lanes, height, width, 3) bytes."""
+        """Copy the frames of one moment: (lanes, height, width, 3) bytes."""
 
 
 class _Request(NamedTuple):
-    """The picture that a viewer has asked for, and until when."""
+    """Frame size and mode requested by a viewer, and the request's deadline."""
 
     mode: Mode
     size: int
@@ -56,7 +55,7 @@ class _Request(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A picture on its way to the host."""
+    """Frame whose copy to the host is under way."""
 
     step: int
     size: int
@@ -64,7 +63,7 @@ class _Drawn(NamedTuple):
 
 
 class Stage:
-    """The lanes that are watched, and their pictures on the device and on the host."""
+    """Watched lanes and their frames on the device and on the host."""
 
     def __init__(
         self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int
@@ -91,9 +90,7 @@ class Stage:
         self._rollout.reset()
 
     def draw(self, size: int, mode: Mode) -> None:
-        """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits
-        for nothing.
-        """
+        """Step every lane and start copying `size` x `size` frames to the host, without waiting."""
         self._plays[mode]()
         self._painter(self._canvases(size))
         if self._event is not None:
@@ -102,11 +99,11 @@ class Stage:
             self._event.record()
 
     def arrived(self) -> bool:
-        """Whether the last pictures are on the host."""
+        """Whether the newest frames are on the host."""
         return self._event is None or self._event.query()
 
     def pictures(self, size: int) -> memoryview:
-        """The last pictures, once they have arrived and until the next are drawn: (lanes, size, size, 3) bytes."""
+        """Newest frames once they have arrived, valid until the next `draw`: (lanes, size, size, 3) bytes."""
         return self._bytes[: self._used(size)]
 
     def _used(self, size: int) -> int:
@@ -126,10 +123,10 @@ class Stage:
 
 
 class Watcher:
-    """Shows the policy at play while a viewer asks for it, at most once in `minimum_interval_s` seconds.
+    """Live view on demand, at most once in `minimum_interval_s` seconds. `params` are the environment's.
 
-    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the
-    training. (What a `pixel_shader` destroys by writing where it must not is beyond that.)
+    An error ends the live view with a line in the log, never the training. (A `pixel_shader` that writes out of bounds
+    is beyond this guard.)
     """
 
     def __init__(
@@ -161,12 +158,12 @@ class Watcher:
 
     @property
     def available(self) -> bool:
-        """Whether there can be pictures; `absence` says why not."""
+        """Whether frames can be drawn; `absence` gives the reason if not."""
         return not self.absence
 
     def want(self, mode: Mode, size: int, until_s: float) -> None:
-        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any
-        thread; the last request counts.
+        """Request frames of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`).
+        Thread-safe; the newest request counts.
         """
         if self.available:
             self._request = _Request(
@@ -174,7 +171,7 @@ class Watcher:
             )
 
     def after(self, step: int) -> None:
-        """Once an iteration, from the thread that trains, with the environment steps so far."""
+        """Called once per iteration by the training thread, with the environment steps so far."""
         request = self._request
         if request is not self._over:
             assert request is not None
@@ -184,7 +181,7 @@ class Watcher:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Watch no more, and let go of all buffers."""
+        """End the live view and release all buffers."""
         self.absence = self.absence or "the run has ended"
         self._over, self._stage, self._drawn = self._request, None, None
 

@@ -1,8 +1,7 @@
-"""One training run, from its resolved configuration to its end: the loop, and what happens between two iterations.
+"""Training loop of one run, and everything that happens between two iterations: evaluations, checkpoints, requests.
 
-Knows the run folder, the clock of the loop, and what an evaluation, a checkpoint, a request or a broken number asks
-for; knows no algorithm's parts and never draws. How a folder becomes a trainer is operant/training/worker.py, how it is
-asked for something operant/training/requests.py.
+Knows the run folder; knows no algorithm's parts and never draws. operant/training/worker.py builds a trainer from a
+folder, operant/training/requests.py receives signals and requests.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Start = tuple[Checkpoint, Config] | None
 
 
 class _Save(NamedTuple):
-    """A checkpoint that a thread is still writing, and who waits for it."""
+    """Checkpoint that a thread is still writing, and the requests waiting for it."""
 
     step: int
     best: bool
@@ -67,8 +66,8 @@ class Trainer:
         requests: Requests,
         team: Team,
     ) -> None:
-        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with.
-        `team` are all ranks of the run.
+        """`start` is the checkpoint of a resumed session with the configuration it was made with. `team` is the group
+        of all ranks.
         """
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
@@ -141,23 +140,23 @@ class Trainer:
     # WORDS
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """A line for the log and the events. From any thread."""
+        """Write a line to the log and to the events. Thread-safe."""
         log.log(_LEVELS[level], "%s", line)
         self._tell(line, level=level, code=code)
 
     def _tell(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """A line for the events alone: what the log does not need, or has in other words."""
+        """Write a line to the events only, for text that the log lacks or already has in other words."""
         self.writer.event(line, level=level, code=code, step=self.step)
 
     def _set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """From any thread; after the last word nothing more is said."""
+        """Set the run's state, unless it is already terminal. Thread-safe."""
         with self._state_turn:
             if not self._over:
                 self._over = state in TERMINAL
                 self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def _note(self, **fields: Any) -> None:
-        """Add to the run's document; a full disk costs the note, not the run."""
+        """Update fields of the run's document. A full disk costs the note, not the run."""
         try:
             runs.update_document(self.folder, **fields)
         except MachineError as error:
@@ -166,20 +165,20 @@ class Trainer:
     # REQUESTS (called by the attendant's thread)
 
     def ending(self) -> None:
-        """The run stops, as soon as the loop looks."""
+        """Announce that the run stops after its current iteration."""
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
     def leaving(self, exit_code: int) -> None:
-        """The process ends at once, without a checkpoint."""
+        """Announce that the process exits immediately, without a checkpoint."""
         self._set_state("stopped", reason=signal.SIGINT, exit_code=exit_code)
         self.say("a second Ctrl-C: ended at once, without a checkpoint", level="warn", code="stop")
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Request number `sequence` has come to `result`."""
+        """Publish the result of request number `sequence`."""
         self.writer.acknowledge(sequence, result)
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Somebody wants to see the agent until then, by `time.monotonic`."""
+        """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
         self.watcher.want("sampled" if mode == "sampled" else "greedy", size, until_s)
         if self.watcher.absence and not self._told_absence:
             self._told_absence = True
@@ -188,8 +187,8 @@ class Trainer:
     # LOOP
 
     def run(self, lock: runs.Lock) -> None:
-        """Train until the steps are done, the target is reached, or a stop is asked for. Leaves the last checkpoint and
-        a terminal state.
+        """Train until all steps are done, the target is reached or a stop is requested. Leaves a last checkpoint and a
+        terminal state.
         """
         self._lock = lock
         self.requests.teller = self.team.teller = self
@@ -263,7 +262,7 @@ class Trainer:
         self.say(f"finished: {reached} after {self.step:,} steps")
 
     def _obey(self) -> None:
-        """Do what was asked, between two iterations; stays here while paused."""
+        """Serve pending requests between two iterations; blocks while paused."""
         if self.requests.checkpoint:
             self._save()
         if self.requests.paused_by is not None and self.requests.stop is None:
@@ -272,8 +271,8 @@ class Trainer:
             self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
-        """Wait for a request to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the
-        agent's picture are to be had.
+        """Wait until the run is resumed or stopped. Training state does not change; checkpoints and the live view stay
+        available.
         """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
@@ -301,7 +300,7 @@ class Trainer:
         requests.answer("unpause", "done", f"it trains again, from step {self.step:,}")
 
     def _finish(self) -> None:
-        """The last record and the last checkpoint, both complete."""
+        """Flush the last record and write the last checkpoint."""
         if not_finite := self.meters.flush(self.step):
             self._diverged(not_finite)
         self._save(wait=True)
@@ -319,7 +318,9 @@ class Trainer:
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:
-        """The last word, once a checkpoint that is still being written is complete and the history is safe."""
+        """Write the last event and the terminal state, after the pending checkpoint is complete and the history is on
+        disk.
+        """
         self._confirm(wait=True)
         self._tell_write_errors()
         if error is not None:  # the log has it in full
@@ -337,8 +338,8 @@ class Trainer:
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
     def _look_after_the_files(self) -> None:
-        """Put back what was deleted or replaced from outside. Raises BusyError where the folder has another trainer,
-        MachineError where it takes no lock.
+        """Restore files that were deleted or replaced from outside. Raises BusyError if another trainer holds the
+        folder, MachineError if it cannot be locked.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s > _FILE_LOOK_S:
@@ -364,7 +365,7 @@ class Trainer:
     # EVALUATION
 
     def _evaluate(self) -> bool:
-        """Play greedy episodes; True where the target is reached. A new best is saved as such."""
+        """Play greedy episodes and save a new best. Returns True if the target is reached."""
         evaluator, target = self.evaluator, self.config.run.target
         assert evaluator is not None
         self.writer.set_phase("eval")
@@ -416,12 +417,12 @@ class Trainer:
     # CHECKPOINTS
 
     def _document(self) -> dict[str, Any]:
-        """What a resumed run needs beside the tensors."""
+        """Scalars that a resumed run needs in addition to the tensors."""
         found = {"step": self.step, "iteration": self.iteration, "evaluation": self._evaluation, "score": self._score}
         return {**found, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
-        """Make a checkpoint, and answer the requests for one."""
+        """Save a checkpoint and answer the requests for one."""
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
         save = _Save(self.step, best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
@@ -434,7 +435,7 @@ class Trainer:
         self._confirm(wait=wait)
 
     def _confirm(self, *, wait: bool) -> None:
-        """Say that a checkpoint is safe, once it is, or that it is not."""
+        """Report the pending checkpoint's success or failure once it is known."""
         save = self._unconfirmed
         if save is None or (self.store.saving and not wait):
             return
@@ -457,14 +458,14 @@ class Trainer:
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:
-        """What the store has to say: why there is no checkpoint, what was passed over or could not be deleted. From its
-        thread, too.
+        """Report of the checkpoint store: a failed save, a checkpoint skipped on load, or a file that could not be
+        deleted. Thread-safe.
         """
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
     def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
-        """Go on from a checkpoint; a sentence where the best so far is not comparable with what comes."""
+        """Load a checkpoint. Returns the reason if returns before and after it are not comparable, else None."""
         changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
         document, anew = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
@@ -479,7 +480,7 @@ class Trainer:
         return anew
 
     def _diverged(self, not_finite: NotFinite) -> None:
-        """Name what broke, keep the broken state for a post-mortem, and end: the checkpoints before it stay."""
+        """Quarantine the non-finite state for a post-mortem and raise DivergedError; earlier checkpoints stay."""
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()

@@ -1,11 +1,8 @@
-"""How much device memory a configuration will take, measured on a small CPU copy of it and extrapolated, and whether
-there is so much.
+"""Memory estimate of a configuration: measured on a small CPU copy and extrapolated in the number of lanes.
 
-Knows no algorithm's parts.
-
-By autograd over whole minibatches every buffer and every activation grows linearly with the number of lanes, so an
-update at two small numbers of lanes tells what it takes at any. What works in parts (fused kernels, the manual backward
-pass, `algo.microbatch`) takes less in an update: then it is a bound.
+With autograd over whole minibatches every buffer and activation grows linearly in the lanes, so updates at two small
+lane counts give the footprint at any. Chunked updates (fused kernels, the manual backward pass, `algo.microbatch`) need
+less; the estimate is then an upper bound. Knows no algorithm's parts.
 """
 
 from __future__ import annotations
@@ -28,18 +25,20 @@ from operant.training.state import replay_tensors
 _SMALL_LANES = 32
 _SMALL_LANES_OF_PICTURES = 4  # whose networks take a CPU seconds
 CONTEXT_BYTES = 600 << 20
-"""About what CUDA's context, libraries and kernels take before the first tensor."""
+"""Approximate memory of CUDA's context, libraries and kernels before the first tensor."""
 
 
 _MOST_KEPT = 8
-"""What a run keeps, as a multiple of what moves in an iteration: 0.2 with pictures to 7 with a horizon of 1."""
+"""Upper bound of a run's permanent memory as a multiple of an iteration's traffic: measured 0.2 (pictures) to 7
+(horizon of 1).
+"""
 
 _KEPT_SHARE = 2 / 3
-"""Of a CPU's free memory: the manual backward pass takes half as much again as what is kept, or more."""
+"""Share of a CPU's free memory for permanent buffers: the manual backward pass needs half as much again or more."""
 
 
 class Footprint(NamedTuple):
-    """Bytes that stay for the whole run, and the most that an update needs on top of them."""
+    """Bytes held for the whole run, and the peak that an update adds."""
 
     fixed_bytes: int
     update_bytes: int
@@ -47,12 +46,12 @@ class Footprint(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Both together."""
+        """Sum of both."""
         return self.fixed_bytes + self.update_bytes
 
 
 class _Storages(TorchDispatchMode):
-    """Counts the bytes of living storages that are made while it is active."""
+    """Dispatch mode that counts the bytes of live storages created while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,13 +80,10 @@ class _Storages(TorchDispatchMode):
 
 
 def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
-    """Raise MachineError where what a run keeps to its end does not fit into the memory that is free. Costs nothing
-    where it is certain to fit.
+    """Raise MachineError if a run's permanent memory exceeds the free memory. Free of cost when it certainly fits.
 
-    So many ranks share the lanes: each GPU holds its part.
-
-    A GPU refuses what it lacks at once, so there only what moves in an iteration is looked at first. A CPU promises
-    memory that it does not have.
+    With several ranks each GPU holds its share of the lanes. A GPU fails at allocation, so only an iteration's traffic
+    is checked first there; a CPU allocator promises memory it does not have.
     """
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _KEPT_SHARE
@@ -104,10 +100,9 @@ def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
 
 
 def estimate(config: Config, *, updates: bool = True) -> Footprint:
-    """What a run of this configuration takes on its device, evaluation and CUDA's own context aside. Compiles kernels,
-    so it takes seconds.
+    """Footprint of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes seconds.
 
-    Without `updates` only what it keeps, which takes about one.
+    Without `updates` only the permanent memory is measured, in about one second.
     """
     first = _SMALL_LANES_OF_PICTURES if config.environment.pixels else _SMALL_LANES
     small = next((lanes for lanes in (first << k for k in range(10)) if not config.problems(lanes)), config.lanes)

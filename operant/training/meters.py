@@ -1,9 +1,8 @@
-"""From numbers on the device to records in the metrics file, an iteration late. Knows the algorithm's columns; knows
-nothing of loops or checkpoints.
+"""Meters: sums of an algorithm's metrics on the device, published as records of the metrics file one iteration late.
 
-Sums over iterations stay on the device. At most `record_hz` times a second they are copied to pinned memory, without
-waiting, and published once the copy has arrived. The cadence changes no trained bit. This module holds the training
-loop's only routine synchronisation: the host stays at most one iteration ahead.
+At most `record_hz` times a second the sums are copied to pinned memory without waiting, and published once the copy has
+arrived. The rate changes no trained bit. This module holds the training loop's only routine synchronisation: the host
+runs at most one iteration ahead. Knows the algorithm's columns; knows nothing of loops or checkpoints.
 """
 
 from __future__ import annotations
@@ -29,40 +28,40 @@ _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's 
 
 
 class NotFinite(NamedTuple):
-    """Where training first met or produced a number that is not finite."""
+    """First iteration with a NaN or infinite value."""
 
     iteration: int
     entered: Entered | None  # what entered there, in an action, a reward or an observation
     columns: tuple[str, ...]  # those of the record's means that are not finite
 
     def advice(self, config: Any) -> str:
-        """What to do about it. `config` is an `operant.config.load.Config`."""
+        """Advice for the user. `config` is an `operant.config.load.Config`."""
         return advice(config, self.entered)
 
 
 def _timed(algo: Algorithm) -> tuple[str, ...]:
-    """What a record has seconds of: the algorithm's phases (of the first, what a world on the host takes apart), and
-    what comes between iterations.
+    """Timed sections of an iteration: the algorithm's phases, the parts of a host world's step, evaluation and
+    checkpoints.
     """
     first, *others = (phase.name for phase in algo.phases)
     return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *_BETWEEN)
 
 
 def _charted(algo: Algorithm) -> list[str]:
-    """The keys that change while it trains, but those that the algorithm shows itself."""
+    """Scheduled keys, except those that the algorithm reports as metrics itself."""
     return [key for key in getattr(algo, "scheduled", {}) if key not in {spec.name for spec in algo.metrics}]
 
 
 def _chart(key: str) -> str:
-    """What the chart of a key that changes is called."""
+    """Metric name of a scheduled key."""
     return f"schedule/{key.removeprefix('env.')}"
 
 
 def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, ...]:
-    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time,
-    memory, ranks, the environment's tallies.
+    """Metric specs of a run in the order of its metrics file: episodes, evaluation, algorithm, time, memory, ranks,
+    tallies.
 
-    Counters are sums over a record's iterations: where a history merges records, theirs are added up.
+    Counters are sums over a record's iterations; a history that merges records adds them up.
     """
     slower = "slower than the minute before: something else uses this machine, or its clock is held down"
     return (
@@ -98,7 +97,7 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
 
 
 def _of_a_rank(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
-    """What is said of single ranks."""
+    """Metric specs of one rank."""
     return (
         MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
         MetricSpec(
@@ -111,7 +110,7 @@ def _of_a_rank(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
 
 
 def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
-    """The columns of a run's metrics file. What the algorithm computes must be finite."""
+    """Columns of a run's metrics file. The algorithm's own metrics must be finite."""
     own = {spec.name for spec in algo.metrics}
     specs = specs_for(algo, exchange)
     return [
@@ -121,7 +120,7 @@ def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
 
 
 class _Pending(NamedTuple):
-    """A copy under way: what the host knew when it began."""
+    """Copy under way, with the host's values at its start."""
 
     step: int
     iterations: int
@@ -131,7 +130,7 @@ class _Pending(NamedTuple):
 
 
 class Meters:
-    """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an
+    """Accumulates an algorithm's metrics and publishes records. Call `measure` around each phase and `after` once per
     iteration.
     """
 
@@ -179,7 +178,7 @@ class Meters:
     # MEASURE
 
     def measure(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Do `work` and add its seconds to the phase: by events on a GPU's stream for the algorithm's own, else by the
+        """Run `work` and add its duration to the phase: CUDA events for the algorithm's phases on a GPU, else the
         host's clock.
         """
         if self._cuda and phase in self._phases:
@@ -195,24 +194,22 @@ class Meters:
         return result
 
     def recall(self, mean: float, best: float) -> None:
-        """Take note of an evaluation of the session before: the following records show it."""
+        """Set the evaluation of the previous session, shown by the following records."""
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a record of an evaluation, marked, with the step it was made at; the following records show it too.
-        Tells what `flush` tells.
-        """
+        """Publish a marked record of an evaluation at the step of the evaluated policy. Returns the same as `flush`."""
         not_finite = self._publish_arrived(wait=True)  # of a step before
         self.recall(mean, best)
         self._unpublished_evaluation = True
         return self.flush(step) or not_finite
 
     def checkpointed(self) -> None:
-        """Take note that a checkpoint is safe: the next record is marked."""
+        """Mark the next record as one with a checkpoint."""
         self._unpublished_checkpoint = True
 
     def paused(self, seconds: float) -> None:
-        """Take note that training waited, which is no part of its rate."""
+        """Exclude `seconds` of waiting from the training rate."""
         self._since += seconds
 
     def _evaluation(self) -> dict[str, float]:
@@ -221,8 +218,8 @@ class Meters:
     # RECORD
 
     def after(self, step: int) -> NotFinite | None:
-        """Once an iteration, with the environment steps so far. Tells where training stopped being finite, as soon as
-        the host knows.
+        """Called once per iteration with the environment steps so far. Returns the first non-finite value as soon as
+        the host knows it.
         """
         self._accumulate()
         self._iterations += 1
@@ -236,7 +233,7 @@ class Meters:
         return not_finite
 
     def flush(self, step: int) -> NotFinite | None:
-        """Publish what is left, and wait for it: the last record of a run."""
+        """Publish the remaining sums and wait for the copy: the last record of a run."""
         not_finite = self._publish_arrived(wait=True)
         if self._iterations:
             self._drain(keep=0)
@@ -263,7 +260,7 @@ class Meters:
             self._drain(keep=2)
 
     def _drain(self, keep: int) -> None:
-        """Turn measured pairs of events into seconds, all but the last `keep`."""
+        """Convert recorded event pairs to seconds, except the newest `keep`."""
         while len(self._timed) > keep:
             phase, begin, end = self._timed.popleft()
             end.synchronize()  # sync: waits for the iteration before the one just launched
@@ -320,7 +317,7 @@ class Meters:
         self._unpublished_evaluation = self._unpublished_checkpoint = False
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
-        """A record by column name: means over its iterations, sums and means over its episodes."""
+        """Values of a record by column: means over its iterations, sums and means over its episodes."""
         algo = self._algo
         sums = totals[self._sums_window]
         episodes = sums[EPISODES]
@@ -352,9 +349,7 @@ class Meters:
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 
     def _memory(self) -> tuple[float, float]:
-        """Bytes that tensors hold and bytes the allocator holds, on a GPU; on a CPU the process's resident bytes, and
-        none.
-        """
+        """Allocated and reserved bytes on a GPU; resident bytes and NaN on a CPU."""
         if self._cuda:
             return float(torch.cuda.memory_allocated(self._device)), float(torch.cuda.memory_reserved(self._device))
         return float(self._process.memory_info().rss), math.nan

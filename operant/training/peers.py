@@ -1,10 +1,14 @@
-"""How the ranks of one run find each other, notice that one is gone, and are told what to do next. Standard library
-only; knows no tensor.
+"""Control connections between the ranks of a run: rendezvous, liveness and rank 0's commands. Standard library only;
+knows no tensor.
 
-Rank 0 listens, and writes its address into the run folder, which all ranks share. The others connect and say what they
-are. From then on each side says four times a second that it lives: a connection that closes is noticed at once, one
-that is silent after `timeout_s`. Rank 0 passes the cause on, and all ranks end. What to do between two iterations is
-decided by rank 0 alone: the others wait for its next command.
+Rank 0 listens on a TCP port and writes its address and a token into the run folder, which all ranks share. The other
+ranks connect and identify themselves. Both sides then send a heartbeat four times a second: a closed connection is
+noticed at once, a silent one after `timeout_s`. Rank 0 forwards the cause, and all ranks exit. Between two iterations
+the other ranks wait for rank 0's next command.
+
+torch.distributed.TCPStore serves the process group's rendezvous (`distributed.host_store`) but not this: it has no
+token, its server does not report a client that died, and torchrun's agent ends the surviving ranks by SIGTERM without
+the cause.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from operant.errors import MachineError
 from operant.training.ranks import ADDRESS
 
 TIMEOUT_S = 30.0
-"""What `run.peer_timeout` is by default."""
+"""Default of `run.peer_timeout`."""
 
 BEAT_S = 0.25
 _TICK_S = 0.25
@@ -37,7 +41,7 @@ GOODBYE_S = 5.0
 
 
 class Lost(NamedTuple):
-    """A rank that is gone, or has failed."""
+    """A rank that has exited or failed."""
 
     rank: int
     sentence: str
@@ -45,7 +49,7 @@ class Lost(NamedTuple):
 
 
 class _Wire:
-    """One connection: lines of JSON."""
+    """Connection that carries lines of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -54,12 +58,12 @@ class _Wire:
         self._silent_s, self._looked_s = 0.0, time.monotonic()
 
     def send(self, **message: Any) -> None:
-        """Say something; that the other end is gone is noticed by reading."""
+        """Send a message. A closed connection is noticed by `read`."""
         with self._turn, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]] | None:
-        """What has come since; None: the other end has closed. Waits where nothing has."""
+        """Messages received since the last call, waiting for at least one; None if the other end has closed."""
         self._silent_s = 0.0
         try:
             data = self.socket.recv(1 << 16)
@@ -75,7 +79,7 @@ class _Wire:
         return found if all(isinstance(message, dict) for message in found) else None
 
     def silent_s(self) -> float:
-        """Seconds without a word. Time in which this process itself stood still does not count."""
+        """Seconds since the last message, excluding time in which this process was suspended."""
         now_s = time.monotonic()
         self._silent_s += min(now_s - self._looked_s, 2 * _TICK_S)
         self._looked_s = now_s
@@ -95,21 +99,21 @@ def _who(rank: int, hello: Mapping[str, Any]) -> str:
 
 
 class Leader:
-    """Rank 0's end: the other ranks' connections, and a thread that watches them. `on_lost` and `on_stop` are called by
-    that thread, each once at most.
+    """Rank 0's end: connections to the other ranks and a thread that watches them. That thread calls `on_lost` at most
+    once, `on_stop` for each signal.
     """
 
     def __init__(
         self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, everywhere: bool = False
     ) -> None:
-        """`everywhere`: also from other hosts. `versions` have to be the same on all ranks. Raises MachineError where
-        nothing can be listened to.
+        """`multi_node`: listen on all interfaces. `versions` must be equal on all ranks. Raises MachineError if no port
+        can be opened.
         """
         self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
         self.on_lost: Callable[[Lost], None] = lambda lost: None
         self.on_stop: Callable[[str], None] = lambda name: None
         self.figures: dict[int, dict[str, float]] = {}
-        """What each rank said last of its machine."""
+        """Newest metrics reported by each rank."""
         self._wires: dict[int, _Wire] = {}
         self._joined, self._over, self._closing = threading.Event(), False, False
         self._token = secrets.token_hex(16)
@@ -134,8 +138,8 @@ class Leader:
         self._thread.start()
 
     def wait(self, timeout_s: float, look: Callable[[], None]) -> None:
-        """Until all ranks have joined. Raises MachineError where one does not within the time, and what `look` raises,
-        which is called meanwhile.
+        """Wait until all ranks have joined, calling `look` meanwhile. Raises MachineError at the timeout, and whatever
+        `look` raises.
         """
         deadline_s = time.monotonic() + timeout_s
         while not self._joined.wait(_TICK_S) and time.monotonic() < deadline_s:
@@ -152,12 +156,14 @@ class Leader:
             )
 
     def tell(self, do: str, **fields: Any) -> None:
-        """The next command for all other ranks."""
+        """Send a command to all other ranks."""
         for wire in tuple(self._wires.values()):
             wire.send(do=do, **fields)
 
     def end(self, cause: str | None = None, code: int = 1, goodbye_s: float = GOODBYE_S) -> None:
-        """The other ranks' end: the work is done, or `cause`. Returns once they have gone, or after some seconds."""
+        """End the other ranks, with `cause` if the work is not done. Returns once they have exited, or after
+        `goodbye_s` seconds.
+        """
         self._closing = True
         for wire in tuple(self._wires.values()):
             wire.send(**({"do": "end"} if cause is None else {"over": cause, "code": code}))
@@ -217,7 +223,7 @@ class Leader:
                 self._lose(wire, f"{wire.name}: {message['failed']}", message.get("code"))
 
     def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
-        """Let a rank in that knows the word."""
+        """Authenticate a connection and admit its rank."""
         rank = hello.get("rank")
         if not (isinstance(rank, int) and 0 < rank < self.ranks) or not secrets.compare_digest(
             str(hello.get("token")), self._token
@@ -257,7 +263,7 @@ class Leader:
 
 
 def _addresses() -> list[str]:
-    """Where other hosts may reach this one."""
+    """Addresses by which other hosts may reach this one."""
     found = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: it asks which address a route outwards has
@@ -269,7 +275,7 @@ def _addresses() -> list[str]:
 
 
 class Follower:
-    """Another rank's end: what rank 0 says. `on_lost` is called by the thread that listens, once at most."""
+    """Another rank's end: receives rank 0's commands. The listening thread calls `on_lost` at most once."""
 
     def __init__(
         self,
@@ -282,8 +288,8 @@ class Follower:
         on_lost: Callable[[Lost], None],
         parent: int | None = None,
     ) -> None:
-        """Waits until rank 0 has let this one in, or the process `parent` that has started this one is gone. Raises
-        MachineError with rank 0's reason, or where it cannot be found within the time.
+        """Connect to rank 0 and wait to be admitted, or until the parent process `parent` has exited. Raises
+        MachineError with rank 0's reason, or if it is not found within `join_s`.
         """
         self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
         self.on_lost = on_lost
@@ -300,21 +306,21 @@ class Follower:
             thread.start()
 
     def receive(self) -> dict[str, Any]:
-        """Rank 0's next command."""
+        """Wait for rank 0's next command."""
         return self._commands.get()
 
     def ask_stop(self, name: str) -> None:
-        """Tell rank 0 that a signal wants the run to end."""
+        """Report a signal that requests a stop."""
         self._wire.send(stop=name)
 
     def fail(self, sentence: str, code: int) -> None:
-        """Tell rank 0 why this rank ends."""
+        """Report this rank's error to rank 0 and close."""
         self._over = True
         self._wire.send(failed=sentence, code=code)
         self._wire.close()
 
     def leave(self) -> None:
-        """The work is done."""
+        """Close the connection: the work is done."""
         self._over = True
         self._wire.close()
 
@@ -350,7 +356,7 @@ class Follower:
 
 
 def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
-    """A connection to rank 0 that has let this rank in, and what it has said behind that."""
+    """Connection to rank 0 after admission, and the messages received after it."""
     deadline_s, seen = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
         place = runs.read_json(folder / ADDRESS)

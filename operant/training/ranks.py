@@ -1,7 +1,6 @@
-"""Which ranks a run has, which of them this process is, and on which device: from its configuration, or from what
-torchrun or srun say in the environment.
+"""Ranks of a run and their devices, from the configuration or from torchrun's or srun's environment variables.
 
-Knows their variables and how the other ranks of this machine are started; knows nothing of training.
+Also starts the other ranks on this machine. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     import torch
 
 COUNTS = (8, 4, 2, 1)
-"""Ranks that a run can have: the lanes form up to 8 equal shards, and a rank owns whole shards."""
+"""Allowed numbers of ranks: the lanes form up to 8 equal shards, and a rank owns whole shards."""
 
 JOIN_S = 120.0
-"""A rank may take so long to be there: the first imports on a slow disk take a minute."""
+"""Seconds that a rank may take to join: the first imports from a slow disk take a minute."""
 
 
 class Place(NamedTuple):
-    """One process among the ranks of a run."""
+    """Rank of this process in a run."""
 
     rank: int
     ranks: int
@@ -38,7 +37,7 @@ class Place(NamedTuple):
 
     @property
     def everywhere(self) -> bool:
-        """Whether there are ranks on other hosts."""
+        """Whether ranks run on several hosts."""
         return self.local_ranks != self.ranks
 
 
@@ -46,8 +45,8 @@ ALONE = Place(0, 1, 0, 1)
 
 
 def place(environment: Mapping[str, str]) -> Place:
-    """What a launcher says; alone where none does. Raises UsageError for a number of ranks that cannot be, and where
-    torchrun starts ranks again.
+    """Rank according to the launcher's variables; `ALONE` without a launcher. Raises UsageError for an unsupported
+    number of ranks or a malformed variable.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names, launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"
@@ -72,8 +71,8 @@ def place(environment: Mapping[str, str]) -> Place:
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    """Raise UsageError where a launcher starts ranks anew that have trained already, which would begin the
-    run again.
+    """Raise UsageError if a launcher restarts ranks of a run that has already trained, which would begin the run
+    again.
     """
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts not in ("", "0") or document.get("session"):
@@ -88,7 +87,7 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same on all ranks."""
+    """Package versions that must be equal on all ranks."""
     found = {"operant": __version__}
     for name in ("torch", "numba", "numpy", "triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -100,10 +99,10 @@ def versions() -> dict[str, str]:
 
 
 def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, tuple[int, ...], str | None]:
-    """The place of this process, the GPUs of this host's ranks in their order (none: `run.device` decides), and a note.
-    `visible` GPUs are there.
+    """Rank of this process, GPU indices of this host's ranks in order (empty: `run.device` decides), and a note.
+    `visible` GPUs exist.
 
-    Raises ConfigError and MachineError where the ranks cannot be as asked.
+    Raises ConfigError and MachineError if the requested ranks are not possible.
     """
     if here.launcher is not None:
         if run.gpus and _asked(run.gpus, visible) != here.ranks:
@@ -147,7 +146,7 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
 
 
 def found(run: Any, here: Place, *, resume: bool) -> tuple[Place, str, str | None]:
-    """The place of this process, what its device is called, and a note. Raises as `gang`."""
+    """Rank of this process, its device name, and a note. Raises the errors of `gang`."""
     import torch
 
     here, gpus, note = gang(run, here, torch.cuda.device_count() if torch.cuda.is_available() else 0, resume=resume)
@@ -155,7 +154,7 @@ def found(run: Any, here: Place, *, resume: bool) -> tuple[Place, str, str | Non
 
 
 def chosen(run: Any, here: Place, device: torch.device) -> dict[str, Any]:
-    """The keys by which a resume finds as many ranks again."""
+    """Configuration keys by which a resume selects the same number of ranks."""
     if here.ranks > 1 and device.type == "cuda":
         return {"gpus": run.gpus or here.ranks, "ranks": 1, "device": "auto"}
     return {"ranks": here.ranks, "device": "auto" if run.gpus else str(device)}
@@ -173,17 +172,16 @@ def _written(gpus: object) -> str:
 
 
 ADDRESS = "ranks.json"
-"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in.
-"""
+"""File in the run folder with rank 0's address and the token that admits a rank; readable by its owner only."""
 
 
 class Others:
-    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine: so early that all import at the same
-    time.
+    """Processes of ranks 1 to W - 1, started by rank 0 on its own machine before its heavy imports, so that all import
+    in parallel.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
-        """`command` is followed by --rank R --ranks W. What a rank prints goes to log.R.txt."""
+        """`command` is extended by --rank R --ranks W. Output of rank R goes to log.R.txt."""
         self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
         if ranks > 1:
             (folder / ADDRESS).unlink(missing_ok=True)  # a session that was killed has left its address
@@ -195,13 +193,13 @@ class Others:
                 )
 
     def ended(self) -> tuple[int, str] | None:
-        """A rank whose process has ended already, and how."""
+        """First rank whose process has exited, and its exit in words; None if all run."""
         return next(
             ((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None
         )
 
     def ending(self, rank: int) -> str:
-        """How a rank's process ended, in words; empty where it has not, or where this cannot be told."""
+        """Exit of a rank's process in words; "" if it runs or is not a child of this process."""
         process = self._processes.get(rank)
         if process is None:
             return ""
@@ -211,7 +209,7 @@ class Others:
         return ""
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for them, and end those that do not."""
+        """Wait for the processes until the timeout, then kill the rest."""
         deadline_s = time.monotonic() + timeout_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -223,5 +221,5 @@ class Others:
 
 
 def log_name(rank: int) -> str:
-    """The file in the run folder that a rank prints into."""
+    """Log file of a rank in the run folder."""
     return "log.txt" if rank == 0 else f"log.{rank}.txt"

@@ -1,8 +1,7 @@
-"""What is asked of a training loop, by signals and by requests in files, and the threads that answer for it. Standard
-library only.
+"""Signals and request files for a training loop, and the threads that receive and answer them. Standard library only.
 
-A handler or a thread only sets what the loop looks at between two iterations; the loop decides when it is done. Knows
-nothing of training, checkpoints or run folders, and of the metrics file only what it is told to call.
+A handler or thread only sets fields that the loop reads between two iterations; the loop reports completion. Knows
+nothing of training, checkpoints or run folders.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from operant.errors import StoppedError
 from operant.runs.control import RESULTS, Inbox, Request
 
 START_DEADLINE_S = 10.0
-"""How long a stop may take before training has begun, when there is nothing to save: an import or a compilation may
-hold the main thread for longer.
+"""Seconds until a stop before the first iteration ends the process. Nothing is lost then, and an import or a
+compilation may hold the main thread for longer.
 """
 KILLED_CODE: Final = 137
 HEARTBEAT_S: Final = 0.25
@@ -35,15 +34,15 @@ _LAST_WORD_S = 1.0
 
 
 class Stop(NamedTuple):
-    """Who wants the run to end: a signal's number (0: a request), and its name or that of a person."""
+    """Origin of a stop: signal number (0 for a request), and the signal's or person's name."""
 
     number: int
     by: str
 
 
 class Ear:
-    """A thread that is told of each signal at once. Python's own handlers wait until the main thread is out of C code,
-    which may take a whole iteration.
+    """Thread that receives each signal at once. Python's own handlers wait until the main thread leaves C code,
+    possibly for a whole iteration.
     """
 
     def __init__(self, heard: Callable[[int], None]) -> None:
@@ -56,7 +55,7 @@ class Ear:
         self._thread.start()
 
     def close(self) -> None:
-        """Hear no more: all that came has been told. From the main thread."""
+        """Stop the thread after all received signals are delivered. Main thread only."""
         signal.set_wakeup_fd(self._before)
         os.close(self._sink)
         self._thread.join()
@@ -70,7 +69,7 @@ class Ear:
 
 @functools.cache
 def _deafen_children() -> None:
-    """A forked child's signals are not the trainer's."""
+    """Disable the wakeup descriptor in forked children."""
 
     def deafen() -> None:
         with contextlib.suppress(ValueError):
@@ -80,10 +79,10 @@ def _deafen_children() -> None:
 
 
 class Requests:
-    """What was asked and is not done yet.
+    """Pending requests.
 
-    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a
-    StoppedError. From then on the loop stops after its iteration, however long that takes; a second SIGINT ends the
+    Before training begins a stop interrupts at once, since there is nothing to save; leaving the `with` block raises
+    StoppedError. From then on the loop stops after its iteration, however long it takes; a second SIGINT ends the
     process at once.
     """
 
@@ -107,8 +106,8 @@ class Requests:
     # SIGNALS
 
     def __enter__(self) -> Requests:
-        """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP:
-        nothing.
+        """Install handlers. SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks to the log.
+        SIGHUP: ignored.
         """
         handlers: dict[signal.Signals, Any] = {
             signal.SIGTERM: self._on_stop,
@@ -130,16 +129,14 @@ class Requests:
             raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
 
     def begin(self) -> None:
-        """Training begins: from here on a stop waits for the loop."""
+        """Mark the beginning of training: from now on a stop waits for the loop."""
         self._starting = False
         if self.stop is not None:  # the interruption was lost in a callback from C
             sys.exit(StoppedError.exit_code)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While something is imported a stop waits: an import that is broken off leaves half of itself behind, or
-        aborts the process.
-        """
+        """Defer stops during an import: an interrupted import leaves partial modules behind, or aborts the process."""
         self._held = True
         try:
             yield
@@ -149,7 +146,7 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
-        """Give the signals back, in a process that goes on, and let go of the trainer."""
+        """Restore the previous signal handlers in a process that continues, and release the trainer."""
         self.teller = None
         if self._ear is not None:
             self._ear.close()
@@ -168,7 +165,7 @@ class Requests:
         self.checkpoint = True
 
     def _on_signal(self, number: int) -> None:
-        """From the thread that hears signals, before the main thread's handler, or long before it."""
+        """Called by the signal thread, before or long before the main thread's handler."""
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
         now_s, pressed_s = time.monotonic(), self._pressed_s
@@ -204,16 +201,16 @@ class Requests:
 
     @property
     def pending(self) -> bool:
-        """Whether the loop has something to do between two iterations."""
+        """Whether a request waits for the loop."""
         return self.checkpoint or self.stop is not None or self.paused_by is not None
 
     def ask_stop(self, stop: Stop) -> None:
-        """End the run: the first who asks counts. From any thread or handler."""
+        """Request the end of the run; the first caller counts. Thread- and signal-safe."""
         if self.stop is None:
             self.stop = stop
 
     def ask(self, request: Request) -> str:
-        """Take an request that is done later; what to tell who asked. From one thread alone."""
+        """Register a request that the loop completes later. Returns a sentence for the requester. One thread only."""
         with self._turn:
             self._unanswered.setdefault(request.verb, []).append(request)
         if request.verb == "stop":
@@ -242,23 +239,23 @@ class Requests:
     # ANSWERING
 
     def take(self, verb: str) -> list[Request]:
-        """All who asked for `verb`: it is for the caller to `tell` them what came of it."""
+        """Remove and return all requests of a verb; the caller answers them with `tell`."""
         with self._turn:
             return self._unanswered.pop(verb, [])
 
     def tell(self, requests: Iterable[Request], result: str, text: str) -> None:
-        """Answer requests that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no
+        """Answer removed requests with a `result` of control.RESULTS and a sentence. Thread-safe; does not wait for a
         disk.
         """
         self._answers.extend((request, result, text) for request in requests)
         self.answered.set()
 
     def answer(self, verb: str, result: str, text: str) -> None:
-        """Tell all who asked for `verb` what came of it."""
+        """Answer all pending requests of a verb."""
         self.tell(self.take(verb), result, text)
 
     def take_answer(self) -> tuple[Request, str, str] | None:
-        """The next answer to be written down: request, result, sentence."""
+        """Next answer to write to disk: request, result, sentence."""
         with contextlib.suppress(IndexError):
             return self._answers.popleft()
         return None
@@ -272,27 +269,27 @@ def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
 
 
 class Teller(Protocol):
-    """Who speaks for the run: a trainer."""
+    """Interface to the run's log, events and state: a trainer."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
-        """A line for the log and the events."""
+        """Write a line to the log and to the events."""
 
     def ending(self) -> None:
-        """The run stops, as soon as the loop looks."""
+        """Announce that the run stops after its current iteration."""
 
     def leaving(self, exit_code: int) -> None:
-        """The process ends at once, without a checkpoint."""
+        """Announce that the process exits immediately, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Somebody wants to see the agent until then, by `time.monotonic`."""
+        """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Request number `sequence` has come to `result`."""
+        """Publish the result of request number `sequence`."""
 
 
 class Attendant:
-    """A thread that takes requests and answers them at once, while the loop is busy. A thread of its own: the heart
-    must not wait for a disk.
+    """Thread that accepts and answers requests while the loop is busy. It is separate from the heartbeat, which must
+    not wait for a disk.
     """
 
     def __init__(self, inbox: Inbox, requests: Requests, teller: Teller) -> None:
@@ -306,7 +303,7 @@ class Attendant:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Answer what is left, and stop."""
+        """Answer the remaining requests and stop."""
         self._over = True
         self._requests.answered.set()
         self._thread.join()
@@ -348,7 +345,7 @@ class Attendant:
 
 
 class Heartbeat:
-    """A thread that says four times a second that the process lives."""
+    """Thread that reports four times a second that the process is alive."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat, self._over = beat, threading.Event()

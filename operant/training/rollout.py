@@ -1,5 +1,5 @@
-"""An actor that acts in a world, step by step: what evaluation, the live agent, films and play share. Knows no
-algorithm, no picture and no episode's sum.
+"""Rollout of an actor in a world over fixed buffers, shared by evaluation, live view, films and play. Knows no
+algorithm.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from operant.worlds import Slot, World
 
 
 class Rollout:
-    """The lanes of a world, stepped by an actor over fixed buffers, so that a CUDA graph can hold it.
+    """Lanes of a world stepped by an actor over fixed buffers, so that a CUDA graph can capture a step.
 
-    `steps` is how many steps at most lie between two calls of `draw`. `slot` holds what the last step showed; by
-    default one of its own.
+    `steps` is the largest number of steps between two calls of `draw`. `slot` receives the outcome of a step; by
+    default a new one.
     """
 
     def __init__(self, actor: Actor, world: World, *, steps: int = 1, slot: Slot | None = None) -> None:
@@ -24,19 +24,19 @@ class Rollout:
         self._state, self._first = actor.initial_state(world.count), actor.initial_state(world.count)
 
     def reset(self) -> None:
-        """Begin every lane anew."""
+        """Reset every lane and the actor's state."""
         self.world.reset(self._bound)
         for state, first in zip(self._state, self._first, strict=True):
             state.copy_(first)
 
     def draw(self) -> None:
-        """The random numbers of the next steps, which sampled actions take."""
+        """Fill the noise buffer for the next `steps` sampled actions."""
         self.world.noise(self._noise)
 
     @torch.no_grad()
     def choose(self, t: int = 0, *, greedy: bool) -> torch.Tensor:
-        """The action (A, N) of every lane, in the slot: the likeliest, or by the random numbers of step t
-        since `draw`.
+        """Actions (A, N) of every lane, written to the slot: greedy, or sampled with the noise of step t since
+        `draw`.
         """
         slot = self.slot
         if self._state:  # an episode that has ended leaves nothing to the next
@@ -50,8 +50,6 @@ class Rollout:
         return slot.action
 
     def step(self, t: int = 0, *, greedy: bool) -> None:
-        """One step of every lane, t steps after the world's clock was moved last. The caller moves it: see
-        `World.advance`.
-        """
+        """One step of every lane, t steps after the last `World.advance`, which the caller calls."""
         self.choose(t, greedy=greedy)
         self.world.step(self._bound, t)

@@ -1,6 +1,4 @@
-"""The state of a run in training, to a checkpoint and back: what each kind of checkpoint holds, what of it must be
-finite, and which compare. Knows no loop.
-"""
+"""Checkpoints of a run in training: tensors of each tier, finiteness checks, and restoring them. Knows no loop."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
 from operant.training.distributed import ALONE, SOLO, Algorithm, Exchange, Tier, Together, own_state, whole_like
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
-"""The most that `checkpoint.replay = "auto"` saves: bytes, the share of the free disk, and that of the time."""
+"""Limits of `checkpoint.replay = "auto"`: bytes, share of the free disk, share of training time."""
 
 _LIKELY_BYTES_PER_S = 5e8  # of saving, until it was done once
 _ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
@@ -28,9 +26,7 @@ _ENVIRONMENTS_OWN = "world/state"
 
 
 class Snapshots:
-    """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns
-    compare.
-    """
+    """Checkpoints of one session. Each holds its configuration and the task since which its returns are comparable."""
 
     def __init__(
         self,
@@ -43,21 +39,19 @@ class Snapshots:
         environment_code: str | None,
         saves: Literal["auto"] | bool = "auto",
     ) -> None:
-        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of
-        the user's own environment file.
-
-        `saves`: whether what can be collected anew is saved, too.
+        """`config` is the configuration file to store in a checkpoint's folder, `environment_code` the hash of the
+        user's environment file, `saves` the value of `checkpoint.replay`.
         """
         self._algo, self._store, self._session, self._config, self._together = algo, store, session, config, together
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
         replay, ranks = replay_tensors(algo).values(), together.exchange.ranks
         self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
-        """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
+        """Bytes of the replay; 0 if the algorithm has none."""
         # apart from the device's
         self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks
         self.notes: list[str] = []
-        """What to say at the start: where this session, or one that resumes it, goes on with less than all."""
+        """Notes for the log at the start: state that this session or a later resume lacks."""
         self._saves_replay = self._take_up(saves)
         self._every_time, self._paused_s, self._saved_s = (
             saves is True,
@@ -67,7 +61,7 @@ class Snapshots:
 
     @property
     def replay_size(self) -> str | None:
-        """The same in words, and where it lies; None where there is none."""
+        """Size and location of the replay in words; None if there is none."""
         from operant.text import size
 
         if not self.replay_bytes:
@@ -77,7 +71,7 @@ class Snapshots:
         )
 
     def _take_up(self, replay: Literal["auto"] | bool) -> bool:
-        """Whether the replay is saved; a note where it is not."""
+        """Whether the replay is saved; adds a note if it is not."""
         from operant.text import size
 
         if replay is True or not self.replay_bytes:
@@ -97,10 +91,10 @@ class Snapshots:
         return False
 
     def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> float | None:
-        """Begin to save the state as it is; the store's `wait` tells what came of it. Seconds that the replay took, if
-        it was saved.
+        """Start saving the current state; the store's `wait` returns the result. Returns the seconds spent on the
+        replay, None if it was not saved.
 
-        `last`: it may be the session's last one, or one that was asked for.
+        `last`: the checkpoint may be the session's last, or was requested.
         """
         # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a
         # replay) stays out of it, unless it takes the place of a checkpoint of this step that holds all.
@@ -127,13 +121,13 @@ class Snapshots:
         return self._paused_s if saved else None
 
     def _is_time(self) -> bool:
-        """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was
-        saved.
+        """Whether saving the replay, during which training waits, costs at most a twentieth of the time since the last
+        save.
         """
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
     def _whole_replay(self) -> Mapping[str, Tensor]:
-        """The replay where it lies; of several ranks that of all, on the CPU."""
+        """Replay tensors in place; with several ranks those of all ranks on the CPU."""
         own = replay_tensors(self._algo)
         return (
             own
@@ -142,10 +136,10 @@ class Snapshots:
         )
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what
-        comes. Raises as the other `restore`.
+        """Load a checkpoint. Returns its document, and the reason if its best return is not comparable with later ones,
+        else None. Raises the errors of the module's `restore`.
 
-        `task_changes` are the reasons why it would not, as far as the configurations tell.
+        `task_changes` are reasons found by comparing configurations.
         """
         anew = restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
@@ -167,15 +161,13 @@ class Snapshots:
 
 
 def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
-    """The tensors that can be collected anew, where they lie."""
+    """Tensors of tier "all" that are not in tier "train": the replay, which can be collected again."""
     needed = algo.state("train")
     return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}
 
 
 def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange) -> str | None:
-    """Copy the replay that was saved with a checkpoint into an algorithm's; or the reason why not, and then it stays
-    empty: on all ranks, or on none.
-    """
+    """Load the replay saved with a checkpoint. Returns the reason if it stays empty, on all ranks or on none."""
     own = replay_tensors(algo)
     whole = own if exchange.ranks == 1 else whole_like(algo, own, exchange)
     lack = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
@@ -190,19 +182,16 @@ def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchan
 
 
 def must_be_finite(algo: Algorithm) -> list[str]:
-    """The names of the tensors that make a checkpoint worthless where they hold NaN or infinity: of all that training
-    depends on.
-    """
+    """Names of the tensors that make a checkpoint unusable if they hold NaN or infinity."""
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
 def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> str | None:
-    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is; of several ranks each takes its own
-    lanes.
+    """Load a checkpoint's tensors into an algorithm except its replay; with several ranks each loads its own lanes.
 
-    Where the lanes have to begin anew by `algo.start`, once there is a replay, the reason: they were not saved, or do
-    not fit. None where they go on. Raises ConfigError where anything else does not fit, BadFileError where it is not
-    finite; copies none then.
+    Returns None if episodes continue, else the reason why the lanes must be reset by `algo.start` (not saved, or not
+    matching). Raises ConfigError if other tensors do not fit and BadFileError if they are not finite; nothing is loaded
+    then.
     """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
@@ -246,7 +235,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
-    """The same as another rank than 0: from the checkpoint of a step, which rank 0 has chosen."""
+    """Load the checkpoint of a step, chosen by rank 0, on another rank."""
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)
     anew = restore(algo, checkpoint, exchange)

@@ -1,9 +1,9 @@
-"""Decides whether a run has reached its target: by an evaluation, and by fresh episodes that confirm it. Knows no run
-folder, no log and no training loop.
+"""Evaluations of a run, and the confirmation of its target by fresh episodes. Knows no run folder, no log and no
+training loop.
 
-An evaluation that reaches the target may have been lucky, and of many evaluations the luckiest is the one that ends a
-run. So it only asks for a second one, of other episodes: a target is reached where that one's mean is so far above it
-that a third one, of as many episodes, would reach it, too (with 97.5 %).
+An evaluation that reaches the target may be lucky, and the luckiest of many evaluations would end the run. It only
+triggers a second one with other episodes: the target counts as reached if that mean is high enough for a third
+evaluation of equal size to reach it with 97.5 % probability.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ from operant.training import evaluate
 from operant.training.evaluate import BrokenOffError, Evaluation, Evaluator
 
 STREAM = 3
-"""The random stream of confirming evaluations: see `rng.stream_seed`."""
+"""Random stream of confirming evaluations: see `rng.stream_seed`."""
 
 EPISODES, PARTS = 1024, 16
-"""Episodes that are played at once, and how often at most: an evaluation is confirmed by 1,024 to 16,384 episodes."""
+"""Episodes per part and most parts of a confirmation: 1,024 to 16,384 episodes in total."""
 HOST_EPISODES = 128
-"""Episodes at once of an outside environment, each of whose lanes has an environment of its own."""
+"""Episodes per part in an outside environment, which needs one environment instance per lane."""
 WIDTH = 0.01
-"""Half the width of the 95 % interval at which a mean is known well enough, as a share of the target."""
+"""Half-width of the 95 % interval at which a confirmation stops, relative to the target."""
 # of that half width lies between two means of as many episodes at most (95 %): both have their error
 _AGAIN = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
-    """What is known of the policy at one step."""
+    """Result of an evaluation, with its confirmation if there was one."""
 
     evaluation: Evaluation  # the confirming one where there was one: nothing chose it
     first: Evaluation | None = None  # the one that was to be confirmed
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
-        """The fields of its line in evaluations.jsonl; those of a confirming evaluation are marked, with what it was to
-        confirm.
-        """
+        """Fields of its line in evaluations.jsonl; a confirmation also records the evaluation it confirms."""
         fields: dict[str, Any] = self.evaluation._asdict()
         if self.first is not None:
             fields["confirmation"] = {
@@ -53,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class TargetEvaluator:
-    """The evaluations of a run, each confirmed where it reaches the run's target. Without a target none has to be."""
+    """Evaluations of a run, each confirmed if it reaches the run's target."""
 
     def __init__(self, actor: Actor, config: Config) -> None:
         self._actor, self._config, self._target = actor, config, config.run.target
@@ -64,7 +62,7 @@ class TargetEvaluator:
         self.max_steps = self._first.max_steps
 
     def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Outcome | None:
-        """Evaluation `number`, the same whenever this number is run; None where `interrupted` broke it off."""
+        """Evaluation `number`, reproducible by its number; None if `interrupted` ended it."""
         try:
             first = self._first.run(number, interrupted=interrupted)
             if self._target is None or not first.mean >= self._target:
@@ -75,8 +73,8 @@ class TargetEvaluator:
             return None
 
     def _confirm(self, number: int, target: float, interrupted: Callable[[], bool]) -> Evaluation:
-        """Fresh episodes until their mean is known well enough, or is known to miss the target. That may end them
-        early: it makes no lucky mean pass.
+        """Play fresh episodes until their mean is precise enough, or certainly misses the target. Stopping early on a
+        miss lets no lucky mean pass.
         """
         if self._second is None:
             config = self._config
@@ -94,7 +92,7 @@ class TargetEvaluator:
 
 
 def describe(outcome: Outcome, target: float) -> str:
-    """The sentence about a confirming evaluation: what was measured, and whether it confirms the one before."""
+    """Sentence about a confirming evaluation and its verdict."""
     first, second = outcome.first, outcome.evaluation
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
@@ -105,7 +103,7 @@ def describe(outcome: Outcome, target: float) -> str:
 
 
 def pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """Several evaluations of equally many episodes as one."""
+    """Pool several evaluations with equal numbers of episodes."""
     count, episodes = len(parts), sum(part.episodes for part in parts)
     mean = sum(part.mean for part in parts) / count
     deviation = None
@@ -130,7 +128,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 def _next_at_least(evaluation: Evaluation) -> float:
-    """What the mean of another evaluation of as many episodes reaches with 97.5 %."""
+    """Lower bound (97.5 %) of the mean of another evaluation of the same size."""
     return evaluation.mean - _AGAIN * (evaluation.ci95 or 0.0)
 
 

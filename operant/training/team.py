@@ -1,8 +1,8 @@
-"""Rank 0 and the ranks that it leads: how they start, agree on what to train, and take part in what the training loop
-does. Knows no loop's decisions.
+"""Rank 0's control of the other ranks (`Team`), and the loop of those ranks (`Member`). Knows no decisions of the
+training loop.
 
-Every rank has its lanes, the whole policy and the whole optimizer. Rank 0 runs the training loop and owns the run
-folder; the others do its commands: an iteration, their part of a checkpoint, the end.
+Every rank owns a share of the lanes and a full copy of policy and optimizer. Rank 0 runs the training loop and owns the
+run folder; the others execute its commands: an iteration, their part of a checkpoint, the end.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger("operant")
 
 
 class Teller(Protocol):
-    """Who speaks for the run: a trainer."""
+    """Interface to the run's log, events and state: a trainer."""
 
     writer: Any  # of the metrics file
 
     def ending(self) -> None:
-        """The run stops, as soon as the loop looks."""
+        """Announce that the run stops after its current iteration."""
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """A line for the log and the events."""
+        """Write a line to the log and to the events."""
 
 
 class Team:
-    """Rank 0's end of all ranks: of one rank alone it does nothing."""
+    """Rank 0's handle on all ranks; does nothing in a run of one rank."""
 
     def __init__(self, folder: Path, asked_stop: Callable[[str], object], others: ranks.Others) -> None:
-        """`asked_stop` is told of a signal that came to another rank. `others` are those that have been started
-        already: as many as seemed to be asked for.
+        """`asked_stop` is called with a signal that another rank received. `others` are the ranks already started, as
+        many as the request seemed to ask for.
         """
         self.exchange: Exchange = SOLO
         self.teller: Teller | None = None  # once there is one
@@ -58,8 +58,8 @@ class Team:
     # START
 
     def open(self, here: ranks.Place, command: Sequence[str], timeout_s: float) -> None:
-        """Let the other ranks come; where no launcher starts them, and others than these have been started, start them
-        by `command`.
+        """Accept connections from the other ranks. Without a launcher, restart them by `command` if their number is
+        wrong.
         """
         if self._leader is not None:
             return
@@ -81,12 +81,11 @@ class Team:
         step: int | None,
         document: Mapping[str, Any],
     ) -> None:
-        """Wait for the other ranks, tell them what is trained, from the checkpoint of a step or anew, and make the
-        exchange.
+        """Wait for the other ranks, send them the configuration and the checkpoint step (None: a fresh run), and join
+        the exchange.
 
-        `config` is an `operant.config.load.Config`, `values` what the other ranks must have been asked for, too,
-        `document` the run's. Raises ConfigError where they cannot share the lanes, MachineError where one does not
-        come.
+        `config` is an `operant.config.load.Config`, `values` the keys that must be equal on all ranks, `document` the
+        run's. Raises ConfigError if the ranks cannot share the lanes, MachineError if one does not join.
         """
         if self._leader is None:
             return
@@ -117,18 +116,18 @@ class Team:
     # WHAT ALL RANKS DO TOGETHER
 
     def tell(self, do: str, **fields: Any) -> None:
-        """What the other ranks do next: "iterate", or "state"."""
+        """Send the other ranks' next command: "iterate" or "state"."""
         if self._leader is not None:
             self._leader.tell(do, **fields)
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier on the CPU, those of all ranks' lanes."""
+        """Tensors of a tier on the CPU, with the lanes of all ranks."""
         self.tell("state", tier=tier)
         return distributed.whole_state(algo, tier, self.exchange)
 
     def words(self, algo: Algorithm) -> str:
-        """How many ranks there are, how they exchange, and whether the bits are those of one rank: for the log, and
-        into the run's document.
+        """Log sentence: number of ranks, exchange method, and whether the bits equal those of one rank. Also recorded
+        in the run's document.
         """
         if self.exchange.ranks == 1:
             return ""
@@ -143,18 +142,18 @@ class Team:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
+        """Whether the run has one rank."""
         return self._leader is None
 
     @property
     def figures(self) -> dict[int, dict[str, float]]:
-        """What the other ranks have said of their machines last."""
+        """Newest metrics of the other ranks, by rank."""
         return {} if self._leader is None else self._leader.figures
 
     # END
 
     def end(self, error: BaseException | None = None) -> None:
-        """The others' end, with the reason where the work is not done."""
+        """End the other ranks, with the error if the work is not done."""
         if self._leader is not None:
             leader, self._leader = self._leader, None
             code = error.exit_code if isinstance(error, OperantError) else 1
@@ -162,15 +161,15 @@ class Team:
         self._others.close()
 
     def _stop(self, name: str) -> None:
-        """A signal has come to another rank: the run stops after its iteration, as if it had come to rank 0."""
+        """Stop after the current iteration: another rank received a signal."""
         self._asked_stop(name)
         if self.teller is not None:
             self.teller.ending()
             self.teller.say(f"{name}: it stops after this iteration, with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
-        """From the thread that watches: say why, and end. The run's state stays open, which makes it a crashed one,
-        unless a rank could tell its error.
+        """Report a lost rank and exit; called by the watching thread. The run's state stays open, which marks it as
+        crashed, unless the rank reported its error.
         """
         how = self._others.ending(lost.rank) if lost.code is None else ""
         cause = f"{lost.sentence} ({how})" if how else lost.sentence
@@ -195,10 +194,12 @@ class Team:
 
 
 class Member:
-    """Another rank: it joins, builds its part, and does what rank 0 says."""
+    """Another rank: joins rank 0, builds its share of the run and executes commands."""
 
     def __init__(self, folder: Path, here: ranks.Place, parent: int) -> None:
-        """`parent` has started this process. Raises MachineError where rank 0 cannot be found, or lets it not in."""
+        """`parent` is the process that started this one. Raises MachineError if rank 0 is not found or refuses this
+        rank.
+        """
         self._folder, self.here = folder, here
         self._peer = peers.Follower(
             folder, here.rank, here.ranks, versions=ranks.versions(), join_s=ranks.JOIN_S, on_lost=_leave, parent=parent
@@ -208,12 +209,12 @@ class Member:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def agreed(self) -> dict[str, Any]:
-        """What rank 0 trains."""
+        """Wait for rank 0's description of the run."""
         return self._peer.receive()
 
     def train(self, agreed: dict[str, Any], config: Any, values: Mapping[str, Any], device: torch.device) -> None:
-        """Build this rank's part of what rank 0 trains, and do its commands until the end. Raises ConfigError where
-        rank 0 trains something else.
+        """Build this rank's share of the run and execute commands until the end. Raises ConfigError if its
+        configuration differs from rank 0's.
         """
         own, theirs = values, agreed["values"]
         problems = [
@@ -240,7 +241,7 @@ class Member:
         self._work(algo, exchange)
 
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
-        """Do rank 0's commands until the end."""
+        """Execute rank 0's commands until the end."""
         done = 0
         self._peer.figures = lambda: distributed.figures(algo.device, exchange, done)
         episode_sums = distributed.EpisodeSums(algo, exchange)
@@ -261,7 +262,7 @@ class Member:
                 distributed.whole_state(algo, command["tier"], exchange)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """The end, told to rank 0 where it is an error."""
+        """Leave the run, reporting `error` to rank 0 if there is one."""
         if error is None:
             self._peer.leave()
         else:

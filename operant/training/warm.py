@@ -1,10 +1,9 @@
-"""A worker that trains one run after another: `python -m operant.training.warm`. What it imported and compiled for one
-is warm for the next.
+"""Pool worker: trains one run after another in one process, with imports and compiled kernels kept in memory.
 
-Takes a line of JSON a run from stdin, {"run": folder, "resume": null, "trusted": false}, and answers each on stdout
-with {"exit": code}. A run's output goes to its own log.txt. Ends where stdin ends, after a fault that could reach the
-next run, and after a run that was stopped while it was made ready: what it imported or compiled may be half there. Who
-gives it runs, and what becomes of them, is operant/runs/pool.py.
+`python -m operant.training.pool_worker` reads one line of JSON per run from stdin, {"run": folder, "resume": null,
+"trusted": false}, and answers on stdout with {"exit": code}. Each run logs to its own log.txt. The process ends with
+stdin, after a fault that could affect the next run, and after a run that was stopped during its setup, when imports or
+compilations may be incomplete. operant/runs/pool.py starts and supervises it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
 def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
-    """Train the run of a folder, with its log for output; the exit code."""
+    """Train the run of a folder with its log as stdout and stderr; returns the exit code."""
     try:
         descriptor = launch.open_log(folder)
     except (OSError, MachineError) as error:
@@ -47,15 +46,14 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
 
 
 def _broken_off(folder: Path, code: int) -> bool:
-    """Whether a run was stopped before its first iteration: then its document names no process (`worker.work`)."""
+    """Whether a run was stopped before its first iteration; its document then names no process (`worker.work`)."""
     return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
 
 
 def _tidy() -> None:
-    """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all
-    of the memory.
+    """Release the run's tensors, graphs and files, which are in reference cycles: the next run may need all GPU memory.
 
-    What is alive then stays: modules, compiled kernels. The collector need not look through it again.
+    Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
     """
     gc.collect()
     gc.freeze()
@@ -64,7 +62,7 @@ def _tidy() -> None:
 
 
 def main() -> None:
-    """Train what stdin names until it ends."""
+    """Train the runs named on stdin until it ends."""
     answers, own_log = os.dup(1), os.dup(2)
     os.dup2(2, 1)
     worker.write_log()

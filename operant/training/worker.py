@@ -1,10 +1,9 @@
-"""The worker: `python -m operant.training.worker RUN_DIR`. Trains one run from its folder, headless, and ends with the
-exit code of how it went.
+"""Worker process: `python -m operant.training.worker RUN_DIR` trains the run of a folder and exits with its result
+code.
 
-Where several ranks share the run's lanes, this is one of them: rank 0 starts the others, or a launcher (torchrun, srun)
-has started all. Turns a folder into a trainer (operant/training/loop.py) and its ending into an exit code; knows
-nothing of the loop. Everything heavy is imported after the run's lock is held, so that a viewer sees a living run from
-the first moment.
+With several ranks this process is one of them: rank 0 starts the others, unless a launcher (torchrun, srun) has started
+all. Builds a trainer (operant/training/loop.py) from a folder and maps its ending to an exit code. Heavy imports follow
+the run's lock, so that a viewer sees a live run from the first moment.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ _LOG_CELLS = 4000  # of a line
 
 
 def _device_error(error: Exception) -> DeviceError | None:
-    """The error of a device, in a sentence; None for all others, such as that of an import."""
+    """DeviceError for an error of the GPU or CPU, None for any other. Before torch is imported there is none."""
     return device_error(error) if "torch" in sys.modules else None
 
 
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
-    """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with;
-    their names there.
+    """Copy the user's own files into the run folder for later evaluations and resumes. Returns their names there by
+    configuration key.
     """
     from operant.config.load import copies
 
@@ -82,8 +81,8 @@ def _git_commit(folder: Path) -> str | None:
 def prepare(
     folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False, here: ranks.Place = ranks.ALONE
 ) -> tuple[Trainer, Team]:
-    """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be
-    wrong before it.
+    """Set up a run up to its first iteration: the trainer and the ranks. Raises OperantError for every expected
+    failure.
     """
     document = runs.read_json(folder / "run.json")
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
@@ -123,7 +122,7 @@ def prepare(
 
 
 def _asked(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
-    """What a run's document asks for."""
+    """Configuration request in a run's document."""
     from operant.config import request
 
     return request.of_run(folder, document.get("request"), resume=resume is not None)
@@ -136,7 +135,7 @@ def configured(
     phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
 ) -> Config:
-    """The configuration that is asked for, once all that is large is imported, within `held`. Raises ConfigError."""
+    """Load the requested configuration after the heavy imports, which run within `held`. Raises ConfigError."""
     wake_gpu(asked.device(local_rank))
     with importing():
         with held or contextlib.nullcontext():
@@ -149,8 +148,8 @@ def configured(
 def _tried(
     config: Config, device: torch.device, count: int, phase: Callable[[str], object]
 ) -> tuple[Config, list[str]]:
-    """The configuration with as many lanes as `count` ranks have room for, once the user's own environment has been
-    looked at, and warnings about that.
+    """Check the user's environment and resolve `env.lanes` for `count` ranks. Returns the configuration and
+    warnings.
     """
     from operant.training import auto_lanes, memory
     from operant.worlds import quick_check
@@ -168,7 +167,7 @@ def _tried(
 
 
 def _start(folder: Path, uuid: str, asked: Request, config: Config, resume: str, trusted: bool) -> Start:
-    """The checkpoint that a resume begins from, and its configuration, which fits. Raises OperantError."""
+    """Checkpoint of a resume and its configuration, checked for compatibility. Raises OperantError."""
     from operant.config import resuming
     from operant.runs.checkpoints import Store
 
@@ -190,7 +189,7 @@ def _built(
     requests: Requests,
     trusted: bool,
 ) -> Trainer:
-    """The trainer of a configuration on its device, once the other ranks are there."""
+    """Build the trainer of a configuration once all ranks have joined."""
     import numba
     import torch
 
@@ -248,7 +247,7 @@ def _built(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all. Raises MachineError."""
+    """Write a file atomically. Raises MachineError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_bytes(content)
@@ -291,7 +290,7 @@ def _train(
 
 
 def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
-    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises
+    """Train the run of a folder in a process that continues afterwards: lock and signal handlers are released. Raises
     OperantError.
 
     `trusted`: see `config.load`.
@@ -316,8 +315,8 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 def worked(
     folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False, here: ranks.Place = ranks.ALONE
 ) -> int:
-    """Train, with every word of how it went in the log; the exit code. `goes_on`: this process trains other runs after
-    it, and gives the lock back.
+    """Train, log the outcome and return the exit code. `reused`: the process trains further runs and releases the
+    lock.
     """
     try:
         if here.rank > 0:
@@ -344,7 +343,7 @@ def worked(
 
 
 def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> None:
-    """Train as another rank than 0, which owns the run. Raises OperantError."""
+    """Train as a rank other than 0, which owns the run. Raises OperantError."""
     parent = os.getppid()
     quiet_threads()
     config, problem = None, None
@@ -371,9 +370,7 @@ def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) 
 
 
 def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> int:
-    """One of the ranks that a launcher has started: what they print goes to logs of their own, and rank 0 writes how it
-    ended.
-    """
+    """Train as one of a launcher's ranks: each rank logs to its own file, and rank 0 records the exit code."""
     document, began = runs.read_json(folder / "run.json"), launch.Began()
     try:
         if not document:
@@ -412,7 +409,7 @@ class _Plain(logging.Formatter):
 
 
 def write_log() -> None:
-    """The log goes to stderr: what Operant says, and others' warnings, as plain text, since it may be a terminal."""
+    """Configure logging to stderr: Operant's lines and other packages' warnings, escaped for a terminal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -420,7 +417,7 @@ def write_log() -> None:
 
 
 def main() -> NoReturn:
-    """The worker's command line: ends the process with the exit code of how training went."""
+    """Command line of the worker: exit with the code of the training's outcome."""
     parser = argparse.ArgumentParser(
         prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)"
     )

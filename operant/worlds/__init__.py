@@ -1,6 +1,7 @@
-"""Worlds: many lanes of one environment, wherever they run. Knows no policy and no algorithm.
+"""Worlds: N lanes of one environment, on a GPU or on the host. Knows no policy and no algorithm.
 
-The adapters outwards, `gym` and `sb3`, are not imported here: they need packages that are optional.
+The outward adapters `gym` and `sb3` are not imported here, as they need optional packages; `host_world` only for an
+outside environment.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def make(
     draws: bool = False,
     changing: Sequence[str] = (),
 ) -> DeviceWorld | HostWorld:
-    """A world of an environment, wherever its lanes run. With `draws` there are pictures of it, too; `changing` as
-    `DeviceWorld` has it.
+    """World of an environment: kernels on a device, or host processes for an outside one. `draws`: an outside
+    environment can be drawn. `changing`: see `DeviceWorld`.
     """
     if isinstance(env, HostEnv):
         from operant.worlds.host_world import HostWorld
@@ -50,7 +51,7 @@ def make(
 
 
 def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
-    """What draws the lanes of a world that was made with `draws`."""
+    """Painter of the lanes of a world that was made with `draws`."""
     if isinstance(world, DeviceWorld):
         return Painter(world)
     from operant.worlds.host_world import HostPainter

@@ -1,5 +1,5 @@
-"""The World protocol: N lanes of one environment, wherever they run, as acting and learning see them. Knows no world in
-particular, no policy, no algorithm.
+"""World protocol: N lanes of one environment as acting and learning see them. Knows no implementation, policy or
+algorithm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`; an
 
 
 class Slot(NamedTuple):
-    """Where one step's action is read and its outcome written."""
+    """Buffers of a step: its action, and its outcome."""
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
@@ -30,7 +30,7 @@ class Slot(NamedTuple):
 
 
 def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
-    """The buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; none unless there are
+    """Allocate the buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; None without
     `finals`.
     """
     N = lanes
@@ -57,8 +57,8 @@ def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, win
 
 
 def step_slot(slot: Slot, step: int, window: int) -> Slot:
-    """The slot of step t of a rollout, whose observation and legal actions are those of t + 1; of step -1, which a
-    reset writes, those of step 0.
+    """Slot of step t of a rollout: observation and legal actions at t + 1, the rest at t. For t = -1 (a reset): those
+    of step 0.
     """
     places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
     return Slot(
@@ -67,8 +67,8 @@ def step_slot(slot: Slot, step: int, window: int) -> Slot:
 
 
 class World(Protocol):
-    """N lanes that are stepped together. Resets, time limits, episode sums and random numbers are the world's: its
-    clock, a tick a step, is private to it.
+    """N lanes stepped together. The world owns resets, time limits, episode sums and random numbers; its clock, one
+    tick per step, is private.
     """
 
     @property
@@ -77,15 +77,15 @@ class World(Protocol):
 
     @property
     def count(self) -> int:
-        """N."""
+        """Number of lanes N."""
 
     @property
     def device(self) -> torch.device:
-        """Where the buffers of its slots lie."""
+        """Device of the slots' buffers."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may hold `step`."""
+        """Whether a CUDA graph may capture `step`."""
 
     @property
     def can_truncate(self) -> bool:
@@ -93,66 +93,62 @@ class World(Protocol):
 
     @property
     def truncation_gap(self) -> int:
-        """So many steps at least lie between two truncations of a lane."""
+        """Least number of steps between two truncations of a lane."""
 
     @property
     def resumes(self) -> bool:
-        """Whether `state` holds all of its lanes: a resumed run begins them anew otherwise."""
+        """Whether `state` holds the lanes' full state; otherwise a resumed run resets them."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the host's time, what its parts took until now, such as "environment" and "copy"; empty where a graph
-        holds a step.
+        """Host time spent in the parts of a step so far, such as "environment" and "copy"; empty if a graph holds a
+        step.
         """
 
     @property
     def final_window(self) -> int:
-        """Steps of a rollout that share one final observation a lane."""
+        """Steps of a rollout that share one final observation per lane."""
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
+        """Allocate buffers for one step, or for a rollout: each with a leading T, observations and legal actions
+        T + 1.
+        """
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `reset` and `step` want it: of one step, or step t of a rollout; step -1 of a rollout is what
-        `reset` wants.
-        """
+        """Slot in the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for `reset`."""
 
     def reset(self, slot: Slot) -> None:
-        """Begin every lane anew and write the first observations to a bound slot. Counts as one tick."""
+        """Reset every lane and write the first observations to a bound slot. Counts as one tick."""
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
-        `advance`.
-        """
+        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
 
     def advance(self, steps: int) -> None:
-        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on the same actions give the same steps."""
+        """Set the clock: from there on equal actions give equal steps."""
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
         (seed, lane, tick, purpose).
         """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, which are all steps since the last call:
-        (3 + K) float64.
+        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
+        + K) float64.
         """
 
     @property
     def running_tallies(self) -> torch.Tensor:
-        """(K, N), the environment's own sums over each lane's episode under way."""
+        """Tallies of each lane's current episode, (K, N)."""
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has
-        none.
-        """
+        """Tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment has none."""
 
     def restored(self) -> None:
-        """Take in what was written into the tensors of `state`; called after each time."""
+        """Apply tensors written into `state`; called after each restore."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        """State that a resumed run needs to continue bit for bit, by name."""

@@ -1,5 +1,5 @@
-"""An environment's functions compiled for the CPU with every index checked, on buffers between guard rows, and actions
-to try them with.
+"""Bounds-checked CPU compilation of an environment's functions, on buffers between guard rows, and actions to test them
+with.
 
 Gives no verdict: `operant.worlds.quick_check` and `operant.tools.check` do.
 """
@@ -28,11 +28,11 @@ from operant.worlds import DeviceWorld, Lanes, Scene, Slot, colour_function, res
 GUARD_ROWS, GUARD_BYTE = 16, 0x5A
 PICTURES, PICTURE_SIDE = 4, 16
 STEPS = 200
-"""A rollout that shows which index is out of range."""
+"""Steps of a rollout that tests indices."""
 
 
 def source_of(env: Env) -> str:
-    """The file an environment was written in."""
+    """Source file of an environment."""
     step: Any = env.step
     return str(step.py_func.__code__.co_filename)
 
@@ -40,11 +40,11 @@ def source_of(env: Env) -> str:
 def rollout_actions(
     env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a
-    mask (H, N), where one is given.
+    """Test actions of step t, (A, N), int32 or float32. Even lanes: random, in every other one restricted to a legal
+    mask (H, N) if given.
 
-    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within
-    +-1,000.
+    Odd lanes: alternately the lowest and highest action, each lane with its own period. An unbounded Box is tested
+    within +-1,000.
     """
     low: np.ndarray
     high: np.ndarray
@@ -65,7 +65,7 @@ def rollout_actions(
 
 
 class Call(NamedTuple):
-    """A body and the two groups of tensors it is given."""
+    """Body and its two groups of tensors."""
 
     body: Callable[..., Any]
     first: Any
@@ -73,16 +73,15 @@ class Call(NamedTuple):
 
 
 class Colours(NamedTuple):
-    """Where the colours of small pictures go, as the environment returned them."""
+    """Output buffer of small pictures, unquantised."""
 
     colours: Any  # (N, H, W, 3) float32, written
 
 
 class BoundsChecked:
-    """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to.
+    """Step, reset and shader with every index checked, on buffers between guard rows. `compile` compiles them.
 
-    `kept` loads what an earlier process compiled of the same functions, in place of compiling; `float64_places` cannot
-    then tell.
+    `kept` loads code cached by an earlier process; `float64_places` is not available then.
     """
 
     def __init__(self, env: Env, lanes: int, params: Any = None, *, kept: bool = False) -> None:
@@ -126,20 +125,20 @@ class BoundsChecked:
         return group
 
     def compile(self) -> None:
-        """Raises numba's errors."""
+        """Compile all functions. Raises numba's errors."""
         for name, call in self.calls.items():
             self._shells[name].compile(signature(call.first, call.second))
 
     def run(self, name: str) -> None:
-        """Reset or step every lane once. Raises IndexError, and whatever the author's code raises."""
+        """Reset or step every lane once. Raises IndexError and whatever the author's code raises."""
         self._run(name, self.count)
         self.lanes.tick.add_(1)
         if name == "step":
             self.episodes += int((self.slot.terminated | self.slot.truncated).sum())
 
     def draw(self) -> torch.Tensor:
-        """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `pixel_shader` returned them. Raises as
-        `run` does.
+        """Pictures of the first lanes, (N, H, W, 3) float32, as `pixel_shader` returned them. Raises the errors of
+        `run`.
         """
         self._run("pixel_shader", self.colours.numel() // 3)
         return self.colours
@@ -149,7 +148,7 @@ class BoundsChecked:
         self._shells[name](count, bind(call.first), bind(call.second), 0)
 
     def trespass(self) -> str | None:
-        """The buffer beside which something was written, if any."""
+        """Name of a buffer whose guard rows were overwritten; None if there is none."""
         for name, whole in self._whole.items():
             guards = torch.cat([whole[:GUARD_ROWS], whole[-GUARD_ROWS:]]).view(torch.uint8)
             if not bool((guards == GUARD_BYTE).all()):
@@ -157,11 +156,11 @@ class BoundsChecked:
         return None
 
     def _notes(self, name: str) -> Any:
-        """What numba found out about the types of a compiled function."""
+        """Numba's type annotations of a compiled function."""
         return next(iter(self._shells[name].overloads.values())).type_annotation
 
     def float64_places(self) -> list[str]:
-        """Lines of the author's file that compute in float64, as the compiled functions tell."""
+        """Lines of the author's file that compute in float64."""
         found = set()
         for name in self.calls:
             notes = self._notes(name)
@@ -193,7 +192,7 @@ def _checked_shell(body: Callable[..., Any]) -> Any:
 
 
 def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
-    """The body that takes the colour of pixel i of all N * H * W, unchanged."""
+    """Body that writes the unquantised colour of pixel i of N * H * W."""
     colour = colour_function(env, params)
 
     @device
@@ -212,13 +211,13 @@ def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
 
 
 def plain(function: Any) -> Any:
-    """The Python under a device function."""
+    """Python function under a device function."""
     return function.py_func
 
 
 def index_error(env: Env, params: Any) -> str | None:
-    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does
-    not show it.
+    """Location of an out-of-range index, found by running the functions as plain Python; None if that does not
+    reproduce it.
     """
     ints = [
         np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"),
@@ -258,9 +257,7 @@ def index_error(env: Env, params: Any) -> str | None:
 
 
 def place_of(env: Env, error: IndexError) -> str | None:
-    """The line of the author's file at which an error came up, and the error; None where it was in none of
-    its lines.
-    """
+    """Line of the author's file where an error was raised, with the error; None if in none of its lines."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
@@ -269,7 +266,7 @@ def place_of(env: Env, error: IndexError) -> str | None:
 
 
 def shade_index_error(checked: BoundsChecked) -> str:
-    """Where an index of `pixel_shader` is out of range, found by running it as the plain Python it is."""
+    """Location of an out-of-range index in `pixel_shader`, found by running it as plain Python."""
     unknown = "`pixel_shader`: an index is outside s or int_state"
     env, lanes, p = checked.env, checked.lanes, device_params(checked.params)
     points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]

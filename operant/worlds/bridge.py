@@ -1,9 +1,9 @@
-"""N lanes of our own environments stepped by the CPU's threads, for a learner on another device: a `World` around a
-`DeviceWorld`. Knows no policy.
+"""Shipped environments stepped by CPU threads for a learner on a GPU: a `World` around a CPU `DeviceWorld`. Knows no
+policy.
 
-One world on the CPU, of which a buffer is a range of lanes: every number is that world's. Threads share the lanes of a
-buffer in compiled code, while the one that is in Python takes in what another buffer showed. Beside a GPU all blocks
-are pinned. Observations lie lane after lane, which a CPU writes twice as fast as field after field.
+A buffer is a range of lanes of that one world, so every value equals the world's. Threads share a buffer's lanes in
+compiled code while Python processes another buffer's outcome. With a GPU all blocks are pinned. Observations are stored
+lane-major, which a CPU writes twice as fast as field-major.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from operant.worlds.buffered import SHOWN, BufferedWorld, Staging
 from operant.worlds.device_world import DeviceWorld
 
 LEAST = 256
-"""Lanes of a buffer for each thread, at least: waking it takes some microseconds of a rollout."""
+"""Least lanes per thread of a buffer: waking a thread takes some microseconds of a rollout."""
 
 
 class BridgedWorld(BufferedWorld):
-    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0`, `params` and `changing` as
-    `DeviceWorld` has them.
+    """N lanes of an environment on the CPU with slots on `device`. `stream`, `lane0`, `params`, `changing`: see
+    `DeviceWorld`.
 
-    `least` see LEAST. `pinned`: whether the blocks are, beside a GPU. An environment that is observed by pictures has
-    one buffer.
+    `least`: see LEAST. `pinned`: pin the host blocks for a GPU. An environment observed by pictures has one buffer.
     """
 
     resumes = True
@@ -92,13 +91,13 @@ class BridgedWorld(BufferedWorld):
         )
 
     def _lying(self, block: Tensor) -> Tensor:
-        """A block of a slot as it lies here: lane after lane, and pinned where the world is."""
+        """Host block in lane-major layout, pinned if the world is."""
         rows = block.t().contiguous() if block.ndim == 2 else block
         rows = rows.pin_memory() if self.pinned else rows
         return rows.t() if block.ndim == 2 else rows
 
     def _staged(self, slot: Slot) -> Slot:
-        """The same slot, with the copies of each buffer made."""
+        """Allocate the device copies of each buffer; returns the slot."""
         shown = {name: block for name in SHOWN if (block := getattr(slot, name)) is not None}
         there = (
             shown
@@ -121,7 +120,7 @@ class BridgedWorld(BufferedWorld):
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """With the threads that share the lanes of a buffer."""
+        """Run the thread pool for `steps` steps of every buffer."""
         with contextlib.nullcontext() if self._crew is None else self._crew.session(steps * len(self.buffers)):
             yield
 
@@ -152,7 +151,7 @@ class BridgedWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
         super().advance(steps)
         self._world.advance(steps)
         lanes = self._world.bound  # by this thread alone: torch's would take longer to wake than the sums take
@@ -162,13 +161,13 @@ class BridgedWorld(BufferedWorld):
             lanes.finished[:] = 0
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on the same actions give the same steps."""
+        """Set the clock: from there on equal actions give equal steps."""
         super().seek(tick)
         self._world.seek(tick)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call:
-        (3 + K) float64. After `advance`.
+        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
+        + K) float64. Call after `advance`.
         """
         gained = torch.stack([torch.full_like(self._now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
         episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
@@ -179,15 +178,13 @@ class BridgedWorld(BufferedWorld):
 
     @property
     def running_tallies(self) -> Tensor:
-        """(K, N), the environment's own sums over each lane's episode under way."""
+        """Tallies of each lane's current episode, (K, N)."""
         return self._world.running_tallies.to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name: as one world has it,
-        whatever the buffers.
-        """
+        """State that a resumed run needs, by name: that of one world, independent of the buffers."""
         return {**self._world.state(), "tick": self._tick, "carried": self._carried}
 
     def restored(self) -> None:
-        """Take in what was written into `state`'s tensors."""
+        """Apply tensors written into `state`."""
         self._world.seek(int(self._tick))  # sync: once in a run

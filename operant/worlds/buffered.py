@@ -1,10 +1,9 @@
-"""Lanes that the host steps, in buffers, for a learner on another device: blocks, copies and the clock of such a
-`World`. Knows no environment.
+"""Base class of worlds stepped on the host in buffers of lanes: staging blocks, copies and the clock. Knows no
+environment.
 
-What a buffer shows lies in fixed blocks on the host, pinned beside a GPU, and goes to the device by copies that nothing
-waits for; of what the device sends, the actions alone are waited for, by an event. `step` does it for all lanes; the
-parts of it are called one by one where acting and stepping overlap (operant/data/overlap.py): `send` and `sent`,
-`begin`, `finish`, `receive`.
+A buffer's outcome lies in fixed host blocks, pinned with a GPU, and is copied to the device asynchronously. Of the
+device's data only the actions are awaited, by an event. `step` performs a step of all lanes; its parts are called
+separately where acting and stepping overlap (operant/data/overlap.py): `send`, `sent`, `begin`, `finish`, `receive`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from operant.worlds.base import TALLIES, Slot, make_slot, step_slot
 from operant.worlds.noise import NoiseSource, seed_words
 
 SHOWN = ("observation", "legal", "reward", "terminated", "truncated")
-"""What is copied after every step."""
+"""Slot fields copied to the device after every step."""
 
 
 class Staging(NamedTuple):
-    """What a buffer shows, on its way: pairs (host, device) that are copied as they lie, then the device's as the slots
-    want them, by name.
+    """Outcome of a buffer under way: (host, device) block pairs to copy, and the device blocks in slot layout by
+    name.
     """
 
     pairs: Sequence[tuple[Tensor, Tensor]]
@@ -37,21 +36,21 @@ class Staging(NamedTuple):
 
 
 class BufferedWorld:
-    """N lanes in buffers. A subclass gives each buffer its `_staging` and `_actions`, and steps it."""
+    """N lanes in buffers. A subclass provides `_staging` and `_actions` of each buffer and steps it."""
 
     capturable = False
     resumes = False
     pinned = False  # whether a graph may hold the copies
     late = 0
-    """While so many buffers are stepped the host does not wait for any of them."""
+    """Number of buffers that may be stepping before the host waits for the first."""
     unordered = False
-    """Whether buffers are stepped apart from each other, and `ready` tells which have been."""
+    """Whether buffers are stepped independently; `ready` then returns the finished ones."""
     can_truncate = True
     final_window = truncation_gap = 1
 
     spec: Any  # an `Env`
     changing: Mapping[str, Tensor] = MappingProxyType({})
-    """Parameters that change, by name."""
+    """Scheduled parameters by name."""
 
     def __init__(
         self, env: Env, lanes: int, *, seed: int, device: torch.device | str, lane0: int, stream: int, buffers: int
@@ -70,24 +69,24 @@ class BufferedWorld:
         self._sums = torch.zeros(TALLIES + len(env.tally), dtype=torch.float64, device=self.device)
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
+        """Allocate buffers for one step, or for a rollout: each with a leading T, observations and legal actions
+        T + 1.
+        """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `reset` and `step` want it."""
+        """Slot in the form that `reset` and `step` take."""
         return slot if step is None else step_slot(slot, step, self.final_window)
 
     def reset(self, slot: Slot) -> None:
-        """Begin every lane anew, and write the first observations. Counts as one tick."""
+        """Reset every lane and write the first observations. Counts as one tick."""
         self._reset()
         for k in range(len(self.buffers)):
             self._take(k, slot, ("observation", "legal"))
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
-        `advance`.
-        """
+        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
             with self.timed("copy"):
@@ -105,19 +104,19 @@ class BufferedWorld:
     # THE PARTS OF A STEP
 
     def send(self, k: int, slot: Slot) -> None:
-        """Have the actions of buffer k brought to the host, as the environment takes them."""
+        """Start copying the actions of buffer k to the host, in the environment's layout."""
         action = slot.action[:, self.buffers[k]]
         self._clip_actions(action)
         rows = action.t() if self._rows else action
         self._actions[k].copy_(rows if self.device.type == "cpu" else rows.contiguous(), non_blocking=True)
 
     def sent(self, k: int) -> None:
-        """All that was asked of the device for buffer k has been asked in the current stream."""
+        """Record that all device work for buffer k has been queued on the current stream."""
         if self._arrived:
             self._arrived[k].record(torch.cuda.current_stream(self.device))
 
     def begin(self, k: int, offset: int) -> None:
-        """Have buffer k stepped, once its actions have arrived."""
+        """Start stepping buffer k once its actions have arrived."""
         if self._arrived:
             with self.timed("environment"):
                 while not self._arrived[k].query() and self._help():
@@ -128,15 +127,15 @@ class BufferedWorld:
             self._begin(k, offset)
 
     def arrived(self, k: int) -> bool:
-        """Whether the actions of buffer k have."""
+        """Whether the actions of buffer k are on the host."""
         return not self._arrived or self._arrived[k].query()
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers that have been stepped since they were begun, in whichever order; with `wait` one at least."""
+        """Buffers whose step has finished, in any order; with `wait` at least one."""
         raise NotImplementedError
 
     def finish(self, k: int, slot: Slot) -> None:
-        """Wait until buffer k is stepped; its true final observations, where there are any, to the device."""
+        """Wait until buffer k is stepped, and copy its true final observations to the device."""
         with self.timed("environment"):
             self._finish(k)
         if self._finals:
@@ -144,7 +143,7 @@ class BufferedWorld:
                 self._show_finals(k, slot)
 
     def receive(self, k: int, slot: Slot) -> None:
-        """What buffer k shows after its step, to the device."""
+        """Copy the outcome of buffer k to the device."""
         self._take(k, slot, SHOWN)
 
     def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
@@ -160,87 +159,87 @@ class BufferedWorld:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Count the time of the thread that takes buffers through their steps as that of a part of a step."""
+        """Add the duration of a block in the stepping thread to a part of a step."""
         began_s = time.perf_counter()
         yield
         self._spent[part] += time.perf_counter() - began_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the thread that takes buffers through their steps, what the parts of a step took until now."""
+        """Time the stepping thread has spent in the parts of a step so far."""
         return dict(self._spent)
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """With all that is needed to take every buffer through so many steps."""
+        """Context needed to step every buffer `steps` times."""
         yield
 
     # WHAT A SUBCLASS DOES
 
     def _put(self, k: int, name: str, place: Tensor) -> None:
-        """What buffer k shows into its place of a slot."""
+        """Write a field of buffer k's outcome to its slice of a slot."""
         place.copy_(self._staging[k].shown[name])
 
     def _reset(self) -> None:
-        """Begin every lane anew."""
+        """Reset every lane."""
         raise NotImplementedError
 
     def _begin(self, k: int, offset: int) -> None:
-        """Step buffer k, or begin to."""
+        """Step buffer k, or start to."""
         raise NotImplementedError
 
     def _help(self) -> bool:
-        """Do some of what other threads do, for buffers that have been begun; whether there was something."""
+        """Process part of a buffer that other threads are stepping; False if nothing was left."""
         return False
 
     def _finish(self, k: int) -> None:
-        """Wait until that is done."""
+        """Wait until buffer k is stepped."""
 
     def _show_finals(self, k: int, slot: Slot) -> None:
-        """Final observations of buffer k to the device."""
+        """Copy final observations of buffer k to the device."""
         raise NotImplementedError
 
     def _clip_actions(self, action: Tensor) -> None:
-        """Bring actions (A, n) into their bounds, in place."""
+        """Clip actions (A, n) to their bounds, in place."""
 
     def _clip_rewards(self, reward: Tensor) -> None:
-        """Bring rewards (n) into their bounds, in place."""
+        """Clip rewards (n), in place."""
 
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
         self._tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on the same actions give the same steps."""
+        """Set the clock: from there on equal actions give equal steps."""
         self._tick.fill_(tick)
 
     def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
         (seed, lane, tick, purpose).
         """
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended until `advance`, since the last call: (3 + K) float64."""
+        """Sums over the episodes that ended between the last call and the last `advance`: (3 + K) float64."""
         sums = self._sums.clone()
         self._sums.zero_()
         return sums
 
     @property
     def ended_tallies(self) -> Tensor | None:
-        """None: `episode_sums` has taken them."""
+        """None: `episode_sums` consumes them."""
         return None
 
     @property
     def running_tallies(self) -> Tensor:
-        """(K, N), the environment's own sums over each lane's episode under way."""
+        """Tallies of each lane's current episode, (K, N)."""
         return torch.zeros(len(self.spec.tally), self.count, device=self.device)
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        """State that a resumed run needs, by name."""
         return {"tick": self._tick}
 
     def restored(self) -> None:
-        """Nothing to do: `state` is what is used."""
+        """Nothing to apply: `state` returns the tensors in use."""

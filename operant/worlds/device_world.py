@@ -1,9 +1,8 @@
 """N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no
-algorithm, and of a step only its parts.
+algorithm.
 
-Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
-Observations that are pictures are an (O, N) view of memory that holds one after the other, (N, O), as the pixel kernels
-and networks want it.
+Layout is field-major, state (F, N) and observations (O, N), so that neighbouring threads access neighbouring addresses.
+Picture observations are an (O, N) view of memory in (N, O) order, as pixel kernels and networks need it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from operant.worlds.noise import NoiseSource, seed_words
 
 
 class Lanes(NamedTuple):
-    """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
+    """State of the lanes between steps. Tensors outside kernels, arrays inside."""
 
     state: Any  # (F, N) float32
     int_state: (
@@ -42,21 +41,22 @@ class Lanes(NamedTuple):
 
 
 def _indexed(device: torch.device) -> torch.device:
-    """The device with its number: "cuda" and "cuda:0" would otherwise be two, and compile twice."""
+    """Device with an explicit index: "cuda" and "cuda:0" would otherwise compile twice."""
     return (
         torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     )
 
 
 FEWEST_SHARDS = 8
-"""On a GPU an observation of fewer shards is written by the thread that steps its lane: a launch of its own would cost
-more than it spares. On an H200, M steps a second at 8,192 lanes by the shards and by one thread: Breakout (5) 930 and
-1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445.
+"""Least shards for which a GPU writes observations in a separate launch; below, the stepping thread is faster.
+
+H200, M steps/s at 8,192 lanes, sharded and by one thread: Breakout (5 shards) 930 and 1,116, Go (9) 41 and 37, Pacman
+(13) 648 and 606, Snake (25) 537 and 445.
 """
 
 
 class _Kernels(NamedTuple):
-    """The launches of a reset and of a step, in the order of a step; None for what an environment does without."""
+    """Kernels of a reset and of a step, in the order of a step; None for parts that an environment does not need."""
 
     reset: Kernel
     step: Kernel
@@ -69,7 +69,7 @@ class _Kernels(NamedTuple):
 def _kernels(
     env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]
 ) -> _Kernels:
-    """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
+    """Kernels shared by all worlds of equal rules in this process (a run has two: training and evaluation)."""
     if threads > 1:
         show = Kernel(shards_body(env, params, threads), device)
         return _Kernels(
@@ -92,21 +92,21 @@ def _kernels(
 
 
 def _shows_finals(env: Env, every_final: bool) -> bool:
-    """Whether a final observation can be asked for."""
+    """Whether final observations can be needed."""
     return every_final or env.time_limit is not None
 
 
 class DeviceWorld:
-    """N lanes of an environment on a device: a `World` of kernels.
+    """N lanes of an environment stepped by kernels on a device.
 
-    `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is
-    the global number of the first lane. `every_final` asks for the final observation of terminated episodes too, not
-    only of truncated ones. `threads` is how many threads write a lane's observation: by default one for each of its
-    shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
-    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges. `changing`
-    names parameters that kernels read from memory in each step, at first as `params` has them: the scalars of that name
-    in the attribute `changing`, which several worlds share that are given the same `values`, (K) float32. Not with
-    pictures.
+    `seed` and `stream` key the random numbers (stream 0 is the run's, others are independent); `lane0` is the global
+    index of the first lane. `every_final` also writes the final observation of terminated episodes, not only of
+    truncated ones. `threads` threads write a lane's observation: by default one per shard (on a GPU if there are enough
+    shards), else the thread that steps the lane. `changing` names parameters that kernels read from memory at each
+    step, initially with the values in `params`; the attribute `changing` holds their scalars by name. Worlds that are
+    given the same `values`, (K) float32, share them. Not supported with pictures.
+
+    Raises ValueError for an unsupported `threads`, UsageError for invalid `params`.
     """
 
     capturable = resumes = True
@@ -177,18 +177,18 @@ class DeviceWorld:
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal
-        actions T + 1: see `bind`).
+        """Allocate buffers for one step, or with `steps` = T for a rollout, each with a leading T (observations and
+        legal actions T + 1: see `bind`).
 
-        Final observations have a leading T / W, rounded up, where `final_window` is W.
+        Final observations have a leading T / W, rounded up, with W = `final_window`.
         """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._shows_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal
-        actions of t + 1.
+        """Slot in the form that `step` takes: of one step, or step t of a rollout, which writes observation and legal
+        actions t + 1.
 
-        Step -1 of a rollout is what `reset` wants: it writes those of step 0.
+        Step -1 of a rollout is for `reset`, which writes those of step 0.
         """
         slot = slot if step is None else step_slot(slot, step, self.final_window)
         return bind(
@@ -198,20 +198,18 @@ class DeviceWorld:
         )
 
     def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
-        """Observations (O, N) as kernels want them: pictures as (N, H, W, 3)."""
+        """Observations in kernel layout: pictures (O, N) as (N, H, W, 3), others unchanged."""
         return seen.t().unflatten(1, self.spec.observation.shape) if seen is not None and self.spec.pixels else seen
 
     def reset(self, slot: Slot) -> None:
-        """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
+        """Reset every lane and write the first observations to a bound slot. Counts as one tick."""
         self._kernels.reset(self.count, self._bound, slot)
         self._show(self._kernels.show, slot)
         self.lanes.tick.add_(1)
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see
-        `advance`.
-        """
+        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)
         if kernels.show is not None:
@@ -221,42 +219,40 @@ class DeviceWorld:
             self._show(kernels.show, slot)
 
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
-        """Draw the pictures of all lanes, or those that the kernel picks, or write their observations; nothing where
-        there is no such kernel.
-        """
+        """Launch a kernel that writes observations or pictures; nothing if there is no such kernel."""
         if kernel is not None:
             kernel(self._shown, self._scene, slot)
 
     @property
     def whole_step(self) -> Kernel | None:
-        """The kernel that is all of a step; None where several are."""
+        """Kernel that performs an entire step; None if a step takes several."""
         return self._kernels.step if self._kernels.show is None else None
 
     @property
     def bound(self) -> Lanes:
-        """What that kernel takes first: `lanes` as arrays."""
+        """First argument of that kernel: `lanes` as arrays."""
         return self._bound
 
     def advance(self, steps: int) -> None:
-        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
         self.lanes.tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on the same actions give the same steps."""
+        """Set the clock: from there on equal actions give equal steps."""
         self.lanes.tick.fill_(tick)
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
         (seed, lane, tick, purpose).
         """
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call:
-        (3 + K) float64.
+        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
+        + K) float64.
 
-        Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what
-        is under way now, less what was under way before. Summed in a fixed order.
+        Rows: episodes, lengths, returns, tallies. Sum over ended episodes = gain of all lanes + running sums before -
+        running sums now. The order of additions is fixed.
         """
         # In few launches, of which each is half a percent of a short iteration: sums go where they are added up.
         lanes, (gained, now) = self.lanes, self._parts
@@ -277,7 +273,7 @@ class DeviceWorld:
         return torch.cat([sums, tallies])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        """State that a resumed run needs, by name."""
         left_out = ("workspace", "seed", "changing")
         kept = {
             name: value
@@ -290,18 +286,16 @@ class DeviceWorld:
         return {**own, "carried": self._carried}
 
     def restored(self) -> None:
-        """Nothing to do: `state` is what is used."""
+        """Nothing to apply: `state` returns the tensors in use."""
 
     @property
     def running_tallies(self) -> torch.Tensor:
-        """(K, N), the environment's own sums over each lane's episode under way."""
+        """Tallies of each lane's current episode, (K, N)."""
         return self.lanes.running[1:]
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has
-        none.
-        """
+        """Tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment has none."""
         return self.lanes.finished
 
     @property
@@ -311,5 +305,5 @@ class DeviceWorld:
 
     @property
     def truncation_gap(self) -> int:
-        """So many steps at least lie between two truncations of a lane."""
+        """Least number of steps between two truncations of a lane."""
         return self.spec.time_limit or 1

@@ -1,29 +1,27 @@
-"""A world as a Gymnasium vector environment (`make_vec`). Knows no policy and no algorithm.
+"""Gymnasium adapter: a world as a vector environment (`make_vec`). Knows no policy and no algorithm.
 
-When an ended lane begins anew is Gymnasium's `AutoresetMode`, by the names of its values:
+Resets of ended lanes follow Gymnasium's `AutoresetMode`, named by its values:
 
-    "same_step" (the default)    `step` returns the first observation of the next episode, and the last one of the old
-    is in `info` "next_step"                  `step` returns the last observation; the next step resets the lane in
-    place of stepping it, with reward 0 "disabled"                   `step` returns the last observation;
-    `reset(options={"reset_mask": ended})` must come before the next step
+    "same_step" (default)   `step` returns the next episode's first observation; the last one of the old is in `info`
+    "next_step"             `step` returns the last observation; the next step resets the lane, with reward 0
+    "disabled"              `step` returns the last observation; `reset(options={"reset_mask": ended})` must follow
 
-The keys in which an episode's end is told are in all modes those of Gymnasium's own `SyncVectorEnv` with "same_step"
-and its `RecordEpisodeStatistics` around each environment, so that the wrapper of that name can add its own beside them:
+Keys of ended episodes are, in all modes, those of Gymnasium's `SyncVectorEnv` with "same_step" and
+`RecordEpisodeStatistics` around each environment, so that the vector wrapper of that name can add its own:
 
-    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes ("same_step"
-    alone) info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
-    info["final_info"]["tally"][name]                     the environment's own sums, where it keeps any
+    info["final_obs"], info["_final_obs"]                true last observations, and their lanes ("same_step" only)
+    info["final_info"]["episode"]["r" | "l" | "t"]       the episode's return, length, and seconds
+    info["final_info"]["tally"][name]                    the environment's tallies, if it has any
 
-Where an environment says which actions are legal, `reset` and `step` put into `info`
+If an environment defines legal actions, `reset` and `step` add to `info`
 
-    info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of
-    MultiDiscrete one block after the other
+    info["action_mask"]                                  (N, H) int8, 1 for a legal action; MultiDiscrete: concatenated
 
-With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a
-copy. With `output="torch"` nothing leaves the device and nothing waits for it, so the host cannot know whether an
-episode ended: the keys are always there, the masks say where they hold, and there is no "t".
+With `output="numpy"` the keys of ended episodes exist only in steps in which an episode ended, and every array is a
+copy. With `output="torch"` nothing leaves the device or waits for it, so the host cannot know whether an episode ended:
+the keys always exist, masks mark where they hold, and there is no "t".
 
-Needs `gymnasium`, which is optional in this package.
+Needs `gymnasium`, an optional dependency of this package.
 """
 
 from __future__ import annotations
@@ -72,14 +70,14 @@ def make_vec(
 ) -> OperantVectorEnv:
     """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
 
-    `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it
-    is. `params` are values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks
-    one. `output="torch"` returns tensors on `device`; "numpy" returns arrays. With `pixels` observations are pictures,
-    (pixels, pixels, 3) bytes each. `autoreset_mode` is "same_step", "next_step" or "disabled", or one of Gymnasium's:
-    several of its wrappers ask for "next_step".
+    `name` is an environment's name, its Gymnasium id, the path of a file ending in `.py`, or an `Env`. `params` are
+    values of its `Params` by name, or a whole `Params`. Without a `seed` a random one is chosen. `output="torch"`
+    returns tensors on `device`, "numpy" arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes
+    each. `autoreset_mode` is "same_step", "next_step" or "disabled", or Gymnasium's enumeration; several of its
+    wrappers require "next_step".
 
-    Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError
-    (no such device), NotFoundError (no such file).
+    Raises UsageError (invalid name, number or parameter, an environment without pictures), MachineError (no such
+    device), NotFoundError (no such file).
     """
     env = name if isinstance(name, Env) else _find(name)
     if num_envs < 1:
@@ -96,7 +94,7 @@ def make_vec(
 
 
 class _Ended(NamedTuple):
-    """What a step's episode adds up to in each lane, worth something where it ended."""
+    """Episode sums of a step in each lane, valid where an episode ended."""
 
     length: Any  # (N)
     total: Any  # (N) float64, the return
@@ -104,9 +102,9 @@ class _Ended(NamedTuple):
 
 
 class OperantVectorEnv(VectorEnv):
-    """See `make_vec`, which checks what it hands in here.
+    """Vector environment made by `make_vec`, which validates the arguments.
 
-    `world` is the world underneath. Its episodes are counted into `info`, so do not call its `take` as well.
+    `world` is the underlying world. Its finished tallies are consumed for `info`, so do not consume them elsewhere.
     """
 
     def __init__(
@@ -144,12 +142,11 @@ class OperantVectorEnv(VectorEnv):
         self._shown: torch.Tensor | None = None  # (O, N), the observations that were returned last
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions,
-        where there is one.
+        """Reset every lane: observations (N, O), and an info with the mask of legal actions if there is one.
 
-        A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed
-        of `make_vec`). `options={"reset_mask": mask}`, (N) truth values, begins the lanes of the mask alone; the others
-        stay as they are, and their last observations are returned. There are no other options. Raises UsageError.
+        A `seed` restarts the random numbers; without one they continue (the first time from the seed of `make_vec`).
+        `options={"reset_mask": mask}`, (N) bool, resets only the lanes in the mask; the last observations of the others
+        are returned. There are no other options. Raises UsageError.
         """
         self._require_open()
         mask = self._reset_mask(options)
@@ -184,7 +181,7 @@ class OperantVectorEnv(VectorEnv):
         return self._observations(self._shown), self._mask(slot)
 
     def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
-        """The lanes to begin anew, (N); None for all. Raises UsageError."""
+        """Lanes to reset, (N) bool; None for all. Raises UsageError."""
         if others := sorted(set(options or {}) - {"reset_mask"}):
             raise UsageError(
                 f"reset got the options {others}: it takes reset_mask alone; what an environment begins with is set by "
@@ -204,15 +201,14 @@ class OperantVectorEnv(VectorEnv):
         return mask.to(self.world.device)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step of every lane.
+        """Step every lane.
 
-        `actions` are an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped
-        to their bounds. Whole numbers are checked against theirs, unless they come as a tensor on a GPU, which only a
-        wait could read.
+        `actions` is an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped
+        to their bounds. Integers are validated, except in a GPU tensor, where reading them would wait for the device.
 
-        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. As arrays: copies, rewards
-        float64. As tensors: observations are a transposed view, rewards float32, and what a step returns holds until
-        the step after the next. Raises UsageError.
+        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. Arrays are copies, with
+        rewards in float64. As tensors, observations are a transposed view, rewards are float32, and results stay valid
+        until the step after the next. Raises UsageError.
         """
         self._require_open()
         if not self._started:
@@ -261,8 +257,8 @@ class OperantVectorEnv(VectorEnv):
         )
 
     def action_masks(self) -> Any:
-        """Which actions may be taken now, (N, H), as truth values: what MaskablePPO of sb3-contrib asks for. Raises
-        UsageError where nothing says so.
+        """Legal actions, (N, H) bool, as MaskablePPO of sb3-contrib expects. Raises UsageError if the environment
+        defines none.
         """
         self._require_open()
         legal = self._slots[0][0].legal
@@ -271,7 +267,7 @@ class OperantVectorEnv(VectorEnv):
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
     def _mask(self, slot: Slot) -> dict[str, Any]:
-        """What an info says of legal actions."""
+        """Info entry of legal actions."""
         if slot.legal is None:
             return {}
         if self._numpy:
@@ -290,7 +286,7 @@ class OperantVectorEnv(VectorEnv):
         return tallies
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         del self.world, self._slots
 
     def _require_open(self) -> None:
@@ -298,14 +294,12 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("this vector environment is closed: make another with make_vec")
 
     def _next_slot(self) -> tuple[Slot, Slot]:
-        """The slot that the step before the last wrote, and the same as the world wants it."""
+        """Slot written by the step before the last, unbound and bound."""
         self._slots.reverse()
         return self._slots[0]
 
     def _observations(self, field_major: torch.Tensor) -> Any:
-        """(O, N) as (N, O), or with the shape that the environment gives its observations: a view as a tensor, a copy
-        as an array.
-        """
+        """(O, N) to (N, O), or (N, *shape): a view for tensors, a copy for arrays."""
         shape = self.single_observation_space.shape
         assert shape is not None
         if self._numpy:
@@ -313,7 +307,7 @@ class OperantVectorEnv(VectorEnv):
         return field_major.T.unflatten(1, shape)
 
     def _checked_actions(self, actions: Any) -> torch.Tensor:
-        """The actions as a field-major tensor (A, N). Raises UsageError."""
+        """Actions as a field-major tensor (A, N). Raises UsageError."""
         try:
             tensor = actions.detach() if isinstance(actions, torch.Tensor) else torch.from_numpy(np.array(actions))
         except (TypeError, ValueError) as error:
@@ -362,7 +356,7 @@ class OperantVectorEnv(VectorEnv):
 
 
 def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
-    """Gymnasium's convention: beside each key, `_key` says in which lanes it holds."""
+    """Add Gymnasium's mask `_key` for each key: the lanes in which it holds."""
     masked = {}
     for key, value in values.items():
         masked[key], masked[f"_{key}"] = value, mask
@@ -370,7 +364,7 @@ def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
 
 
 def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> dict[str, Any]:
-    """What `SyncVectorEnv` makes of the last infos of the lanes that ended."""
+    """Entry "final_info" as `SyncVectorEnv` builds it from ended lanes."""
     info = {"episode": _masked(episode, ended)}
     if tally:
         info["tally"] = _masked(tally, ended)
@@ -378,9 +372,9 @@ def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> d
 
 
 def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
-    """A Gymnasium Box with the environment's bounds; where a byte has none declared, those of its type.
+    """Gymnasium Box with the environment's bounds, or a byte's limits where none are declared.
 
-    The bounds of floats are those of the environment's own parameters: with others they are not `bounded`.
+    Declared float bounds hold for default parameters only; otherwise pass `bounded=False`.
     """
     shape, dtype = box.shape or (box.size,), np.dtype(box.dtype)
     low, high = (np.array(bounds, dtype=np.float64).reshape(shape) for bounds in box.bounds())

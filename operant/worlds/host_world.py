@@ -1,13 +1,12 @@
-"""N lanes of an outside environment, stepped on the host: a `World` of processes. Knows no policy, no algorithm, and of
-an environment only its rows.
+"""N lanes of an outside environment stepped by host processes: a `World`. Knows no policy, no algorithm, and of an
+environment only its rows.
 
-Lanes lie in buffers. Processes step the first as soon as its actions have come from the device, while those of the
-second still come, and its observations go to the device while the second is stepped. Every step waits for all lanes, in
-their order: where the environment repeats itself, so do the bits of a run. The blocks are fixed and shared with the
-processes; beside a GPU they are pinned.
+Lanes form buffers. Processes step the first as soon as its actions have arrived, while the second's are still being
+copied, and its observations are copied while the second is stepped. Every step waits for all lanes in order, so a
+deterministic environment gives reproducible runs. The blocks are fixed and shared with the processes; with a GPU they
+are pinned.
 
-A step of an ended lane is its last one: its true final observation is kept, and the slot shows the first observation of
-the next episode.
+When an episode ends, the true final observation is saved and the slot holds the first observation of the next episode.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from operant.worlds.pictures import Pictures
 log = logging.getLogger("operant")
 
 MOST_SIDE = 480
-"""Pixels along a side of a picture of a lane, at most."""
+"""Largest side of a lane's picture, pixels."""
 
 
 def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) -> np.ndarray:
-    """The seeds with which lanes begin at a tick, (N) int64, each below 2^31: `env.reset(seed=...)`. Later episodes go
-    on with the numbers they have.
+    """Seeds for `env.reset(seed=...)` of each lane at a tick, (N) int64 below 2^31. Later episodes continue their
+    generators.
     """
     return (np.random.SeedSequence([seed, stream, tick]).generate_state(lane0 + lanes)[lane0:] >> 1).astype(np.int64)
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures
-    come to the device one at a time and as they are, and are made grey, smaller and stacked there; by default on a GPU.
+    """N lanes of an outside environment. `draws`: pictures are available (see `pictures`). `raw`: frames are copied
+    unprocessed and preprocessed on the device; default on a GPU.
 
-    Its processes start at the first reset, and end with this object or `close`, or with this process.
+    Processes start at the first reset, and end with this object, `close` or this process.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class HostWorld(BufferedWorld):
         return self._started
 
     def _reset(self) -> None:
-        """Begin every lane anew with its seed. Raises EnvironmentFailedError."""
+        """Reset every lane with its seed. Raises EnvironmentFailedError."""
         steppers = self._started or self._start()
         steppers.blocks.seed[:] = lane_seeds(
             self._seed, self._stream, int(self._tick), self.count, self._lane0
@@ -123,23 +122,21 @@ class HostWorld(BufferedWorld):
         self._age[:], self._total[:] = 0, 0.0
 
     def _begin(self, k: int, offset: int) -> None:
-        """Without processes the lanes are stepped in here. Raises EnvironmentFailedError."""
+        """Start stepping buffer k; without processes, step it here. Raises EnvironmentFailedError."""
         self._steppers.begin("step", k)
 
     def _finish(self, k: int) -> None:
-        """Raises EnvironmentFailedError."""
+        """Wait until buffer k is stepped. Raises EnvironmentFailedError."""
         self._steppers.finish("step", k)
         self._check(k, "step")
         self._count(k)
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers that have been stepped, in whichever order; with `wait` one at least. Raises
-        EnvironmentFailedError.
-        """
+        """Buffers whose step has finished, in any order; with `wait` at least one. Raises EnvironmentFailedError."""
         return self._steppers.ready(wait=wait)
 
     def _show_finals(self, k: int, slot: Slot) -> None:
-        """All of the buffer's, where an episode has ended."""
+        """Copy the buffer's final observations if an episode has ended."""
         part, blocks = self.buffers[k], self._steppers.blocks
         ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
         if self._pictures is not None and len(ended):
@@ -155,7 +152,7 @@ class HostWorld(BufferedWorld):
             )
 
     def _put(self, k: int, name: str, place: Tensor) -> None:
-        """Pictures that come as they are are made what is observed."""
+        """Write a field of buffer k's outcome to a slot; raw frames are preprocessed."""
         shown = self._staging[k].shown
         if name == "observation" and self._pictures is not None:
             place.t().copy_(
@@ -167,7 +164,7 @@ class HostWorld(BufferedWorld):
             place.copy_(shown[name])
 
     def _turned(self, place: Tensor, shown: Tensor) -> None:
-        """Pictures of channels first are turned where they are read."""
+        """Copy observations, transposing channels-first pictures."""
         if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
             place.t().unflatten(1, (height, width, channels)).copy_(
@@ -185,7 +182,7 @@ class HostWorld(BufferedWorld):
             reward.clamp_(-self._clip, self._clip)
 
     def _count(self, k: int) -> None:
-        """Lengths and returns of episodes."""
+        """Update episode lengths and returns of buffer k."""
         blocks, part = self._steppers.blocks, self.buffers[k]
         age, total = self._age[part], self._total[part]
         age += 1
@@ -196,7 +193,7 @@ class HostWorld(BufferedWorld):
             age[ended], total[ended] = 0, 0.0
 
     def _check(self, k: int, call: str) -> None:
-        """Raise EnvironmentFailedError where a number of a buffer is not finite."""
+        """Raise EnvironmentFailedError if a value of buffer k is not finite."""
         blocks, part = self._steppers.blocks, self.buffers[k]
         ended = blocks.terminated[part] | blocks.truncated[part]
         for name, rows in (
@@ -241,7 +238,7 @@ class HostWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Move the clock on, once for as many steps as were taken."""
+        """Advance the clock by the steps taken."""
         super().advance(steps)
         if self._ended[:, 0].any():
             self._sums.add_(torch.from_numpy(self._ended.sum(axis=0)).to(self.device))
@@ -250,7 +247,7 @@ class HostWorld(BufferedWorld):
     # PICTURES AND PROCESSES
 
     def pictures(self, side: int) -> np.ndarray:
-        """A picture of every lane as it is, (N, side, side, 3) bytes, which the next call overwrites. Raises
+        """Pictures of all lanes, (N, side, side, 3) bytes, overwritten by the next call. Raises
         EnvironmentFailedError.
         """
         side = min(side, MOST_SIDE)
@@ -271,7 +268,7 @@ class HostWorld(BufferedWorld):
             self._started = None
 
     def _start(self) -> Steppers:
-        """Start the processes, and pin the blocks beside a GPU."""
+        """Start the processes, and pin the blocks for a GPU."""
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._started = steppers = Steppers(
             self._source,
@@ -313,7 +310,7 @@ class HostWorld(BufferedWorld):
         return steppers
 
     def _staged(self, blocks: dict[str, Tensor]) -> Staging:
-        """The copies of a buffer's blocks, rows (n, ...)."""
+        """Allocate the device copies of a buffer's blocks, rows (n, ...)."""
         there = (
             blocks
             if self.device.type == "cpu"
@@ -329,15 +326,15 @@ def _unpinned(address: int, device: torch.device) -> None:
 
 
 class HostPainter:
-    """Draws the lanes of a host world as they are: a `Painter` of what `render` shows."""
+    """Painter of a host world's lanes, as `render` shows them."""
 
     def __init__(self, world: HostWorld) -> None:
         self._world = world
 
     def bind(self, pixels: Tensor) -> Tensor:
-        """A canvas (N, H, H, 3) of bytes, as a call wants it."""
+        """Canvas (N, H, H, 3) of bytes."""
         return pixels
 
     def __call__(self, canvas: Tensor) -> None:
-        """Copy the picture of every lane."""
+        """Copy the picture of every lane to a canvas."""
         canvas.copy_(torch.from_numpy(self._world.pictures(canvas.shape[1])))

@@ -1,23 +1,28 @@
-"""The one body that steps a lane of any environment, and that which resets it. Knows the environment contract; knows no
-buffers but by their names.
+"""Kernel bodies that step and reset one lane of any environment. Knows the environment contract; of buffers only the
+names.
 
-What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true
-final observation, episode sums, random numbers. One step of a lane, at tick t:
+Implements once what every environment needs: automatic resets, time limits, true final observations, episode sums,
+random numbers. A step of a lane at tick t:
 
     clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
-    when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
-    observe, and judge which actions are legal now, where the environment says so
+    if the episode ended: write the true final observation; add its tallies to `finished`; reset (numbers of tick t)
+    observe, and write the legal actions if the environment defines them
 
-Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a
-pixel, and a step is cut where they come in: `begin_body`, the final pictures, `end_body`, the pictures.
+An environment observed by pictures (`Env.pixels`) has them drawn by separate kernels, one thread per pixel, and its
+step is split around them: `begin_body`, final pictures, `end_body`, pictures.
 
-Where an environment's observation is written in shards (`Env.observation_shards`), all lanes are stepped first, and
-then a thread for each lane and shard writes them (`shards_body`), the first shard of all lanes before the second. A
-training's lanes are so few that they leave most of a GPU idle, and one thread alone would wait for each of its numbers;
-a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated
-is still written by the one thread that steps it: that happens too rarely to be worth launches of its own in each step.
+An environment with sharded observations (`Env.observation_shards`) steps all lanes first; then one thread per lane and
+shard writes them (`shards_body`), shard 0 of all lanes first. Training uses too few lanes to fill a GPU, and a single
+thread would wait for each value it loads; a CPU, too, writes one row of many lanes faster than the rows of one. A
+truncated lane's final observation is still written by the thread that steps it: it is too rare to be worth a launch per
+step.
 
-`lanes` and `slot` are a `world.Lanes` and a `world.Slot` of arrays.
+`lanes` and `slot` are `Lanes` and `Slot` of arrays.
+
+The nested functions are variants chosen at compile time by the environment's declaration, so that the bodies are
+written once: with or without integer state and workspace (`_functions`, `_writing`, `shard_function`), parameters as
+constants or read from memory (`_reading`), Discrete, MultiDiscrete or Box actions (`_taking_columns`), with or without
+observation, legal actions and tallies.
 """
 
 from __future__ import annotations
@@ -35,8 +40,8 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class _Functions(NamedTuple):
-    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know
-    which buffers there are.
+    """An environment's functions with uniform signatures over all lanes and an index, independent of the buffers it
+    declares.
     """
 
     reset: Any  # (lanes, i, p, key)
@@ -53,8 +58,8 @@ def _nothing(lanes, i, slot, p):
 
 
 def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Functions:
-    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has;
-    with what parameters are now.
+    """Adapt an environment's functions to uniform signatures: with integer state and workspace if declared, with
+    `changing` parameters.
     """
     reset_, step_ = env.reset, env.step
     if has_int_state(env):
@@ -84,7 +89,9 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
 
 
 def _reading(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
-    """The same functions, with parameters of which some are read from memory in place of those that they are given."""
+    """Wrap functions to read `changing` parameters from `lanes.changing` instead of using the constants they are
+    given.
+    """
     reset_, step_, show_, show_final_, judge_, add_tallies = functions
     made, values = type(params), _values(device_params(params), changing)
 
@@ -112,8 +119,8 @@ def _reading(functions: _Functions, params: Any, changing: Sequence[str]) -> _Fu
 
 
 def _values(params: Any, changing: Sequence[str]) -> Any:
-    """`(lanes)` to the values of all parameters, those that change from memory. Built one after the other, as compiled
-    code knows no list of kinds.
+    """`(lanes)` to the tuple of all parameters, changing ones from memory. Built by composition: compiled code has no
+    heterogeneous lists.
     """
     found: Any = _none
     for name, value in params._asdict().items():
@@ -143,9 +150,7 @@ def _with_constant(before: Any, value: Any) -> Any:
 
 
 def _writing(env: Env, function: Any) -> Any:
-    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its shards, one after the other, where it
-    has any.
-    """
+    """Adapt `observe` or `legal` to `(lanes, i, out, p)`: all shards in order if it is sharded."""
     shards = env.observation_shards
     if shards and env.int_state is not None:
 
@@ -179,7 +184,7 @@ def _writing(env: Env, function: Any) -> Any:
 
 
 def shard_function(env: Env, function: Any) -> Any:
-    """`observe` or `legal` of an environment with shards in one shape, `(lanes, i, out, p, shard)`."""
+    """Adapt a sharded `observe` or `legal` to `(lanes, i, out, p, shard)`."""
     if env.int_state is not None:
 
         @device
@@ -196,7 +201,9 @@ def shard_function(env: Env, function: Any) -> Any:
 
 
 def _showing(env: Env) -> tuple[Any, Any]:
-    """What writes a lane's observation, and its final one; pictures are not the lane body's to draw."""
+    """Functions that write a lane's observation and final observation; no-ops for pictures, which other kernels
+    draw.
+    """
     if env.pixels:
         return _nothing, _nothing
     observe = _writing(env, env.observe)
@@ -213,7 +220,7 @@ def _showing(env: Env) -> tuple[Any, Any]:
 
 
 def _judging(env: Env) -> Any:
-    """What writes the legal actions of a lane; without any there is no buffer to touch."""
+    """Function that writes a lane's legal actions; a no-op if the environment defines none."""
     if not env.mask_size:
         return _nothing
     legal = _writing(env, env.legal)
@@ -226,12 +233,12 @@ def _judging(env: Env) -> Any:
 
 
 def has_int_state(env: Env) -> bool:
-    """Whether its functions take int state and workspace."""
+    """Whether an environment's functions take integer state and workspace."""
     return env.int_state is not None or env.workspace > 0
 
 
 def _taking_columns(env: Env, act: Any) -> Any:
-    """`act` for a column of actions: the only one of it for Discrete, clipped for a Box."""
+    """Adapt `act` to a column of actions: its only entry for Discrete, clipped to bounds for a Box."""
     if isinstance(env.action, Discrete):
 
         @device
@@ -253,7 +260,7 @@ def _taking_columns(env: Env, act: Any) -> Any:
 
 
 def _tallying(tallies: int) -> Any:
-    """What an episode's end does with `tallies` tallies; without any there is no buffer to touch."""
+    """Function that moves an ended episode's tallies to `finished`; a no-op without tallies."""
 
     @device
     def add_tallies(lanes, i):
@@ -270,7 +277,7 @@ def _tallying(tallies: int) -> Any:
 
 @device
 def _key(lanes, i, offset, purpose):
-    """What names the random numbers of lane i at tick + offset."""
+    """Random number key of lane i at tick + offset."""
     tick = lanes.tick[0] + offset
     lane = uint32(uint32(lanes.lane0) + i)
     return (
@@ -286,14 +293,14 @@ def _key(lanes, i, offset, purpose):
 def step_body(
     env: Env, params: Any, every_final: bool = True, apart: bool = False, changing: Sequence[str] = ()
 ) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which
-    `shards_body` does.
+    """Body of one step of lane i, as described in the module docstring; with `apart`, without the observation, which
+    `shards_body` writes.
 
-    Parameters named in `changing` are read from memory, `lanes.changing`: where there are none nothing pays for it.
+    Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected.
 
-    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's
-    end adds up to is worked out by `episode_sums` from what is stored anyway. Without `every_final` a terminated lane's
-    final observation, which nothing bootstraps from, is not written.
+    Scattered stores by single lanes cost a GPU far more than coalesced ones. Sums over ended episodes are therefore
+    derived by `episode_sums` from values stored anyway. Without `every_final` a terminated lane's final observation,
+    which nothing bootstraps from, is not written.
     """
     reset, step, show, show_final, judge, add_tallies = _functions(env, params, changing)
     if apart:
@@ -333,8 +340,8 @@ def step_body(
 
 
 def begin_body(env: Env, params: Any) -> Any:
-    """The body that takes a step of lane i as `step_body` does, up to where its episode ends: `end_body` does the rest,
-    once the final pictures are drawn.
+    """Body of a step of lane i up to the end of its episode; `end_body` does the rest once the final pictures are
+    drawn.
     """
     step = _functions(env, params).step
     p = device_params(params)
@@ -354,7 +361,7 @@ def begin_body(env: Env, params: Any) -> Any:
 
 
 def end_body(env: Env, params: Any) -> Any:
-    """The body that ends lane i's episode where `begin_body` found that it is over, and judges."""
+    """Body that resets lane i if `begin_body` ended its episode, and writes its legal actions."""
     reset, _, _, _, judge, add_tallies = _functions(env, params)
     p = device_params(params)
 
@@ -371,8 +378,8 @@ def end_body(env: Env, params: Any) -> Any:
 
 
 def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[str] = ()) -> Any:
-    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what
-    `shards_body` does.
+    """Body that resets lane i with the random numbers of the current tick; with `apart`, without what `shards_body`
+    writes.
     """
     reset, _, show, _, judge, _ = _functions(env, params, changing)
     if apart:
@@ -393,11 +400,10 @@ def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[st
 
 
 def shards_body(env: Env, params: Any, threads: int) -> Any:
-    """The body that writes what lane i % N shows, and which actions are legal there: of all shards the share of thread
-    i // N of `threads`.
+    """Body that writes the observation and legal actions of lane i % N: the shards of thread i // N of `threads`.
 
-    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch
-    of N at an offset k is thread k alone.
+    Neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pixels.Scene` of arrays. A launch of N
+    at offset k runs thread k only.
     """
     observe = shard_function(env, env.observe)
     judge: Any = shard_function(env, env.legal) if env.mask_size else None

@@ -1,7 +1,5 @@
-"""Random buffers of a world: uniform numbers for each lane and step. A pure function of (seed, lane, tick, purpose,
-index), so every device draws the same.
-
-Knows nothing of policies.
+"""Uniform random buffers for each lane and step of a world: a pure function of (seed, lane, tick, purpose, index),
+equal on every device.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class Clock(NamedTuple):
-    """Whose numbers, when, and for what."""
+    """Key of random numbers: stream, lanes, time and purpose."""
 
     tick: Any  # (1) int64: the world's tick, or the iteration
     seed: Any  # (2) uint32, as int32
@@ -30,19 +28,19 @@ class Clock(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """The random buffer of a rollout."""
+    """Random buffer of a rollout."""
 
     noise: Any  # (T, U, N) float32, written
 
 
 def seed_words(seed: int, stream: int, device: torch.device) -> torch.Tensor:
-    """The key of a seed's random stream, (2) uint32 as int32."""
+    """Key words of a seed's random stream, (2) uint32 stored as int32."""
     return torch.from_numpy(rng.split(rng.stream_seed(seed, stream)).view(np.int32).copy()).to(device)
 
 
 @device
 def noise_body(i, clock, out, offset):
-    """U uniform numbers in [0, 1) for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
+    """U uniform numbers in [0, 1) for each of T steps of lane i: number k is word k % 4 of draw k // 4, at tick + t."""
     lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
     count = out.noise.shape[1]
     for t in range(out.noise.shape[0]):
@@ -56,18 +54,18 @@ def noise_body(i, clock, out, offset):
 
 
 class NoiseSource:
-    """The random numbers of a world's lanes, by its clock."""
+    """Random numbers of a world's lanes, keyed by its clock."""
 
     def __init__(self, tick: torch.Tensor, seed: torch.Tensor, lane0: int) -> None:
-        """`tick` (1) int64 and `seed` (2), as `Clock` has them, on the world's device."""
+        """`tick` (1) int64 and `seed` (2), as in `Clock`, on the world's device."""
         self._clock = Clock(tick, seed, lane0)
         self._fill, self._bound = kernel(noise_body, tick.device), functools.cache(self._bind)
 
     def fill(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
         (seed, lane, tick, purpose).
 
-        A buffer that is filled again and again: it is remembered.
+        `out` must be a long-lived buffer: its binding is cached.
         """
         self._fill(out.shape[2], *self._bound(out, purpose))
 

@@ -1,6 +1,4 @@
-"""Draws the lanes of a world into a tensor of pixels. Knows worlds and their shaders; knows no policy, screen or file
-format.
-"""
+"""Painter: draws the lanes of a world into a tensor of pixels. Knows no policy, screen or file format."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from operant.worlds.pixels import Canvas, Scene, shade_body
 
 @functools.cache
 def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
-    """Compiled once in a process for all worlds of the same rules."""
+    """Shader kernel shared by all worlds of equal rules in this process."""
     return Kernel(shade_body(env, params), device)
 
 
 class Painter:
-    """Draws a world's lanes as they are. Compiles at its first call, which must therefore happen before a capture."""
+    """Draws a world's lanes in their current state. Compiles at the first call, which must precede a capture."""
 
     def __init__(self, world: DeviceWorld) -> None:
         self._count = world.count
@@ -30,8 +28,8 @@ class Painter:
         self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
-        """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for
-        any other tensor.
+        """Canvas for a contiguous uint8 tensor (N, H, W, 3) on the world's device. Raises ValueError for any other
+        tensor.
         """
         if (
             pixels.dtype != torch.uint8
@@ -45,6 +43,6 @@ class Painter:
         return bind(Canvas(pixels))
 
     def __call__(self, canvas: Canvas) -> None:
-        """Shade every pixel of a bound canvas, on the current stream."""
+        """Shade every pixel of a bound canvas on the current stream."""
         lanes, height, width, _ = canvas.pixels.shape
         self._shader(lanes * height * width, self._scene, canvas)

@@ -1,4 +1,4 @@
-"""Pictures of outside environments made grey, smaller and stacked on the device that learns: the bytes of operant/host.
+"""Frame preprocessing on the learner's device: grayscale, resize and frame stack, bit-equal to operant/host/image.py.
 Knows no environment.
 """
 
@@ -11,10 +11,10 @@ from operant.host.pictures import LUMA, taps
 
 
 class Pictures:
-    """N lanes' frames as they come, rows of H x W x C bytes, made rows of what is observed, h x w x k x c: the last k
-    of a lane, oldest first.
+    """Preprocess frames of N lanes: raw rows of H x W x C bytes to stacked observations h x w x k x c, oldest frame
+    first.
 
-    Where an episode has just begun all are its first. Fixed tensors alone, so that a CUDA graph can hold it.
+    At the start of an episode all k frames are its first. Only fixed tensors are used, so a CUDA graph can capture it.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Pictures:
         )
 
     def observed(self, frames: Tensor, lanes: slice, begun: Tensor) -> Tensor:
-        """What lanes show, (n, H x W x C), after which they observe this (n, h x w x k x c). `begun` (n): whether it is
-        the first of an episode.
+        """Push raw frames (n, H x W x C) and return the stacked observations (n, h x w x k x c). `begun` (n): first
+        frame of an episode.
         """
         seen, newest = self._seen[lanes], self._made(frames)
         older = seen[:, :, 1:]
@@ -41,13 +41,13 @@ class Pictures:
         return seen.flatten(1)
 
     def last(self, frames: Tensor, lanes: Tensor) -> Tensor:
-        """What some lanes observe at the end of an episode, whose last frames these are: before `observed` is told of
-        the next.
+        """Stacked final observation of lanes whose episode ended with these frames. Call before `observed` pushes the
+        next episode's first.
         """
         return torch.cat([self._seen[lanes][:, :, 1:], self._made(frames)], 2).flatten(1)
 
     def _made(self, rows: Tensor) -> Tensor:
-        """(n, H x W x C) -> (n, h x w, 1, c)."""
+        """Grayscale and resize: (n, H x W x C) to (n, h x w, 1, c)."""
         numbers = rows.view(len(rows), *self._shape)
         if self._grey or self._taps:
             numbers = numbers.int()
@@ -66,7 +66,7 @@ class Pictures:
 
 
 def _tap(index: object, weight: object, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pixels and weights along an axis of (n, H, W, C)."""
+    """Pixel indices and weights along an axis of (n, H, W, C)."""
     shape = [1] * 4
     shape[axis] = -1
     return torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device).view(shape)

@@ -1,8 +1,8 @@
-"""The bodies that shade the pixels of N pictures at once, one thread a pixel. Knows the environment contract; knows no
-world, policy or file format.
+"""Shader bodies for N pictures at once, one thread per pixel. Knows the environment contract; knows no world, policy or
+file format.
 
-The same body serves every picture: the live agent in the monitor, pixel observations, a film. A picture's size is read
-from the canvas when the kernel runs, so that one compilation serves every size.
+The same body serves the live view in the monitor, pixel observations and films. Picture sizes are read from the canvas
+at run time, so one compilation serves all.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from operant.envs import Env
 
 
 class Scene(NamedTuple):
-    """What is to be seen. Tensors outside the kernel, arrays inside."""
+    """Inputs of a shader. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None where it has none
 
 
 class Canvas(NamedTuple):
-    """Where it is drawn."""
+    """Output of a shader."""
 
     pixels: (
         Any  # (N, H, W, 3) uint8, written: red, green and blue of each pixel, from the top row down; N * H * W < 2^32
@@ -32,14 +32,14 @@ class Canvas(NamedTuple):
 
 @device
 def _level(value: Any) -> Any:
-    """A colour's part, 0 to 1, as a byte. What is outside is cut off, and NaN is 0."""
+    """Quantise a colour channel from [0, 1] to a byte. Values outside are clipped, NaN becomes 0."""
     inside = min(float32(value), float32(1.0)) if float32(value) > float32(0.0) else float32(0.0)
     return uint8(inside * float32(255.0) + float32(0.5))
 
 
 def colour_function(env: Env, params: Any) -> Any:
-    """`env.pixel_shader` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know
-    which buffers there are.
+    """Adapt `env.pixel_shader` to `(scene, lane, x, y)` -> (red, green, blue), independent of the buffers an
+    environment has.
     """
     shade, p = env.pixel_shader, device_params(params)
     assert shade is not None, "this environment draws no picture"
@@ -59,7 +59,7 @@ def colour_function(env: Env, params: Any) -> Any:
 
 
 def _paint_function(env: Env, params: Any) -> Any:
-    """`(scene, i, pixels)`: give pixel i of all N * H * W the colour of the point at its centre."""
+    """`(scene, i, pixels)`: shade pixel i of N * H * W at the point of its centre."""
     colour = colour_function(env, params)
 
     @device
@@ -78,7 +78,7 @@ def _paint_function(env: Env, params: Any) -> Any:
 
 
 def shade_body(env: Env, params: Any) -> Any:
-    """The body that shades pixel i of all N * H * W of a canvas."""
+    """Body that shades pixel i of a canvas."""
     paint = _paint_function(env, params)
 
     @device
@@ -89,7 +89,7 @@ def shade_body(env: Env, params: Any) -> Any:
 
 
 def observe_body(env: Env, params: Any) -> Any:
-    """The body that shades pixel i of a step's observations: a `world.Slot`, whose pictures are (N, H, W, 3)."""
+    """Body that shades pixel i of the observations (N, H, W, 3) of a `Slot`."""
     paint = _paint_function(env, params)
 
     @device
@@ -100,8 +100,8 @@ def observe_body(env: Env, params: Any) -> Any:
 
 
 def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
-    """As `observe_body`, of a step's true final observations: those of lanes that were truncated, or with `every_final`
-    ended at all; all else returns.
+    """Body that shades pixel i of true final observations, in lanes that were truncated, or with `every_final` ended at
+    all.
     """
     paint = _paint_function(env, params)
 

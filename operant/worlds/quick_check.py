@@ -1,7 +1,7 @@
-"""The quick part of `operant check`, which a user's file also goes through before a training begins: nothing here needs
-a GPU or many steps.
+"""Quick checks of an environment, run by `operant check` and before training with a user's file. Needs no GPU and few
+steps.
 
-An author's mistake must come back as a sentence that names the line, never as a traceback, and never as a crash.
+An author's mistake is reported as a sentence that names the line, never as a traceback or a crash.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from operant.worlds import DeviceWorld
 from operant.worlds.bounds import STEPS, BoundsChecked, index_error, rollout_actions, shade_index_error
 
 LANES, LONG_STEPS = 64, 1000
-"""What is tried: so many lanes, and so many steps where no time limit ends an episode."""
+"""Lanes of a check, and its steps if no time limit ends an episode."""
 
 
 class Finding(NamedTuple):
-    """The result of one check: its name, whether it passed, and what was found; a `warning` passed, and still deserves
-    a look.
-    """
+    """Result of one check. A `warning` has passed but deserves attention."""
 
     name: str
     passed: bool
@@ -40,9 +38,7 @@ class Finding(NamedTuple):
 
 
 def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> list[str]:
-    """The warnings about an environment of a user's file. Raises ConfigError for what the quick checks find wrong in
-    it.
-    """
+    """Warnings about a user's environment file. Raises ConfigError with every problem found by the quick checks."""
     findings = list(quick_check(env, params, device))
     if problems := [finding.detail for finding in findings if not finding.passed]:
         raise ConfigError(file.name, problems, advice=f"to check it whole: operant check {file}")
@@ -50,8 +46,8 @@ def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> li
 
 
 def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding]:
-    """The checks that take no longer than compiling does, in order; what an earlier process compiled is not compiled
-    again. Ends at the first failure.
+    """Yield the results of the quick checks in order, ending at the first failure. Code cached by an earlier process is
+    not compiled again.
     """
     yield (finding := declared(env))
     if not finding.passed:
@@ -73,7 +69,7 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
 
 
 def declared(env: Env) -> Finding:
-    """Whether the declaration fits together: spaces, functions, parameters."""
+    """Check that spaces, functions and parameters of the declaration are consistent."""
     problems = declaration_problems(env)
     return Finding(
         "declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed"
@@ -81,7 +77,7 @@ def declared(env: Env) -> Finding:
 
 
 def compiles(checked: BoundsChecked) -> Finding:
-    """Whether the functions hold only what can be a kernel, and compile."""
+    """Check that the functions use only what a kernel supports, and compile."""
     name = "compiles for the CPU"
     if problems := language_problems(checked.env):
         return Finding(name, False, "; ".join(problems))
@@ -93,9 +89,7 @@ def compiles(checked: BoundsChecked) -> Finding:
 
 
 def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
-    """Whether a world of the environment steps on a device. Its kernels are those of every later world there, so
-    compiling them now costs nothing.
-    """
+    """Check that a world of the environment steps on a device. Later worlds there reuse the kernels."""
     name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
     slot = world.bind(world.slot())
     try:
@@ -110,7 +104,7 @@ def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
 
 
 def _draws_inside(checked: BoundsChecked) -> Finding:
-    """Whether a picture reads what is there: one is drawn as soon as a monitor shows the agent."""
+    """Check that the shader's indices are in range: a frame is drawn as soon as a monitor shows the agent."""
     try:
         with muted():
             checked.draw()
@@ -120,20 +114,20 @@ def _draws_inside(checked: BoundsChecked) -> Finding:
 
 
 def printing(env: Env) -> Iterator[Finding]:
-    """A warning where a function prints."""
+    """Yield a warning if a function prints."""
     if places := prints(env):
         yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(places)}", warning=True)
 
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Print nothing of what an environment prints."""
+    """Suppress stdout."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 
 def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
-    """A warning where no episode ended in some steps and no time limit ever ends one."""
+    """Yield a warning if no episode ended and there is no time limit."""
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
         yield Finding(
@@ -145,7 +139,7 @@ def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
 
 
 def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
-    """Whether every index lies inside its column, in a rollout under random and extreme actions."""
+    """Check that every index lies within its column, in a rollout with random and extreme actions."""
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
         with muted():

@@ -1,6 +1,6 @@
-"""A world as a Stable-Baselines3 vector environment, by way of the Gymnasium one. Knows no policy and no algorithm.
+"""Stable-Baselines3 adapter of a world, built on the Gymnasium adapter. Knows no policy and no algorithm.
 
-Needs `gymnasium` and `stable_baselines3`; both are optional in this package.
+Needs `gymnasium` and `stable_baselines3`, optional dependencies of this package.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ except ImportError:
 
 
 class SB3VecEnv(VecEnv):
-    """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv: see `make_vec` for the arguments.
+    """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv. Arguments: see `make_vec`.
 
     `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor
-    writes it, "episode" (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of
-    legal actions. The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
+    writes it, "episode" (r, l, t, and the environment's tallies). MaskablePPO of sb3-contrib finds the masks of legal
+    actions. Lanes are not Python objects: `set_attr` and `env_method` are not supported.
 
-    Raises MachineError without stable_baselines3, and what `make_vec` raises.
+    Raises MachineError without stable_baselines3, and the errors of `make_vec`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SB3VecEnv(VecEnv):
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
 
     def reset(self) -> np.ndarray:
-        """Begin every lane anew, with the seed of the last `seed` if there was one: observations (N, O)."""
+        """Reset every lane, with the seed of the last call of `seed` if there was one: observations (N, O)."""
         if any(self._options):
             raise UsageError("reset has no options here: call set_options() to clear them")
         observations, _ = self.vector.reset(seed=self._seeds[0])
@@ -60,11 +60,11 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions, (N) or (N, A), for `step_wait`."""
+        """Store the actions, (N) or (N, A), for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Observations (N, O), rewards (N) float32, whether the episode ended (N), and an info for each lane."""
+        """Step every lane: observations (N, O), rewards (N) float32, episode ended (N), and an info per lane."""
         observations, rewards, terminated, truncated, info = self.vector.step(self._actions)
         ended = terminated | truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
@@ -84,31 +84,31 @@ class SB3VecEnv(VecEnv):
         return observations, rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute of the vector environment, once for each lane asked for. Raises AttributeError."""
+        """Attribute of the vector environment, once per requested lane. Raises AttributeError."""
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment says of no action whether it is legal")
         value = getattr(self.vector, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Raises UsageError: see the class."""
+        """Not supported; raises UsageError."""
         raise UsageError(
             f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to "
             "SB3VecEnv(params=...)"
         )
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Of "action_masks", each lane's mask, (H); of any other method raises UsageError: see the class."""
+        """Method "action_masks": each lane's mask (H). Raises UsageError for any other method."""
         if method_name == "action_masks":
             return list(self.vector.action_masks()[list(self._get_indices(indices))])
         raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """No lane is wrapped."""
+        """False for every lane."""
         return [False for _ in self._get_indices(indices)]
 
     def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:

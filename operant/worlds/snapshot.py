@@ -1,4 +1,4 @@
-"""Lanes of a world as they were before a step or a reset, to be put back in some of them. Knows no Gymnasium
+"""Snapshot of a world's lanes before a step or reset, to undo it in some of them. Knows no Gymnasium
 (operant/worlds/gym.py).
 """
 
@@ -13,21 +13,19 @@ from operant.worlds.device_world import DeviceWorld
 
 
 class Snapshot(NamedTuple):
-    """What a step or a reset changes in a lane: a copy of what the world keeps, and the slot that was written last,
-    which must stay as it is.
-    """
+    """Copy of the lanes' state, and the slot written last, which must not change meanwhile."""
 
     columns: tuple[torch.Tensor, ...]  # (..., N) each
     slot: Slot  # unbound
 
     @classmethod
     def of(cls, world: DeviceWorld, slot: Slot) -> Snapshot:
-        """The world as it is now; `slot` is that of its last step or reset."""
+        """Snapshot of a world; `slot` is that of its last step or reset."""
         return cls(tuple(column.clone() for column in _columns(world)), slot)
 
     def restore(self, world: DeviceWorld, slot: Slot, lanes: torch.Tensor) -> None:
-        """Undo in some lanes, (N) bool, the step or reset that wrote `slot`: there it then says that nothing was gained
-        and nothing ended.
+        """Undo the step or reset that wrote `slot` in some lanes, (N) bool; their reward becomes 0 and no end is
+        reported.
         """
         for column, before in zip(_columns(world), self.columns, strict=True):
             column.copy_(torch.where(lanes, before, column))
@@ -39,7 +37,7 @@ class Snapshot(NamedTuple):
 
 
 def _columns(world: DeviceWorld) -> list[torch.Tensor]:
-    """What a lane carries from one step to the next. The clock is no lane's: random numbers are never drawn twice."""
+    """Buffers that a lane carries from step to step. The clock is excluded: random numbers are never drawn twice."""
     lanes = world.lanes
     return [
         column

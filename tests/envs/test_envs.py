@@ -227,9 +227,7 @@ def test_throttle_beyond_its_bounds_is_paid_for_as_it_acts():
 
 def test_differences_from_gymnasium_are_documented():
     described = sys.modules[envs.find("mountaincar_continuous").step.__module__].__doc__
-    assert (
-        described is not None and "Where this differs from Gymnasium" in described and "clips Box actions" in described
-    )
+    assert described is not None and "Differences from Gymnasium" in described and "clips Box actions" in described
     page = Path(__file__).resolve().parents[2] / "docs" / "pages" / "runs.md"
     assert not page.is_file() or "clipped to their bounds before" in page.read_text(encoding="utf-8")
 

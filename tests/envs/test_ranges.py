@@ -60,7 +60,7 @@ REFUSED = {
     "not a number": ("pull", float("nan"), "input should be a finite number (got nan)"),
     "infinite": ("free", float("inf"), "input should be a finite number (got inf)"),
     "infinite below": ("free", float("-inf"), "input should be a finite number (got -inf)"),
-    "beyond float32": ("free", 1e39, "input should fit into a float32, whose largest number is 3.4e38 (got 1e+39)"),
+    "beyond float32": ("free", 1e39, "input should fit into a float32 (at most 3.4e38) (got 1e+39)"),
 }
 TAKEN = [
     ("goal", 1),
@@ -170,24 +170,24 @@ def test_what_is_no_parameter_is_refused(given, sentence):
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
-        ({"gaol": (0, 1)}, "ranges names 'gaol', which is no parameter (did you mean 'goal'?)"),
+        ({"gaol": (0, 1)}, "ranges names 'gaol', which is not a parameter (did you mean 'goal'?)"),
         ({"goal": (9, 2)}, "the range of 'goal' is (9, 2): its least value is above its greatest"),
         ({"goal": (6, None)}, "the default of 'goal' is 5: input should be from 6 to 2_147_483_647, by its range"),
         ({"mass": (None, 0.5)}, "the default of 'mass' is 1.0: input should be at most 0.5, by its range"),
-        ({"wind": (0, 1)}, "ranges names 'wind', which is True or False"),
+        ({"wind": (0, 1)}, "ranges names 'wind', a bool parameter, which cannot have a range"),
         (
             {"goal": (0.5, 9)},
-            "the range of 'goal' is (0.5, 9): it must be its least and its greatest value, two whole numbers, None for "
-            "no bound",
+            "the range of 'goal' is (0.5, 9): it must be the least and the greatest value, two whole numbers, None for "
+            "unbounded",
         ),
         (
             {"mass": 3},
-            "the range of 'mass' is 3: it must be its least and its greatest value, two numbers, None for no bound",
+            "the range of 'mass' is 3: it must be the least and the greatest value, two numbers, None for unbounded",
         ),
         (
             {"mass": (0.0, float("nan"))},
-            "the range of 'mass' is (0.0, nan): it must be its least and its greatest value, two numbers, None for "
-            "no bound",
+            "the range of 'mass' is (0.0, nan): it must be the least and the greatest value, two numbers, None for "
+            "unbounded",
         ),
         (
             ("goal", 1, 2),

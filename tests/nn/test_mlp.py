@@ -328,7 +328,7 @@ def test_a_network_of_ones_own(tmp_path):
 
 def test_categories_for_fewer_bytes_than_there_are_have_a_sentence():
     env = replace(PUSH, observation=Box(3, low=0, high=255, dtype="uint8", categories=(0, 31)))
-    with pytest.raises(ConfigError, match="3 numbers, but categories for 2"):
+    with pytest.raises(ConfigError, match="3 values, but categories for 2"):
         Policy(env, nets.Config(hidden=(4,)), seed=1, device=torch.device("cpu"), normalize=False)
 
 

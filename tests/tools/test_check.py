@@ -222,25 +222,25 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
 
 
-# a line in place of MOVE, what stands above the functions, and the sentence for it, which begins with the line's place
+# line that replaces MOVE: (code above the functions, expected message)
 NO_KERNEL = {
     'raise ValueError("no")': ("", "a kernel cannot raise an error"),
-    "assert s[X] < float32(9.0)": ("", "so there is no `assert`"),
+    "assert s[X] < float32(9.0)": ("", "so it cannot use `assert`"),
     "s[X] += TABLE[1]": ("TABLE = {1: 0.5}", "TABLE is a dict"),
     "s[X] += ROW[1]": ("ROW = [0.0, 0.5]", "ROW is a list"),
     "s[X] += C.a": ("class C: a = 1.0", "C is a class"),
     "s[X] += helper(s)": ("def helper(s): return s[1]", "helper is plain Python: write @device above"),
     "global COUNT; COUNT += 1": ("COUNT = 0", "cannot change a global variable"),
     "while True: s[X] += s[X_DOT]": ("", "write `for _ in range(1000):` with a `break` in it"),
-    'text = f"{s[X]}"': ("", "there is no f-string"),
-    "box = np.zeros(3)": ("", "a kernel cannot ask for memory"),
-    "pair = [s[X], s[X_DOT]]": ("", "a kernel has no list"),
-    "s[X] += float32(random.random())": ("import random", "write `uniform(key, 0)`"),
-    "s[X] += float32(np.random.random())": ("", "write `uniform(key, 0)`"),
+    'text = f"{s[X]}"': ("", "a kernel cannot format strings"),
+    "box = np.zeros(3)": ("", "a kernel cannot allocate memory"),
+    "pair = [s[X], s[X_DOT]]": ("", "a kernel cannot use a list"),
+    "s[X] += float32(random.random())": ("import random", "use `uniform(key, 0)`"),
+    "s[X] += float32(np.random.random())": ("", "use `uniform(key, 0)`"),
     "import os": ("", "write the import at the top of the file"),
     "s[X] += inner(s)": (
         "@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]",
-        "so there is no `assert`",
+        "so it cannot use `assert`",
     ),
 }
 
@@ -458,7 +458,7 @@ MASKS = {
     ),
     "a push that cannot be illegal": (
         [("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")],
-        {"declaration": ["`legal` judges actions of Discrete"]},
+        {"declaration": ["`legal` is for actions of Discrete"]},
     ),
 }
 
@@ -497,10 +497,10 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"observation": Box(3, low=(0.0, 1.0))}, "observation has 3 numbers, but bounds for [2, 3]"),
+        ({"observation": Box(3, low=(0.0, 1.0))}, "observation has 3 values, but bounds for [2, 3]"),
         ({"observation": Box(4, dtype="float64")}, "float32 or uint8"),
         ({"observation": Discrete(4)}, "it must be a Box"),
-        ({"observation": Box(4, shape=(2, 3))}, "not 4 numbers"),
+        ({"observation": Box(4, shape=(2, 3))}, "does not hold 4 values"),
         ({"observation": Box(4, low=1.0, high=0.0)}, "lower bound above"),
         ({"action": MultiDiscrete((3, 0))}, "at least 1"),
         ({"action": None}, "Discrete, MultiDiscrete or a Box"),
@@ -511,12 +511,15 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"tally": "score"}, "a tuple of names"),
         ({"Params": dict}, "NamedTuple"),
         ({"Params": tuple}, "NamedTuple"),
-        ({"observation": Box(4, dtype="uint8", categories=3)}, "has 3 categories: these are bytes from 0 to 2"),
-        ({"observation": Box(4, low=0, high=2, categories=3)}, "so dtype is uint8"),
+        (
+            {"observation": Box(4, dtype="uint8", categories=3)},
+            "has 3 categories: they need dtype uint8 and values from 0 to 2",
+        ),
+        ({"observation": Box(4, low=0, high=2, categories=3)}, "they need dtype uint8"),
         ({"observation": Box(4, low=0, high=0, dtype="uint8", categories=(0, 1, 0, 0))}, "has 1 categories"),
         (
             {"observation": Box(4, low=0, high=9, dtype="uint8", categories=(0, 10, 0, 9))},
-            "has 9 categories: these are bytes from 0 to 8",
+            "has 9 categories: they need dtype uint8 and values from 0 to 8",
         ),
         (
             {"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3.0, 0))},
@@ -525,14 +528,17 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=None)}, "has categories None"),
         (
             {"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3))},
-            "has 4 numbers, but categories for 3",
+            "has 4 values, but categories for 3",
         ),
-        ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
+        (
+            {"actions": ("left",)},
+            "actions has 1 name, but action is Discrete(n=2): name all actions, or leave `actions` empty",
+        ),
         ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
         ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
         ({"actions": ("left", 2)}, "a tuple of names"),
         ({"actions": ("left", "Left")}, "a name twice: Left, left"),
-        ({"action": Box(1), "actions": ("left", "right")}, "this action is not one"),
+        ({"action": Box(1), "actions": ("left", "right")}, "this action space is another"),
         ({"turns": 1}, "turns is 1"),
         ({"step_s": 0.0}, "step_s is 0.0: seconds, above 0"),
         ({"step_s": math.inf}, "step_s is inf"),

@@ -1,19 +1,18 @@
-"""MinAtar's Asterix: gather gold and keep away from enemies; both come in from the sides, one at most in each of eight
-rows.
+"""MinAtar's Asterix: collect gold and avoid enemies. Both enter from the sides, at most one in each of eight rows.
 
-The rules of a step
-- When the spawn timer is up, an enemy or gold (one in three) comes into a random row that is free, from either side; in
-  none, if none is free.
-- The player moves a cell to the left, up, right or down, if told to; never into the top or bottom row.
-- Gold in the player's cell is gathered; an enemy there ends the game. When the move timer is up, all enemies and gold
-  move a cell on (those beyond the
-  side are gone), and that is looked at again.
-- Reward: +1 for gold. The player begins at row 5, column 5. A spawn comes every 10 steps, a move every 5.
-- With `ramping`, each 102 steps: spawns come a step sooner, to 1; every second time moves do, too.
+Rules
+- When the spawn timer expires, an enemy or gold (with probability 1/3) enters a random free row from a random side,
+  unless no row is free.
+- The player moves one cell left, up, right or down; never into the top or bottom row.
+- Gold in the player's cell is collected; an enemy there ends the game. When the move timer expires, all enemies and
+  gold move one cell (and leave the board at the sides), and the player's cell is checked again.
+- Reward: +1 for gold. The player starts at row 5, column 5. A spawn comes every 10 steps, a move every 5.
+- With `ramping`, every 102 steps the spawn interval shrinks by a step, to a minimum of 1; every second time the move
+  interval does as well.
 
-Channels: player, enemy, the cell behind an enemy or gold, gold. Random numbers of a spawn: it comes from the left if
-`uniform(key, 1)` is below 1/2, and is gold if `uniform(key, 2)` is below 1/3; of f free rows it takes the one numbered
-`integer(key, 3, f)` from above.
+Channels: player, enemy, trail (the cell behind an enemy or gold), gold. Random numbers of a spawn: it enters from the
+left if `uniform(key, 1)` is below 1/2, and is gold if `uniform(key, 2)` is below 1/3; of f free rows it enters number
+`integer(key, 3, f)` from the top.
 """
 
 from typing import NamedTuple
@@ -23,18 +22,18 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREY, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
-# The state: the player's place, steps until a spawn, a move and the ramp, steps between spawns and moves, how often it
-# was ramped, and the last action.
+# Rows of the state: position of the player; steps until the next spawn, move and ramp; intervals of spawns and moves;
+# number of ramps; last action.
 X, Y, SPAWN, MOVE, RAMP, SPAWN_EVERY, MOVE_EVERY, RAMPED, LAST_ACTION, FIELDS = range(10)
 STAY, LEFT, UP, RIGHT, DOWN = range(5)  # actions
 ROWS = 8
-EMPTY, THERE, GOLD, RIGHTWARD = 0, 64, 32, 16  # what a row's number holds beside the column, 0 to 9
+EMPTY, OCCUPIED, GOLD, RIGHTWARD = 0, 64, 32, 16  # flags in a row's word; the low bits are the column, 0 to 9
 COLUMN = 15
 RAMP_EVERY = 100
 
 
 class Params(NamedTuple):
-    """How actions stick, and whether it gets harder."""
+    """Sticky actions and difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True
@@ -60,23 +59,23 @@ def spawn(rows, key):
     for k in range(ROWS):
         free += 1 if rows[k] == EMPTY else 0
     if free > 0:
-        ahead = integer(key, 3, free)
-        what = THERE | (RIGHTWARD if uniform(key, 1) < float32(0.5) else LAST)
-        what |= GOLD if uniform(key, 2) < float32(1 / 3) else 0
+        index = integer(key, 3, free)
+        item = OCCUPIED | (RIGHTWARD if uniform(key, 1) < float32(0.5) else LAST)
+        item |= GOLD if uniform(key, 2) < float32(1 / 3) else 0
         for k in range(ROWS):
             if rows[k] == EMPTY:
-                if ahead == 0:
-                    rows[k] = what
-                ahead -= 1
+                if index == 0:
+                    rows[k] = item
+                index -= 1
 
 
 @device_call
 def touch(rows, x, y):
-    """What the player finds in its row's number: (reward, whether the game is over)."""
-    what = whole(rows[y - 1])
-    if what == EMPTY or what & COLUMN != x:
+    """Contact of the player with the object in its row: (reward, whether the game is over)."""
+    item = whole(rows[y - 1])
+    if item == EMPTY or item & COLUMN != x:
         return float32(0.0), False
-    if what & GOLD == 0:
+    if item & GOLD == 0:
         return float32(0.0), True
     rows[y - 1] = EMPTY
     return float32(1.0), False
@@ -84,17 +83,17 @@ def touch(rows, x, y):
 
 @device_call
 def move(rows):
-    """All go on by a cell."""
+    """Move all objects by one cell."""
     for k in range(ROWS):
-        what = whole(rows[k])
-        if what != EMPTY:
-            end, way = (LAST, 1) if what & RIGHTWARD != 0 else (0, -1)
-            rows[k] = EMPTY if what & COLUMN == end else what + way
+        item = whole(rows[k])
+        if item != EMPTY:
+            end, direction = (LAST, 1) if item & RIGHTWARD != 0 else (0, -1)
+            rows[k] = EMPTY if item & COLUMN == end else item + direction
 
 
 @device_call
 def ramp(s):
-    """Sooner spawns and moves, once the timer is up."""
+    """Shorten the intervals of spawns and moves when the ramp timer expires."""
     spawn_every, move_every = s[SPAWN_EVERY], s[MOVE_EVERY]
     if spawn_every > float32(1.0) or move_every > float32(1.0):
         if s[RAMP] >= float32(0.0):
@@ -111,18 +110,18 @@ def ramp(s):
 @device_call
 def step(s, rows, workspace, action, p, key, tally):
     x, y = whole(s[X]), whole(s[Y])
-    taken = sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    executed = sticky_action(whole(s[LAST_ACTION]), action, p, key)
     if s[SPAWN] == float32(0.0):
         spawn(rows, key)
         s[SPAWN] = s[SPAWN_EVERY]
 
-    if taken == LEFT:
+    if executed == LEFT:
         x = max(x - 1, 0)
-    elif taken == RIGHT:
+    elif executed == RIGHT:
         x = min(x + 1, LAST)
-    elif taken == UP:
+    elif executed == UP:
         y = max(y - 1, 1)
-    elif taken == DOWN:
+    elif executed == DOWN:
         y = min(y + 1, ROWS)
 
     reward, over = touch(rows, x, y)
@@ -134,7 +133,7 @@ def step(s, rows, workspace, action, p, key, tally):
 
     s[SPAWN] -= float32(1.0)
     s[MOVE] -= float32(1.0)
-    s[X], s[Y], s[LAST_ACTION] = float32(x), float32(y), float32(taken)
+    s[X], s[Y], s[LAST_ACTION] = float32(x), float32(y), float32(executed)
     if p.ramping:
         ramp(s)
     return reward, over
@@ -142,16 +141,16 @@ def step(s, rows, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, rows, row):
-    """What a row holds: player, enemy, its or gold's trail, gold."""
-    what = whole(rows[min(max(row - 1, 0), ROWS - 1)]) if row >= 1 and row <= ROWS else int32(EMPTY)
-    there, column = what != EMPTY, what & COLUMN
-    gold = what & GOLD != 0
-    behind = column - 1 if what & RIGHTWARD != 0 else column + 1
+    """Masks of a row by channel: player, enemy, trail, gold."""
+    item = whole(rows[min(max(row - 1, 0), ROWS - 1)]) if row >= 1 and row <= ROWS else int32(EMPTY)
+    occupied, column = item != EMPTY, item & COLUMN
+    gold = item & GOLD != 0
+    trail = column - 1 if item & RIGHTWARD != 0 else column + 1
     return (
         bit(whole(s[X]), row == whole(s[Y])),
-        bit(column, there and not gold),
-        bit(behind, there),
-        bit(column, there and gold),
+        bit(column, occupied and not gold),
+        bit(trail, occupied),
+        bit(column, occupied and gold),
     )
 
 

@@ -1,5 +1,5 @@
-"""What MinAtar's games share: sticky actions, and the observation and picture of a board whose rows are masks of ten
-bits. Knows no game's rules.
+"""Shared parts of MinAtar's games: sticky actions, observations and pictures of a board whose rows are 10-bit masks.
+Independent of each game's rules.
 """
 
 from typing import Any
@@ -9,26 +9,26 @@ from numpy import float32, int32
 from operant.envs import GROUND, Box, Discrete, Env, IntState, device, device_call, uniform
 
 SIDE = 10
-LAST = SIDE - 1  # row or column
-FULL = (1 << SIDE) - 1  # a row with every cell
+LAST = SIDE - 1  # last row or column
+FULL = (1 << SIDE) - 1  # mask of a full row
 
 
 @device
 def whole(number):
-    """A number of the state as int32."""
+    """Convert a state value to int32."""
     return int32(number)
 
 
 @device
 def sticky_action(last, action, p, key):
-    """The action that is taken: the given one, or the last again."""
+    """Executed action: the given one, or with probability `sticky` the last one."""
     return last if uniform(key, 0) < p.sticky else int32(action)
 
 
 @device
-def bit(column, there):
-    """The mask of a cell, empty where it is not there or lies beyond the sides."""
-    return int32(1 << int32(column)) if there and column >= 0 and column < SIDE else int32(0)
+def bit(column, present):
+    """Mask of a cell; 0 if it is absent or off the board."""
+    return int32(1 << int32(column)) if present and column >= 0 and column < SIDE else int32(0)
 
 
 def game(
@@ -43,27 +43,29 @@ def game(
     actions: tuple[str, ...],
     time_limit: int | None = 10_000,
 ) -> Env:
-    """A game. `masks(s, cells, row)` is the row's mask of each channel; a row is a shard of the observation, and of two
-    in a cell the later is seen.
+    """Declare a game.
+
+    `masks(s, cells, row)` returns the row's mask of each channel. Observation shards are rows. In pictures, later
+    channels cover earlier ones.
     """
     channels = len(colours)
 
     @device_call
     def observe(s, cells, obs, p, shard):
         row = int32(shard)
-        seen = masks(s, cells, row)
+        row_masks = masks(s, cells, row)
         for column in range(SIDE):
             for channel in range(channels):
                 obs[channels * (SIDE * row + column) + channel] = (
-                    255 if (seen[channel] >> int32(column)) & int32(1) != 0 else 0
+                    255 if (row_masks[channel] >> int32(column)) & int32(1) != 0 else 0
                 )
 
     @device_call
     def pixel_shader(s, cells, p, x, y):
         column, row = int32(x * float32(SIDE)), int32(y * float32(SIDE))
-        seen, colour = masks(s, cells, row), GROUND
+        row_masks, colour = masks(s, cells, row), GROUND
         for channel in range(channels):
-            if (seen[channel] >> column) & int32(1) != 0:
+            if (row_masks[channel] >> column) & int32(1) != 0:
                 colour = colours[channel]
         return colour
 

@@ -1,18 +1,19 @@
-"""MinAtar's Breakout: a ball that flies along diagonals, a paddle of one cell below, three rows of bricks above.
+"""MinAtar's Breakout: a ball that moves diagonally, a paddle of one cell at the bottom, three rows of bricks at the
+top.
 
-The rules of a step
-- The paddle moves a cell to the left or right, if told to and not at the side.
-- The ball moves a cell along its diagonal. A side turns it sideways, the ceiling down. A brick breaks and turns it up
-  or down, and the ball stays in its row;
-  but not when it met a brick in the step before: then it flies on into the cell.
-- In the bottom row, if no brick stands, all come back. On the column of the paddle the ball returns the way it flew
-  sideways, if it comes down straight above
-  it, or the way it came, if it flies to its cell. Beside the paddle the game ends.
-- Reward: +1 for a brick. The ball begins in the left or right column below the bricks, each as likely, flying down and
-  inwards.
+Rules
+- The paddle moves one cell to the left or right, up to the sides.
+- The ball moves one cell along its diagonal. A side reverses its horizontal direction, the ceiling its vertical one. A
+  brick breaks and reverses the vertical direction, and the ball stays in its row; directly after a contact with a brick
+  in the previous step it enters the cell instead.
+- When the ball reaches the bottom row and no brick is left, all bricks return. If the ball comes down in the paddle's
+  column, only its vertical direction reverses; if it is about to enter the paddle's cell diagonally, it returns the way
+  it came. If it misses the paddle, the game ends.
+- Reward: +1 for a brick. The ball starts in the left or right column below the bricks, with equal probability, moving
+  down and inwards.
 
-Channels: paddle, ball, its place a step before, brick. Random numbers: the ball's column is draw 0 of the reset,
-`integer(key, 0, 2)`, 0: left.
+Channels: paddle, ball, trail (the ball's previous cell), brick. Random numbers: the ball's column is draw 0 of the
+reset, `integer(key, 0, 2)`, 0 for left.
 """
 
 from typing import NamedTuple
@@ -22,15 +23,15 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREEN, GREY, YELLOW, IntState, device_call, integer
 from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, whole
 
-# The state: places of paddle and ball, the ball's place a step before, where it flies (-1 or 1 each), whether it met a
-# brick, and the last action.
-PADDLE, X, Y, LAST_X, LAST_Y, RIGHTWARD, DOWNWARD, MET, LAST_ACTION, FIELDS = range(10)
+# Rows of the state: paddle, ball, previous cell of the ball, its direction (-1 or 1 each), 1 after hitting a brick,
+# last action.
+PADDLE, X, Y, LAST_X, LAST_Y, RIGHTWARD, DOWNWARD, HIT, LAST_ACTION, FIELDS = range(10)
 STAY, LEFT, RIGHT = range(3)  # actions
 ROWS, FIRST_ROW = 3, 1  # of bricks
 
 
 class Params(NamedTuple):
-    """How actions stick."""
+    """Sticky actions."""
 
     sticky: float = 0.1
 
@@ -41,7 +42,7 @@ def reset(s, bricks, workspace, p, key):
     column = float32(LAST) if right else float32(0.0)
     s[PADDLE], s[X], s[Y], s[LAST_X], s[LAST_Y] = float32(4.0), column, float32(3.0), column, float32(3.0)
     s[RIGHTWARD], s[DOWNWARD] = float32(-1.0) if right else float32(1.0), float32(1.0)
-    s[MET], s[LAST_ACTION] = float32(0.0), float32(STAY)
+    s[HIT], s[LAST_ACTION] = float32(0.0), float32(STAY)
     for row in range(ROWS):
         bricks[row] = FULL
 
@@ -55,21 +56,21 @@ def step(s, bricks, workspace, action, p, key, tally):
         whole(s[RIGHTWARD]),
         whole(s[DOWNWARD]),
     )
-    met_before, taken = s[MET] != float32(0.0), sticky_action(whole(s[LAST_ACTION]), action, p, key)
-    if taken == LEFT:
+    hit_before, executed = s[HIT] != float32(0.0), sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    if executed == LEFT:
         paddle = max(paddle - 1, 0)
-    elif taken == RIGHT:
+    elif executed == RIGHT:
         paddle = min(paddle + 1, LAST)
 
-    x, y, met, reward, over = last_x + rightward, last_y + downward, False, float32(0.0), False
+    x, y, hit, reward, over = last_x + rightward, last_y + downward, False, float32(0.0), False
     if x < 0 or x > LAST:
         x, rightward = last_x, -rightward
     row = y - FIRST_ROW
     if y < 0:
         y, downward = 0, -downward
     elif row >= 0 and row < ROWS and (bricks[row] >> x) & 1 != 0:
-        met = True
-        if not met_before:
+        hit = True
+        if not hit_before:
             bricks[row] = bricks[row] & ~(1 << x)
             y, downward, reward = last_y, -downward, float32(1.0)
     elif y == LAST:
@@ -90,13 +91,13 @@ def step(s, bricks, workspace, action, p, key, tally):
         float32(last_y),
     )
     s[RIGHTWARD], s[DOWNWARD] = float32(rightward), float32(downward)
-    s[MET], s[LAST_ACTION] = float32(1.0) if met else float32(0.0), float32(taken)
+    s[HIT], s[LAST_ACTION] = float32(1.0) if hit else float32(0.0), float32(executed)
     return reward, over
 
 
 @device_call
 def masks(s, bricks, row):
-    """What a row holds: paddle, ball, its trail, bricks."""
+    """Masks of a row by channel: paddle, ball, trail, bricks."""
     paddle, ball, trail = (
         bit(whole(s[PADDLE]), row == LAST),
         bit(whole(s[X]), row == whole(s[Y])),

@@ -1,18 +1,16 @@
 """MinAtar's Freeway: a chicken crosses eight lanes of cars.
 
-The rules of a step
-- The chicken moves a row up or down, if told to and if it has not moved in the two steps before. From the top row it is
-  put back to the bottom: the cars then
-  get new speeds and directions, and stay where they are.
-- Each car of speed v (1 to 5) waits for v steps and then moves a cell; beyond a side it comes in again at the other. A
-  car on the chicken's cell, before its
-  move or after, puts the chicken back to the bottom.
-- Reward: +1 for the top row. It begins in the bottom row, unable to move for three steps, all cars in the left column.
-  The game ends after 2,501 steps.
+Rules
+- The chicken moves one row up or down, at most every third step. From the top row it returns to the bottom; the cars
+  then get new speeds and directions, and keep their positions.
+- A car of speed v (1 to 5) waits v steps between moves of one cell, and wraps around at the sides. A car in the
+  chicken's cell, before its move or after, sends the chicken back to the bottom.
+- Reward: +1 for reaching the top row. The chicken starts in the bottom row, unable to move for three steps, with all
+  cars in the left column. The game ends after 2,501 steps.
 
-Channels: chicken, car, and for each speed from 1 to 5 the cell behind a car of it. Random numbers, from draw `first`,
-which is 0 of a reset and 1 of a step: the car of the k-th lane from above has the speed 1 + `integer(key, first + k,
-5)`, and goes right if `uniform(key, first + 8 + k)` is at least 0.5.
+Channels: chicken, car, and for each speed from 1 to 5 the trails of the cars of that speed. Random numbers, from draw
+`first`, which is 0 in a reset and 1 in a step: the car of lane k from the top has speed 1 + `integer(key, first + k,
+5)`, and moves right if `uniform(key, first + 8 + k)` is at least 0.5.
 """
 
 from typing import NamedTuple
@@ -22,17 +20,17 @@ from numpy import float32, int32
 from operant.envs import GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
-# of the state: the chicken's row and the steps until it may move, steps left, the last action
+# rows of the state: row of the chicken, steps until it can move, remaining steps, last action
 ROW, WAIT, LEFT_STEPS, LAST_ACTION, FIELDS = range(5)
 STAY, UP, DOWN = range(3)  # actions
-CARS, COLUMN = 8, 4  # cars, one in each of the rows 1 to 8, and the chicken's column
-REST = 3  # steps from a move of the chicken to the next
+CARS, COLUMN = 8, 4  # number of cars, one per row 1 to 8; column of the chicken
+REST = 3  # steps between moves of the chicken
 STEPS = 2500
-X, TIMER, VELOCITY = 0, CARS, 2 * CARS  # where these numbers of all cars begin
+X, TIMER, VELOCITY = 0, CARS, 2 * CARS  # offsets of each field of all cars
 
 
 class Params(NamedTuple):
-    """How actions stick."""
+    """Sticky actions."""
 
     sticky: float = 0.1
 
@@ -56,10 +54,10 @@ def reset(s, cars, workspace, p, key):
 @device_call
 def step(s, cars, workspace, action, p, key, tally):
     row, wait, left, reward = whole(s[ROW]), whole(s[WAIT]), whole(s[LEFT_STEPS]), float32(0.0)
-    taken = sticky_action(whole(s[LAST_ACTION]), action, p, key)
-    if taken != STAY and wait == 0:
+    executed = sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    if executed != STAY and wait == 0:
         wait = REST
-        row = row - 1 if taken == UP else min(row + 1, LAST)
+        row = row - 1 if executed == UP else min(row + 1, LAST)
     if row == 0:
         row, reward = LAST, float32(1.0)
         new_speeds(cars, key, 1)
@@ -82,14 +80,14 @@ def step(s, cars, workspace, action, p, key, tally):
         float32(row),
         float32(max(wait - 1, 0)),
         float32(left - 1),
-        float32(taken),
+        float32(executed),
     )
     return reward, left < 1
 
 
 @device_call
 def masks(s, cars, row):
-    """What a row holds: chicken, car, and the trail of a car of each speed."""
+    """Masks of a row by channel: chicken, car, and one trail per speed."""
     chicken, k, on_road = bit(COLUMN, row == whole(s[ROW])), min(max(row - 1, 0), CARS - 1), row >= 1 and row <= CARS
     x, velocity = whole(cars[X + k]), whole(cars[VELOCITY + k])
     behind, speed = x - 1 if velocity > 0 else x + 1, abs(velocity)
@@ -117,5 +115,5 @@ ENV = game(
     masks=masks,
     colours=(YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW),
     actions=("stay", "up", "down"),
-    time_limit=None,  # it ends before that
+    time_limit=None,  # games have a fixed length
 )

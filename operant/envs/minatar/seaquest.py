@@ -1,37 +1,35 @@
-"""MinAtar's Seaquest: a submarine shoots at fish and submarines, gathers divers, and has to come up for air.
+"""MinAtar's Seaquest: a submarine shoots fish and enemy submarines, rescues divers, and must surface for air.
 
-The rules of a step, in this order
-- When its timer is up, an enemy (one in three a submarine, else a fish) comes into one of the rows 1 to 8 from either
-  side; not where another in that row goes
-  the other way. Every 30 steps a diver comes likewise, in any row.
-- The player moves a cell to the left (and looks that way), up, right (likewise) or down, or shoots the way it looks, if
-  told to; five steps lie between two
-  shots. Rows 0 to 8 are its own; row 0 is the surface.
-- Shots fly a cell. One that then meets an enemy is gone with it: +1.
-- A diver in the player's cell comes on board, unless six are there. Each diver moves a cell in every sixth step, and
-  that is looked at again.
-- An enemy in the player's cell, before its move or after, or a shot of one, ends the game. Enemies move when their
-  timers are up, and into a shot means
-  +1, too. A submarine shoots every 11 steps; such a shot flies a cell in the step that it is fired in already.
-- Below the surface a step takes one of 200 units of oxygen; with none left at the end of a step the game ends. Who
-  comes to the surface without a diver ends the game. Else the oxygen is filled up and a diver leaves; six leave
-  together, for as many points as the bar of oxygen had cells, 0 to 10.
-- With `ramping`, each time at the surface: enemies come a step sooner (from every 20 steps to every step); every second
-  time they move sooner, too, their
-  timer from 5 to 2.
-- The player begins in row 0, column 5, looking left.
+Rules, in the order of a step
+- When its timer expires, an enemy (a submarine with probability 1/3, otherwise a fish) enters one of the rows 1 to 8
+  from a random side, unless another enemy in that row moves the other way. Every 30 steps a diver enters in the same
+  way, in any row.
+- The player moves one cell left (and faces left), up, right (and faces right) or down, or fires in the direction it
+  faces, at most every fifth step. It can use rows 0 to 8; row 0 is the surface.
+- The player's shots move one cell. A shot and an enemy in the same cell are both removed: +1.
+- A diver in the player's cell comes on board, unless six are there. Each diver moves one cell every sixth step, and is
+  then checked again.
+- An enemy in the player's cell, before its move or after, or an enemy's shot there, ends the game. Enemies move when
+  their timers expire; moving into one of the player's shots also pays +1. A submarine fires every 11 steps, and its
+  shot moves one cell in the same step.
+- Each step below the surface consumes one of 200 units of oxygen; the game ends without oxygen at the end of a step.
+  Surfacing without a diver ends the game. Otherwise the oxygen is refilled and one diver leaves; six divers leave
+  together and pay the number of cells of the oxygen bar, 0 to 10.
+- With `ramping`, each surfacing shortens the interval of enemies by a step, from 20 to 1; every second time their move
+  timer shrinks as well, from 5 to 2.
+- The player starts in row 0, column 5, facing left.
 
-As in the package, the divers on board are one fewer than none after six have left: the next one that comes on board
-makes it none. Such a count below none lets the player come to the surface, where it falls by one more.
+As in the package, the count of divers is -1 after six have left: the next diver that comes on board makes it 0. A count
+below zero still lets the player surface, which decrements it once more.
 
-Channels: the player's front, its back, its shots, the cell behind an enemy or diver, the enemies' shots, fish,
-submarines, the oxygen as a bar below, divers on board beside it, divers. Random numbers: an enemy comes from the left
-if `uniform(key, 1)` is below 1/2, is a submarine if `uniform(key, 2)` is below 1/3, and takes row 1 + `integer(key, 3,
-8)`; a diver likewise by `uniform(key, 4)` and 1 + `integer(key, 5, 8)`.
+Channels: the player's front, its back, its shots, trails of enemies and divers, enemy shots, fish, submarines, oxygen
+as a bar at the bottom, divers on board next to it, divers. Random numbers: an enemy enters from the left if
+`uniform(key, 1)` is below 1/2, is a submarine if `uniform(key, 2)` is below 1/3, and enters row 1 + `integer(key, 3,
+8)`; a diver likewise with `uniform(key, 4)` and 1 + `integer(key, 5, 8)`.
 
-What is kept. Four lists, oldest first, each item a number: its column and row, whether it goes right, its timers,
-whether it is a submarine. They have room for more than the rules can bring about: enemies that come in every step leave
-after 30, and a submarine has one shot in the water.
+Storage: four lists, oldest item first. Each item is an integer with column and row, direction, timers and a submarine
+flag. The capacities exceed what the rules can produce: an enemy that enters in every step leaves after 30, and a
+submarine has at most one shot in the water.
 """
 
 from typing import NamedTuple
@@ -41,13 +39,13 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
 from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, whole
 
-# The state: the player's place and whether it looks right; oxygen, divers on board, whether it is at the surface since
-# the last step; steps until it may shoot, until an enemy comes, until a diver does; steps between enemies and between
-# their moves, how often it was ramped; the last action; and the lists' lengths.
+# Rows of the state: position of the player, 1 if it faces right; oxygen, divers on board, 1 if it was at the surface in
+# the last step; steps until it can fire, until the next enemy and the next diver; intervals of enemies and of their
+# moves, number of ramps; last action; lengths of the lists.
 (
     X,
     Y,
-    LOOKS_RIGHT,
+    FACES_RIGHT,
     OXYGEN,
     ON_BOARD,
     SURFACED,
@@ -62,17 +60,17 @@ from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, who
 ENEMY_COUNT, THEIR_COUNT, SHOT_COUNT, DIVER_COUNT, FIELDS = range(13, 18)
 STAY, LEFT, UP, RIGHT, DOWN, FIRE = range(6)  # actions
 
-# where the lists begin: enemies, their shots, the player's, divers; and how many items in all
+# offsets of the lists: enemies, their shots, the player's shots, divers; total capacity
 ENEMIES, THEIRS, SHOTS, DIVERS, ITEMS = 0, 32, 64, 68, 72
-PLACE, RIGHTWARD, SUBMARINE = 255, 256, 512  # of an item: column + 16 row, and two flags
-TIMER, SHOT_TIMER = 1 << 10, 1 << 14  # units of the timers, below 16 each
+CELL, RIGHTWARD, SUBMARINE = 255, 256, 512  # fields of an item: column + 16 row, and two flags
+TIMER, SHOT_TIMER = 1 << 10, 1 << 14  # units of the timers, each below 16
 
 AIR, CREW, DIVER_EVERY, COOL_DOWN = 200, 6, 30, 5
 DIVER_TIMER, FIRST_ENEMY_EVERY, FIRST_MOVE_EVERY, LAST_MOVE_EVERY, SHOT_EVERY = 5, 20, 5, 2, 10
 
 
 class Params(NamedTuple):
-    """How actions stick, and whether it gets harder."""
+    """Sticky actions and difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True
@@ -94,24 +92,24 @@ def reset(s, items, workspace, p, key):
 
 @device_call
 def append(s, items, count, first, end, item):
-    """One more item of a list that lies in items[first:end], its length in s[count]."""
-    place = first + whole(s[count])
-    if place < end:
-        items[place] = item
+    """Append an item to the list in items[first:end] with length s[count]."""
+    slot = first + whole(s[count])
+    if slot < end:
+        items[slot] = item
         s[count] += float32(1.0)
 
 
 @device_call
 def remove(s, items, count, first, k):
-    """The list without its item k; the others keep their order."""
+    """Remove item k of a list, keeping the order of the others."""
     s[count] -= float32(1.0)
-    for place in range(first + k, first + whole(s[count])):
-        items[place] = items[place + 1]
+    for slot in range(first + k, first + whole(s[count])):
+        items[slot] = items[slot + 1]
 
 
 @device_call
 def moved(item):
-    """An item a cell on, or -1 beyond the sides."""
+    """Item after a move of one cell, or -1 if it left the board."""
     column = item & 15
     if item & RIGHTWARD != 0:
         return int32(-1 if column == LAST else item + 1)
@@ -120,7 +118,7 @@ def moved(item):
 
 @device_call
 def entrance(row, right):
-    """An item that comes in: from the left it goes right."""
+    """New item at a side of a row; it moves right if it enters from the left."""
     return int32(16 * row + (RIGHTWARD if right else LAST))
 
 
@@ -130,7 +128,7 @@ def new_enemy(s, items, key):
     enemy = entrance(row, right)
     for k in range(whole(s[ENEMY_COUNT])):
         other = whole(items[ENEMIES + k])
-        if (other & PLACE) >> 4 == row and (other ^ enemy) & RIGHTWARD != 0:
+        if (other & CELL) >> 4 == row and (other ^ enemy) & RIGHTWARD != 0:
             return
     kind = SUBMARINE + SHOT_EVERY * SHOT_TIMER if uniform(key, 2) < float32(1 / 3) else 0
     append(s, items, ENEMY_COUNT, ENEMIES, THEIRS, enemy + kind + whole(s[MOVE_EVERY]) * TIMER)
@@ -140,13 +138,13 @@ def new_enemy(s, items, key):
 def act(s, items, action):
     if action == FIRE:
         if s[COOLING] == float32(0.0):
-            looks = RIGHTWARD if s[LOOKS_RIGHT] != float32(0.0) else 0
-            append(s, items, SHOT_COUNT, SHOTS, DIVERS, whole(s[X]) + 16 * whole(s[Y]) + looks)
+            facing = RIGHTWARD if s[FACES_RIGHT] != float32(0.0) else 0
+            append(s, items, SHOT_COUNT, SHOTS, DIVERS, whole(s[X]) + 16 * whole(s[Y]) + facing)
             s[COOLING] = float32(COOL_DOWN)
     elif action == LEFT:
-        s[X], s[LOOKS_RIGHT] = max(s[X] - float32(1.0), float32(0.0)), float32(0.0)
+        s[X], s[FACES_RIGHT] = max(s[X] - float32(1.0), float32(0.0)), float32(0.0)
     elif action == RIGHT:
-        s[X], s[LOOKS_RIGHT] = min(s[X] + float32(1.0), float32(LAST)), float32(1.0)
+        s[X], s[FACES_RIGHT] = min(s[X] + float32(1.0), float32(LAST)), float32(1.0)
     elif action == UP:
         s[Y] = max(s[Y] - float32(1.0), float32(0.0))
     elif action == DOWN:
@@ -154,46 +152,46 @@ def act(s, items, action):
 
 
 @device_call
-def find(items, first, count, place, kind):
-    """The oldest item of a list at a place, of enemies fish (kind 0) or submarines; -1: none."""
+def find(items, first, count, cell, kind):
+    """Index of the oldest item of a list in a cell, or -1. Kind: 0 for fish, shots and divers, or SUBMARINE."""
     for k in range(count):
         item = whole(items[first + k])
-        if item & PLACE == place and item & SUBMARINE == kind:
+        if item & CELL == cell and item & SUBMARINE == kind:
             return int32(k)
     return int32(-1)
 
 
 @device_call
 def move_shots(s, items):
-    """The player's shots go on, the newest first: how many enemies they meet."""
+    """Move the player's shots, newest first; returns the number of enemies hit."""
     hits = float32(0.0)
     for k in range(whole(s[SHOT_COUNT]) - 1, -1, -1):
         shot = moved(whole(items[SHOTS + k]))
         items[SHOTS + k] = shot
-        met = int32(-1)
+        hit = int32(-1)
         if shot >= 0:
-            met = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & PLACE, 0)
-            if met < 0:
-                met = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & PLACE, SUBMARINE)
-        if met >= 0:
-            remove(s, items, ENEMY_COUNT, ENEMIES, met)
+            hit = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, 0)
+            if hit < 0:
+                hit = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, SUBMARINE)
+        if hit >= 0:
+            remove(s, items, ENEMY_COUNT, ENEMIES, hit)
             hits += float32(1.0)
-        if met >= 0 or shot < 0:
+        if hit >= 0 or shot < 0:
             remove(s, items, SHOT_COUNT, SHOTS, k)
     return hits
 
 
 @device_call
 def move_divers(s, items, player):
-    """Divers come on board or go on, the newest first."""
+    """Take divers on board or move them, newest first."""
     for k in range(whole(s[DIVER_COUNT]) - 1, -1, -1):
         diver = whole(items[DIVERS + k])
-        room = s[ON_BOARD] < float32(CREW)
-        aboard = room and diver & PLACE == player
+        has_space = s[ON_BOARD] < float32(CREW)
+        aboard = has_space and diver & CELL == player
         if not aboard:
             if diver < TIMER:
                 diver = moved(diver)
-                aboard = room and diver >= 0 and diver & PLACE == player
+                aboard = has_space and diver >= 0 and diver & CELL == player
                 diver += DIVER_TIMER * TIMER if diver >= 0 else 0
             else:
                 diver -= TIMER
@@ -206,49 +204,49 @@ def move_divers(s, items, player):
 
 @device_call
 def move_enemies(s, items, player, kind):
-    """Fish (kind 0) or submarines, the newest first: (how many meet a shot, whether one meets the player)."""
+    """Move fish (kind 0) or submarines, newest first: (number hit by shots, whether one hits the player)."""
     hits, over = float32(0.0), False
     for k in range(whole(s[ENEMY_COUNT]) - 1, -1, -1):
         enemy = whole(items[ENEMIES + k])
         if enemy & SUBMARINE == kind:
-            over = over or enemy & PLACE == player
-            gone, shoots = False, kind == SUBMARINE and enemy < SHOT_TIMER
+            over = over or enemy & CELL == player
+            removed, shoots = False, kind == SUBMARINE and enemy < SHOT_TIMER
             if (enemy // TIMER) & 15 == 0:
                 enemy = moved(enemy)
-                gone = enemy < 0
-                if not gone:
+                removed = enemy < 0
+                if not removed:
                     enemy += whole(s[MOVE_EVERY]) * TIMER
-                    over = over or enemy & PLACE == player
+                    over = over or enemy & CELL == player
                     shot = (
-                        find(items, SHOTS, whole(s[SHOT_COUNT]), enemy & PLACE, 0)
-                        if enemy & PLACE != player
+                        find(items, SHOTS, whole(s[SHOT_COUNT]), enemy & CELL, 0)
+                        if enemy & CELL != player
                         else int32(-1)
                     )
                     if shot >= 0:
                         remove(s, items, SHOT_COUNT, SHOTS, shot)
                         hits += float32(1.0)
-                        gone = True
+                        removed = True
                 shoots = shoots and enemy >= 0
             else:
                 enemy -= TIMER
-            if shoots:  # even one that has just been hit
-                append(s, items, THEIR_COUNT, THEIRS, SHOTS, enemy & (PLACE | RIGHTWARD))
+            if shoots:  # even one that was hit in this step
+                append(s, items, THEIR_COUNT, THEIRS, SHOTS, enemy & (CELL | RIGHTWARD))
             if kind == SUBMARINE:
                 enemy += SHOT_EVERY * SHOT_TIMER if shoots else -SHOT_TIMER
             items[ENEMIES + k] = enemy
-            if gone:
+            if removed:
                 remove(s, items, ENEMY_COUNT, ENEMIES, k)
     return hits, over
 
 
 @device_call
 def move_their_shots(s, items, player):
-    """Whether one meets the player."""
+    """Move the enemies' shots; returns whether one hits the player."""
     over = False
     for k in range(whole(s[THEIR_COUNT]) - 1, -1, -1):
         before = whole(items[THEIRS + k])
         shot = moved(before)
-        over = over or before & PLACE == player or (shot >= 0 and shot & PLACE == player)
+        over = over or before & CELL == player or (shot >= 0 and shot & CELL == player)
         items[THEIRS + k] = shot
         if shot < 0:
             remove(s, items, THEIR_COUNT, THEIRS, k)
@@ -257,7 +255,7 @@ def move_their_shots(s, items, player):
 
 @device_call
 def surface(s, p):
-    """The player has come to the surface, with a diver at least: what it gets."""
+    """Surface with at least one diver; returns the reward."""
     reward = float32(0.0)
     if s[ON_BOARD] == float32(CREW):
         reward, s[ON_BOARD] = float32(whole(s[OXYGEN]) * 10 // AIR), float32(0.0)
@@ -274,7 +272,7 @@ def surface(s, p):
 
 @device_call
 def breathe(s, p):
-    """The end of the step: (reward, whether the game is over)."""
+    """Consume oxygen or surface, at the end of the step: (reward, whether the game is over)."""
     over = s[OXYGEN] <= float32(0.0)
     if s[Y] > float32(0.0):
         s[OXYGEN] -= float32(1.0)
@@ -290,8 +288,8 @@ def breathe(s, p):
 
 @device_call
 def step(s, items, workspace, action, p, key, tally):
-    taken = sticky_action(whole(s[LAST_ACTION]), action, p, key)
-    s[LAST_ACTION] = float32(taken)
+    executed = sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    s[LAST_ACTION] = float32(executed)
     if s[NEXT_ENEMY] == float32(0.0):
         new_enemy(s, items, key)
         s[NEXT_ENEMY] = s[ENEMY_EVERY]
@@ -305,7 +303,7 @@ def step(s, items, workspace, action, p, key, tally):
             entrance(1 + integer(key, 5, 8), uniform(key, 4) < float32(0.5)) + DIVER_TIMER * TIMER,
         )
         s[NEXT_DIVER] = float32(DIVER_EVERY)
-    act(s, items, taken)
+    act(s, items, executed)
 
     player = whole(s[X]) + 16 * whole(s[Y])
     hits = move_shots(s, items)
@@ -323,13 +321,11 @@ def step(s, items, workspace, action, p, key, tally):
 
 @device_call
 def row_of(items, first, count, row, behind, flag, value):
-    """The cells of a row with the items of a list, or the cells behind them; of those whose flag is `value` only (flag
-    0: all).
-    """
+    """Mask of a row with the items of a list, or their trails (`behind`), where `item & flag == value`."""
     mask = int32(0)
     for k in range(count):
         item = whole(items[first + k])
-        if (item & PLACE) >> 4 == row and item & flag == value:
+        if (item & CELL) >> 4 == row and item & flag == value:
             column = item & 15
             mask |= bit(column + (0 if not behind else -1 if item & RIGHTWARD != 0 else 1), True)
     return int32(mask)
@@ -337,7 +333,7 @@ def row_of(items, first, count, row, behind, flag, value):
 
 @device_call
 def masks(s, items, row):
-    """What a row holds, channel by channel."""
+    """Masks of a row by channel."""
     enemies, x, mine = whole(s[ENEMY_COUNT]), whole(s[X]), row == whole(s[Y])
     divers = whole(s[DIVER_COUNT])
     trails = row_of(items, ENEMIES, enemies, row, True, 0, 0) | row_of(items, DIVERS, divers, row, True, 0, 0)
@@ -345,7 +341,7 @@ def masks(s, items, row):
     crew = (FULL >> 1) & ~(FULL >> (1 + max(whole(s[ON_BOARD]), 0))) if row == LAST else 0
     return (
         bit(x, mine),
-        bit(x - 1 if s[LOOKS_RIGHT] != float32(0.0) else x + 1, mine),
+        bit(x - 1 if s[FACES_RIGHT] != float32(0.0) else x + 1, mine),
         row_of(items, SHOTS, whole(s[SHOT_COUNT]), row, False, 0, 0),
         whole(trails),
         row_of(items, THEIRS, whole(s[THEIR_COUNT]), row, False, 0, 0),

@@ -1,20 +1,19 @@
-"""MinAtar's Space Invaders: a cannon below shoots at a cluster of aliens above, which come down and shoot back.
+"""MinAtar's Space Invaders: a cannon at the bottom shoots at a cluster of aliens, which descend and shoot back.
 
-The rules of a step
-- The cannon moves a cell to the left or right, or shoots, if told to; five steps lie between two shots. Shots fly up,
-  those of the aliens down, a cell a step.
-  A shot of the aliens in the cannon's cell ends the game, and so does an alien.
-- When the aliens' move timer is up, they move a cell to the side; where one of them stands at that side they turn and
-  come a row down instead, which ends the
-  game if one stands in the bottom row. The next move is as many steps ahead as there are aliens, 12 at most.
-- Every 10 steps the lowest alien of the column nearest to the cannon shoots (of two as near the left one).
-- A shot and an alien in a cell are both gone. Reward: +1 for an alien. When the last one is gone, a new cluster stands
-  in rows 0 to 3, columns 2 to 7; with
-  `ramping` the most steps between two moves are then one fewer, to 6.
-- The cannon begins in column 5, and the aliens moving left.
+Rules
+- The cannon moves one cell to the left or right, or fires, at most every fifth step. Its shots move up and the aliens'
+  shots down, one cell per step. An alien's shot or an alien in the cannon's cell ends the game.
+- When the aliens' move timer expires, they move one cell sideways. If one of them is at that side, they reverse and
+  descend one row instead, which ends the game if one is in the bottom row. The next move follows after as many steps as
+  there are aliens, at most 12.
+- Every 10 steps the lowest alien of the column nearest to the cannon fires (the left one of two equally near).
+- A shot of the cannon and an alien in the same cell are both removed. Reward: +1 for an alien. After the last one, a
+  new cluster appears in rows 0 to 3, columns 2 to 7; with `ramping` the maximum interval of moves then shrinks by one,
+  to a minimum of 6.
+- The cannon starts in column 5, and the aliens move left.
 
-Channels: cannon, alien, alien that moves left, alien that moves right, shot of the cannon, shot of an alien. Random
-numbers: none but the sticky action's.
+Channels: cannon, alien, alien moving left, alien moving right, shot of the cannon, shot of an alien. Random numbers:
+only the sticky action's.
 """
 
 from typing import NamedTuple
@@ -24,18 +23,18 @@ from numpy import float32, int32
 from operant.envs import BLUE, GREEN, RED, YELLOW, IntState, device_call
 from operant.envs.minatar.board import FULL, LAST, SIDE, bit, game, sticky_action, whole
 
-# The state: the cannon's column and steps until it may shoot; which way the aliens go, steps until their move and their
-# shot, and the most steps between moves.
-X, COOLING, WAY, MOVE, SHOT, MOVE_EVERY, LAST_ACTION, FIELDS = range(8)
+# Rows of the state: column of the cannon, steps until it can fire; direction of the aliens, steps until their next move
+# and shot, maximum interval of moves; last action.
+X, COOLING, DIRECTION, MOVE, SHOT, MOVE_EVERY, LAST_ACTION, FIELDS = range(8)
 STAY, LEFT, RIGHT, FIRE = range(4)  # actions
-# where the masks of the ten rows begin: of aliens, of shots that fly up, of shots that fly down
+# offsets of the masks of the ten rows: aliens, shots moving up, shots moving down
 ALIENS, UP, DOWN = 0, SIDE, 2 * SIDE
 CLUSTER_ROWS, CLUSTER = 4, 0b0011111100
 COOL_DOWN, SHOT_EVERY, FIRST_MOVE_EVERY, LAST_MOVE_EVERY = 5, 10, 12, 6
 
 
 class Params(NamedTuple):
-    """How actions stick, and whether it gets harder."""
+    """Sticky actions and difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True
@@ -45,7 +44,7 @@ class Params(NamedTuple):
 def reset(s, rows, workspace, p, key):
     for row in range(3 * SIDE):
         rows[row] = CLUSTER if row < CLUSTER_ROWS else 0
-    s[X], s[COOLING], s[WAY], s[SHOT], s[LAST_ACTION] = (
+    s[X], s[COOLING], s[DIRECTION], s[SHOT], s[LAST_ACTION] = (
         float32(5.0),
         float32(0.0),
         float32(-1.0),
@@ -57,7 +56,7 @@ def reset(s, rows, workspace, p, key):
 
 @device_call
 def ones(mask):
-    """How many cells a mask has."""
+    """Number of set cells of a mask (population count)."""
     mask, count = int32(mask), 0
     for column in range(SIDE):
         count += (mask >> column) & 1
@@ -66,7 +65,7 @@ def ones(mask):
 
 @device_call
 def count_aliens(rows):
-    """How many aliens there are, and the columns that have one."""
+    """Number of aliens, and the mask of columns with one."""
     count, columns = int32(0), int32(0)
     for row in range(SIDE):
         count += ones(rows[ALIENS + row])
@@ -76,7 +75,7 @@ def count_aliens(rows):
 
 @device_call
 def fly(rows):
-    """All shots go on by a cell."""
+    """Move all shots by one cell."""
     for k in range(LAST):
         rows[UP + k] = rows[UP + k + 1]
         rows[DOWN + LAST - k] = rows[DOWN + LAST - k - 1]
@@ -86,25 +85,25 @@ def fly(rows):
 
 @device_call
 def move_aliens(s, rows):
-    """The aliens' move, when their timer is up: whether it ends the game."""
+    """Move the aliens when their timer expires; returns whether that ends the game."""
     count, columns = count_aliens(rows)
     s[MOVE] = min(float32(count), s[MOVE_EVERY])
-    way, lowest = s[WAY], whole(rows[ALIENS + LAST])
-    if columns & (1 if way < float32(0.0) else 1 << LAST) != 0:
-        s[WAY] = -way
+    direction, lowest = s[DIRECTION], whole(rows[ALIENS + LAST])
+    if columns & (1 if direction < float32(0.0) else 1 << LAST) != 0:
+        s[DIRECTION] = -direction
         for k in range(LAST):
             rows[ALIENS + LAST - k] = rows[ALIENS + LAST - k - 1]
         rows[ALIENS] = lowest
         return lowest != 0
     for row in range(SIDE):
         mask = whole(rows[ALIENS + row])
-        rows[ALIENS + row] = mask >> 1 if way < float32(0.0) else (mask << 1) & FULL
+        rows[ALIENS + row] = mask >> 1 if direction < float32(0.0) else (mask << 1) & FULL
     return False
 
 
 @device_call
 def shoot_back(rows, x):
-    """The lowest alien of the column nearest to the cannon shoots."""
+    """Fire a shot from the lowest alien of the column nearest to the cannon."""
     _, columns = count_aliens(rows)
     column = -1
     for distance in range(SIDE):
@@ -122,7 +121,7 @@ def shoot_back(rows, x):
 
 @device_call
 def kills(rows):
-    """Aliens and shots that share a cell are gone: how many."""
+    """Remove aliens and shots that share a cell; returns their number."""
     killed = int32(0)
     for row in range(SIDE):
         aliens, shots = whole(rows[ALIENS + row]), whole(rows[UP + row])
@@ -133,15 +132,15 @@ def kills(rows):
 
 @device_call
 def step(s, rows, workspace, action, p, key, tally):
-    x, taken = whole(s[X]), sticky_action(whole(s[LAST_ACTION]), action, p, key)
-    if taken == FIRE and s[COOLING] == float32(0.0):
+    x, executed = whole(s[X]), sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    if executed == FIRE and s[COOLING] == float32(0.0):
         rows[UP + LAST] = whole(rows[UP + LAST]) | (1 << x)
         s[COOLING] = float32(COOL_DOWN)
-    elif taken == LEFT:
+    elif executed == LEFT:
         x = max(x - 1, 0)
-    elif taken == RIGHT:
+    elif executed == RIGHT:
         x = min(x + 1, LAST)
-    s[X], s[LAST_ACTION] = float32(x), float32(taken)
+    s[X], s[LAST_ACTION] = float32(x), float32(executed)
 
     fly(rows)
     over = ((whole(rows[DOWN + LAST]) | whole(rows[ALIENS + LAST])) >> x) & 1 != 0
@@ -167,8 +166,8 @@ def step(s, rows, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, rows, row):
-    """What a row holds: cannon, alien, alien that moves left, alien that moves right, the cannon's shot, an alien's."""
-    aliens, none, leftward = whole(rows[ALIENS + row]), int32(0), s[WAY] < float32(0.0)
+    """Masks of a row by channel: cannon, alien, alien moving left, alien moving right, cannon's shot, alien's shot."""
+    aliens, none, leftward = whole(rows[ALIENS + row]), int32(0), s[DIRECTION] < float32(0.0)
     cannon = bit(whole(s[X]), row == LAST)
     return (
         cannon,

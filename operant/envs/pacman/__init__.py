@@ -1,58 +1,58 @@
-"""Pacman: eat every dot of the maze, and let no ghost catch you, unless a power pill has frightened it. The arcade's
-maze: 240 dots and 4 power pills.
+"""Pacman: eat every dot of the maze without being caught by a ghost, unless a power pill has frightened it. The
+arcade's maze: 240 dots and 4 power pills.
 
 Rules and constants: PufferLib's Pacman (`ocean/pacman/pacman.h`, `config/pacman.ini`; github.com/PufferAI/PufferLib),
-written anew from reading it. Its movement is in whole cells, too. The maze and the ghosts' ways are those of the arcade
-game (Namco 1980), with the house filled in: the ghosts begin before it.
+reimplemented from reading it; its movement is in whole cells as well. The maze and the ghosts' behaviour are those of
+the arcade game (Namco 1980), with the house filled in: the ghosts start in front of it.
 
-The rules of a step, in this order
-- The clock ticks. The ghosts' mode follows it: they scatter for 70 steps, chase for 140, scatter again and so on; after
-  the sixth change they scatter for good.
-  When it changes, they turn back.
-- Each ghost has a cell that it makes for, by where all stood before the step. Scattering, a corner of its own. Chasing,
-  Blinky Pacman's cell; Pinky the fourth cell ahead of him; Inky the cell that lies as far beyond the second one ahead
-  of him as Blinky lies before it; Clyde Pacman's cell while he is more than eight cells away from it (as the crow
-  flies), else his corner.
-- The action turns Pacman up, right, down or left (0 to 3), unless a wall is there. He moves a cell the way that he then
-  heads, unless a wall is there, and eats the dot or power pill in his cell. A pill frightens the ghosts, for its step
-  and 35 more, and turns them back; not those that are only eyes.
-- Each ghost waits for a number of steps after the start, then moves a cell in every step, a frightened one only in
-  every second (in the step of the pill, not in the next, and so on). One that has just been told so turns back. Any
-  other never does: of the other ways it takes a random one if it is frightened, else that whose cell is nearest to the
-  cell it makes for, as the crow flies; of equally near ones the first of up, left, down, right. With a wall ahead it
-  stays.
-- After its move, a ghost on Pacman's cell or on one beside it catches him, or is eaten if it is frightened. Of an eaten
-  one the eyes run home, to the cell it
-  began in, and are a ghost as before when they are there.
-- The side exits of the maze lead to each other. The game ends when he is caught, or when the last dot or pill is eaten;
-  after 10,000 steps it is truncated.
-- Reward: +1 for a dot, a pill or a ghost. He begins on a random cell with a dot (which he has not eaten), heading
+Rules, in the order of a step
+- The clock advances. The ghosts' mode follows it: they scatter for 70 steps, chase for 140, scatter again and so on;
+  after the sixth change they scatter permanently. When the mode changes, they reverse direction.
+- Each ghost has a target cell, from the positions before the step. In scatter mode: its own corner. In chase mode:
+  Blinky targets Pacman's cell; Pinky the fourth cell ahead of him; Inky the reflection of Blinky's cell about the
+  second cell ahead of Pacman; Clyde Pacman's cell while he is more than eight cells away from it (Euclidean distance),
+  otherwise his corner.
+- The action turns Pacman up, right, down or left (0 to 3), unless a wall is there. He moves one cell in his direction,
+  unless a wall is there, and eats the dot or power pill in his cell. A pill frightens the ghosts, for its step and 35
+  more, and reverses their direction, except for ghosts that are only eyes.
+- Each ghost waits for a number of steps after the start, then moves one cell in every step; a frightened one only in
+  every second step (in the step of the pill, not in the next, and so on). A ghost that must reverse does so. Otherwise
+  it never reverses: among the other open directions a frightened ghost picks a random one, and any other ghost the one
+  whose cell is nearest to its target (Euclidean distance; ties in the order up, left, down, right). In front of a wall
+  it stays.
+- After its move, a ghost in Pacman's cell or a neighbouring one catches him, or is eaten if it is frightened. The eyes
+  of an eaten ghost return to the cell where it started, and become a ghost there.
+- The side exits of the maze are connected. The game ends when Pacman is caught, or when the last dot or pill is eaten;
+  it is truncated after 10,000 steps.
+- Reward: +1 for a dot, a pill or a ghost. Pacman starts on a random cell with a dot (which is not eaten), heading
   right, or in the middle below the house.
 
-Where this differs, and why:
-- A frightened ghost's rests are counted from the last pill; PufferLib counts each ghost's, through a second pill, so
-  that it may miss being turned back.
-- Ghosts are no longer frightened after the last step in which one may be eaten; there they look so until the next step
-  begins, in which they catch.
-- On both sides of the tunnel's seam one is beside the other. A waiting ghost does not turn. Of equally near ways
-  PufferLib prefers down, up, right, left. What looks like an oversight is kept: to scatter, not to chase, for good
-  (`mode_changes = 5` is the arcade's way); a dot at the start has to be come back to.
+Differences from PufferLib
+- The rests of a frightened ghost are counted from the last pill. PufferLib counts each ghost's own rests, through a
+  second pill, so that it may miss a reversal.
+- Ghosts are no longer frightened after the last step in which one can be eaten; in PufferLib they look frightened until
+  the next step begins, in which they catch Pacman.
+- Cells on both sides of the tunnel's seam are neighbours. A waiting ghost does not turn. PufferLib breaks ties in the
+  order down, up, right, left.
 
-The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; whether he heads up, right, down, left;
-whether these ways are open; 255 x the share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky
-and Clyde 9 each: column, row; whether it heads up, right, down, left; whether it hunts, is frightened, is eyes. Of the
-pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
-in PufferLib, whose floats hold the same). Columns and rows are categorical features, and a network reads them one-hot:
-in a maze, what is right in one column says nothing of the next (as numbers two recipes brought 178 and 189 pickups,
-one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
+Two details of PufferLib that look like oversights are reproduced: the permanent mode is scatter, not chase
+(`mode_changes = 5` is the arcade's rule), and the dot at the start has to be eaten later.
 
-Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits
-of Blinky, Pinky, Inky and Clyde are draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened
-ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in the order up, left, down, right; not
-drawn where there is one way only.
+Observation: 291 bytes; flags are 0 or 255. Pacman, 11 bytes: column, row; heading (up, right, down, left); open
+directions (4); the remaining fraction of the frightened steps times 255, rounded down. Blinky, Pinky, Inky and Clyde, 9
+bytes each: column, row; heading (4); hunting, frightened, eyes. Pickups, 244 bytes: whether each is still there, in row
+order from the top left. Modes and waits are hidden (as in PufferLib, whose floats hold the same data). Columns and rows
+are categorical features, read one-hot: in a maze, the right action in one column says nothing about the next. (As
+numeric features two recipes reached 178 and 189 pickups, one-hot the same recipes reached 206 to 209 and 205 to 215:
+benches/LOG.md.)
 
-A lane is 16 words of 32 bits: the pickups as 244 bits, a word for each actor, the clock, the frightened steps left, the
-pickups left.
+Random numbers of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` in row order from the top left; the waits of
+Blinky, Pinky, Inky and Clyde are draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: the direction of a
+frightened ghost is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n directions in the order up, left, down,
+right; no draw if there is only one.
+
+Storage: a lane has 16 words of 32 bits: the pickups as 244 bits, one word per actor, the clock, the remaining
+frightened steps, the remaining pickups.
 """
 
 from typing import NamedTuple
@@ -63,7 +63,7 @@ from operant.envs import Box, Discrete, Env, IntState, device, device_call, inte
 from operant.envs.pacman.maze import (
     CELLS,
     CLOCK,
-    DOT_PLACES,
+    DOT_POSITIONS,
     DOTS,
     EYES,
     FRIGHT,
@@ -85,8 +85,8 @@ from operant.envs.pacman.maze import (
     entry_of,
     heading_of,
     mood_of,
-    place_beside,
-    place_of,
+    neighbour_of,
+    position_of,
 )
 from operant.envs.pacman.picture import pixel_shader
 
@@ -94,95 +94,101 @@ BLINKY, PINKY, INKY, CLYDE = range(4)
 SCORE, EATEN, GHOSTS_EATEN, CLEARED, CAUGHT = range(5)  # tallies
 
 HOMES = (11 * STRIDE + 13, 11 * STRIDE + 14, 11 * STRIDE + 12, 11 * STRIDE + 15)  # of Blinky, Pinky, Inky, Clyde
-CORNERS = ((24, -3), (3, -3), (27, 31), (0, 31))  # column and row; out of reach, so that a ghost goes round and round
+CORNERS = ((24, -3), (3, -3), (27, 31), (0, 31))  # column and row; unreachable, so that a ghost circles around it
 PINKY_LEAD, INKY_LEAD, CLYDE_RADIUS = 4, 2, 8
 PLAYER_SEEN, GHOST_SEEN = 11, 9
-PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # where the pickups begin
+PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # offset of the pickups
 SEEN = PICKUPS_SEEN + PICKUPS
-POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # where columns stand, each before its row
+POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # offsets of the columns; the row follows
 
 
 class Params(NamedTuple):
-    """Rewards, clocks and starts."""
+    """Rewards, timers and starts."""
 
     pickup: float = 1.0
     ghost: float = 1.0
-    frightened_steps: int = 35  # after the step of the pill; a byte tells up to 255 apart
+    frightened_steps: int = 35  # after the step of the pill; the observation resolves up to 255
     scatter_steps: int = 70
     chase_steps: int = 140
-    mode_changes: int = 6  # after so many the mode stays as it is
-    wait_steps: int = 49  # a ghost waits fewer steps than this, each number as likely
+    mode_changes: int = 6  # number of changes of the ghosts' mode
+    wait_steps: int = 49  # exclusive upper bound of a ghost's uniform random wait
     random_start: bool = True
 
 
 @device_call
 def _with_mood(word, old, new):
-    """A ghost's word with the mood `new` if it has the mood `old`."""
+    """Replace a ghost's mood `old` by `new`; other moods are unchanged."""
     return word + (int32(new - old) << int32(12)) if mood_of(word) == old else word
 
 
 @device
-def _touch(one, other):
-    """Whether two places are the same, or side by side."""
+def _adjacent(one, other):
+    """Whether two cells are equal or adjacent."""
     across = abs((one & int32(31)) - (other & int32(31)))
     return min(across, int32(WIDTH) - across) + abs((one >> int32(5)) - (other >> int32(5))) <= 1
 
 
 @device_call
-def _way(ways, place, frightened, column, row, ghost, key):
-    """Which of the open ways (bits) a ghost takes that must not turn back: to (column, row), or a random one."""
+def _choose_direction(open_directions, position, frightened, column, row, ghost, key):
+    """Direction of a ghost among the open ones (bit mask): towards (column, row), or random if frightened."""
     skip = int32(0)
     if frightened:
         count = (
-            (ways & int32(1)) + ((ways >> int32(1)) & int32(1)) + ((ways >> int32(2)) & int32(1)) + (ways >> int32(3))
+            (open_directions & int32(1))
+            + ((open_directions >> int32(1)) & int32(1))
+            + ((open_directions >> int32(2)) & int32(1))
+            + (open_directions >> int32(3))
         )
         skip = int32(integer(key, ghost, count)) if count > 1 else int32(0)
     best, nearest = int32(0), int32(2**30)
     for k in range(4):
-        way = int32(-k) & int32(3)  # up, left, down, right
-        if (ways >> way) & int32(1):
-            across = (place & int32(31)) + across_of(way) - column
-            below = (place >> int32(5)) + below_of(way) - row
+        direction = int32(-k) & int32(3)  # up, left, down, right
+        if (open_directions >> direction) & int32(1):
+            across = (position & int32(31)) + across_of(direction) - column
+            below = (position >> int32(5)) + below_of(direction) - row
             distance = across * across + below * below
-            # Frightened, all ways are as near as each other, and the first `skip` are passed over.
+            # For a frightened ghost all directions are equal, and the first `skip` are skipped.
             if frightened:
                 distance = int32(0) if skip == 0 else int32(2**30)
                 skip -= int32(1)
             if distance < nearest:
-                best, nearest = way, distance
+                best, nearest = direction, distance
     return best
 
 
 @device_call
-def _move_ghost(word, ghost, home, column, row, pacman, clock, turns_back, rests, key):
-    """A ghost's word after its move: it makes for (column, row), or home if it is eyes. And whether it was eaten, and
-    whether it caught Pacman, 0 or 1 each.
+def _move_ghost(word, ghost, home, column, row, pacman, clock, reverses, rests, key):
+    """Move a ghost towards (column, row), or home if it is eyes.
+
+    Returns its word, and as 0 or 1 whether it was eaten and whether it caught Pacman.
     """
-    place, heading, mood, wait = place_of(word), heading_of(word), mood_of(word), word >> int32(16)
+    position, heading, mood, wait = position_of(word), heading_of(word), mood_of(word), word >> int32(16)
     if clock > wait and not (rests and mood == FRIGHTENED):
-        ways = entry_of(place) & int32(15)
-        back = heading ^ int32(2)
-        if turns_back and mood != EYES:
-            heading = back
+        open_directions = entry_of(position) & int32(15)
+        opposite = heading ^ int32(2)
+        if reverses and mood != EYES:
+            heading = opposite
         else:
             if mood == EYES:
                 column, row = home & int32(31), home >> int32(5)
-            heading = _way(ways & ~(int32(1) << back), place, mood == FRIGHTENED, column, row, ghost, key)
-        if (ways >> heading) & int32(1):
-            place = place_beside(place, heading)
+            heading = _choose_direction(
+                open_directions & ~(int32(1) << opposite), position, mood == FRIGHTENED, column, row, ghost, key
+            )
+        if (open_directions >> heading) & int32(1):
+            position = neighbour_of(position, heading)
     eaten, caught = int32(0), int32(0)
     if mood == EYES:
-        mood = int32(HUNTING if place == home else EYES)
-    elif _touch(place, pacman):
+        mood = int32(HUNTING if position == home else EYES)
+    elif _adjacent(position, pacman):
         eaten = mood  # FRIGHTENED is 1, HUNTING 0
         caught = int32(1) - mood
         mood = int32(EYES if mood == FRIGHTENED else HUNTING)
-    return place | heading << int32(10) | mood << int32(12) | wait << int32(16), eaten, caught
+    return position | heading << int32(10) | mood << int32(12) | wait << int32(16), eaten, caught
 
 
 @device
 def _mode(clock, p):
-    """Whether the ghosts chase in the step that makes the clock read so, and whether that is a change."""
+    """Whether the ghosts chase at this clock value, and whether the mode has just changed."""
     passed, cycle = clock - int32(1), int32(max(p.scatter_steps + p.chase_steps, 1))
     within = int32(passed % cycle)
     change = int32(int32(2) * int32(passed // cycle) + int32(1 if within >= p.scatter_steps else 0))
@@ -192,16 +198,16 @@ def _mode(clock, p):
 
 @device_call
 def _targets(pacman, blinky, clyde, chasing):
-    """The cells that Blinky, Pinky, Inky and Clyde make for: column and row of each."""
+    """Target cells of Blinky, Pinky, Inky and Clyde: column and row of each."""
     if not chasing:
         return (*CORNERS[0], *CORNERS[1], *CORNERS[2], *CORNERS[3])
-    column, row, heading = pacman & int32(31), place_of(pacman) >> int32(5), heading_of(pacman)
+    column, row, heading = pacman & int32(31), position_of(pacman) >> int32(5), heading_of(pacman)
     across, below = across_of(heading), below_of(heading)
     inky_column = int32(2) * (column + int32(INKY_LEAD) * across) - (blinky & int32(31))
-    inky_row = int32(2) * (row + int32(INKY_LEAD) * below) - (place_of(blinky) >> int32(5))
-    clyde_across, clyde_below = column - (clyde & int32(31)), row - (place_of(clyde) >> int32(5))
-    far = clyde_across * clyde_across + clyde_below * clyde_below > CLYDE_RADIUS * CLYDE_RADIUS
-    clyde_column, clyde_row = (column, row) if far else (int32(CORNERS[3][0]), int32(CORNERS[3][1]))
+    inky_row = int32(2) * (row + int32(INKY_LEAD) * below) - (position_of(blinky) >> int32(5))
+    clyde_across, clyde_below = column - (clyde & int32(31)), row - (position_of(clyde) >> int32(5))
+    distant = clyde_across * clyde_across + clyde_below * clyde_below > CLYDE_RADIUS * CLYDE_RADIUS
+    clyde_column, clyde_row = (column, row) if distant else (int32(CORNERS[3][0]), int32(CORNERS[3][1]))
     return (
         column,
         row,
@@ -216,10 +222,10 @@ def _targets(pacman, blinky, clyde, chasing):
 
 @device_call
 def reset(s, cells, workspace, p, key):
-    """All pickups in their places, everyone at his start."""
+    """Place all pickups and actors at their starts."""
     for w in range(WORDS):
         cells[w] = int32(-1 if w < WORDS - 1 else (1 << (PICKUPS - 32 * (WORDS - 1))) - 1)
-    cells[PACMAN] = (int32(DOT_PLACES[int32(integer(key, 0, DOTS))]) if p.random_start else int32(START)) | int32(
+    cells[PACMAN] = (int32(DOT_POSITIONS[int32(integer(key, 0, DOTS))]) if p.random_start else int32(START)) | int32(
         RIGHT << 10
     )
     for ghost in range(4):
@@ -229,19 +235,19 @@ def reset(s, cells, workspace, p, key):
 
 @device_call
 def step(s, cells, workspace, action, p, key, tally):
-    """A step: see the module's docstring."""
+    """Advance the game by one step: see the module docstring."""
     pacman, clock, fright, remaining = cells[PACMAN], cells[CLOCK] + int32(1), cells[FRIGHT], cells[REMAINING]
     blinky, pinky, inky, clyde = cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3]
-    chasing, turns_back = _mode(clock, p)
+    chasing, reverses = _mode(clock, p)
     x0, y0, x1, y1, x2, y2, x3, y3 = _targets(pacman, blinky, clyde, chasing)
 
-    place, heading = place_of(pacman), heading_of(pacman)
-    ways = entry_of(place) & int32(15)
-    if (ways >> int32(action)) & int32(1):
+    position, heading = position_of(pacman), heading_of(pacman)
+    open_directions = entry_of(position) & int32(15)
+    if (open_directions >> int32(action)) & int32(1):
         heading = int32(action)
-    if (ways >> heading) & int32(1):
-        place = place_beside(place, heading)
-    entry = entry_of(place)
+    if (open_directions >> heading) & int32(1):
+        position = neighbour_of(position, heading)
+    entry = entry_of(position)
     pickup = max((entry >> int32(4) & int32(255)) - int32(1), int32(0))
     word, bit = cells[pickup >> int32(5)], int32(1) << (pickup & int32(31))
     eats = entry >> int32(4) != 0 and word & bit != 0
@@ -251,28 +257,28 @@ def step(s, cells, workspace, action, p, key, tally):
 
     fright = int32(max(fright - 1, 0))
     if eats and entry & int32(POWER):
-        fright, turns_back = int32(p.frightened_steps), True
+        fright, reverses = int32(p.frightened_steps), True
         blinky, pinky = _with_mood(blinky, HUNTING, FRIGHTENED), _with_mood(pinky, HUNTING, FRIGHTENED)
         inky, clyde = _with_mood(inky, HUNTING, FRIGHTENED), _with_mood(clyde, HUNTING, FRIGHTENED)
     rests = (p.frightened_steps - fright) & 1 == 1
     blinky, eaten0, caught0 = _move_ghost(
-        blinky, BLINKY, int32(HOMES[0]), int32(x0), int32(y0), place, clock, turns_back, rests, key
+        blinky, BLINKY, int32(HOMES[0]), int32(x0), int32(y0), position, clock, reverses, rests, key
     )
     pinky, eaten1, caught1 = _move_ghost(
-        pinky, PINKY, int32(HOMES[1]), int32(x1), int32(y1), place, clock, turns_back, rests, key
+        pinky, PINKY, int32(HOMES[1]), int32(x1), int32(y1), position, clock, reverses, rests, key
     )
     inky, eaten2, caught2 = _move_ghost(
-        inky, INKY, int32(HOMES[2]), int32(x2), int32(y2), place, clock, turns_back, rests, key
+        inky, INKY, int32(HOMES[2]), int32(x2), int32(y2), position, clock, reverses, rests, key
     )
     clyde, eaten3, caught3 = _move_ghost(
-        clyde, CLYDE, int32(HOMES[3]), int32(x3), int32(y3), place, clock, turns_back, rests, key
+        clyde, CLYDE, int32(HOMES[3]), int32(x3), int32(y3), position, clock, reverses, rests, key
     )
     if fright == 0:
         blinky, pinky = _with_mood(blinky, FRIGHTENED, HUNTING), _with_mood(pinky, FRIGHTENED, HUNTING)
         inky, clyde = _with_mood(inky, FRIGHTENED, HUNTING), _with_mood(clyde, FRIGHTENED, HUNTING)
 
     cells[PACMAN], cells[CLOCK], cells[FRIGHT], cells[REMAINING] = (
-        place | heading << int32(10),
+        position | heading << int32(10),
         clock,
         fright,
         remaining,
@@ -290,27 +296,27 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observe_actor(obs, at, word):
-    """Six bytes: column, row, heading."""
+    """Write six bytes: column, row, heading (one-hot)."""
     heading = heading_of(word)
     obs[at] = word & int32(31)
-    obs[at + 1] = place_of(word) >> int32(5)
-    for way in range(4):
-        obs[at + 2 + way] = 255 if heading == way else 0
+    obs[at + 1] = position_of(word) >> int32(5)
+    for direction in range(4):
+        obs[at + 2 + direction] = 255 if heading == direction else 0
 
 
 @device
 def _observe_pacman(obs, pacman, fright, p):
-    """Eleven bytes: six of any actor, the ways that are open, and the time that is left."""
-    ways = entry_of(place_of(pacman))
+    """Write eleven bytes: actor, open directions, remaining frightened time."""
+    open_directions = entry_of(position_of(pacman))
     _observe_actor(obs, 0, pacman)
-    for way in range(4):
-        obs[6 + way] = int32(255) * ((ways >> int32(way)) & int32(1))
+    for direction in range(4):
+        obs[6 + direction] = int32(255) * ((open_directions >> int32(direction)) & int32(1))
     obs[10] = min(fright * int32(255) // int32(max(p.frightened_steps, 1)), int32(255))
 
 
 @device
 def _observe_ghost(obs, at, word):
-    """Nine bytes: six of any actor, and its mood."""
+    """Write nine bytes: actor, mood (one-hot)."""
     _observe_actor(obs, at, word)
     mood = mood_of(word)
     for k in range(3):
@@ -319,15 +325,15 @@ def _observe_ghost(obs, at, word):
 
 @device
 def _observe_bits(obs, at, word, count):
-    """The lowest `count` bits of a word, a byte each."""
+    """Write the lowest `count` bits of a word, one byte each."""
     for k in range(count):
         obs[at + k] = int32(255) * ((word >> int32(k)) & int32(1))
 
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """A shard is that of one of a lane's words: 32 pickups, or fewer, Pacman, or a ghost."""
-    # read before anything is written: a compiler cannot know that cells and obs lie apart
+    """Shards: one per word of the lane: up to 32 pickups, Pacman, or a ghost."""
+    # Load before the first store: cells and obs might alias.
     word, fright = cells[shard], cells[FRIGHT]
     if shard < WORDS - 1:
         _observe_bits(obs, PICKUPS_SEEN + 32 * shard, word, 32)
@@ -340,9 +346,7 @@ def observe(s, cells, obs, p, shard):
 
 
 def _categories() -> tuple[int, ...]:
-    """How many categories each byte of an observation has: as many as there are columns, or rows; 0 for a
-    numeric one.
-    """
+    """Number of categories of each observed byte: WIDTH for columns, HEIGHT for rows, 0 for numeric features."""
     categories = [0] * SEEN
     for at in POSITIONS_SEEN:
         categories[at : at + 2] = WIDTH, HEIGHT
@@ -373,6 +377,6 @@ ENV = Env(
         "scatter_steps": (0, 10_000),
         "chase_steps": (0, 10_000),
         "mode_changes": (0, 20_000),
-        "wait_steps": (1, 10_000),  # one at least of which to draw, and within the bits that a ghost's word has for it
+        "wait_steps": (1, 10_000),  # at least one value to draw; fits into the bits of a ghost's word
     },
 )

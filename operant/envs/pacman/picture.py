@@ -1,6 +1,4 @@
-"""Pacman's picture: the colour of a point of the maze, its pickups and who runs in it. Knows the maze's words; knows no
-rule of the game.
-"""
+"""Pacman's picture: colour of a point of the maze with pickups and actors. Independent of the rules."""
 
 from numpy import float32, int32
 
@@ -19,7 +17,7 @@ from operant.envs.pacman.maze import (
     entry_of,
     heading_of,
     mood_of,
-    place_of,
+    position_of,
 )
 
 WALL, PINK, WHITE = (
@@ -33,20 +31,20 @@ SCARED, SCARLET, DOT = (
     (float32(0.85), float32(0.75), float32(0.6)),
 )
 COLOURS = (SCARLET, PINK, BLUE, ORANGE)  # of the ghosts
-RADIUS = float32(0.8)  # cells, of who runs
+RADIUS = float32(0.8)  # cells, of the actors
 
 
 @device
 def _is_wall(column, row):
-    """Whether a point of the maze, in cells, is within a wall; beside the maze all is."""
+    """Whether a point, in cells, is inside a wall or outside of the maze."""
     outside = column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT)
     return outside or entry_of(int32(row) * int32(STRIDE) + int32(column)) == 0
 
 
 @device_call
 def _shade_maze(cells, column, row):
-    """The colour of a point of the maze, in cells: wall, dot, pill or floor."""
-    # Walls keep away from the ways, which look as wide as who runs in them.
+    """Colour of a point of the maze, in cells: wall, dot, pill or floor."""
+    # Walls are drawn narrower than their cells, so that corridors look as wide as the actors.
     gap = float32(0.24)
     if _is_wall(column, row):
         open_near = not (_is_wall(column - gap, row - gap) and _is_wall(column + gap, row - gap))
@@ -62,21 +60,21 @@ def _shade_maze(cells, column, row):
     across, below = column - float32(int32(column)) - float32(0.5), row - float32(int32(row)) - float32(0.5)
     if entry & int32(POWER):
         return WHITE if in_disc(across, below, float32(0.0), float32(0.0), float32(0.48)) else GROUND
-    # Off its middle by a hair: it is a single pixel where a cell is two pixels wide, and not none or four.
+    # Slightly off centre: where a cell is two pixels wide, a dot covers exactly one pixel.
     return DOT if in_box(across, below, float32(-0.05), float32(-0.05), float32(0.24), float32(0.24)) else GROUND
 
 
 @device_call
 def _shade_ghost(word, column, row, colour):
-    """Whether a point of the maze, in cells, shows a ghost, and its colour there."""
+    """Whether a point of the maze, in cells, shows the ghost, and the colour there."""
     heading, mood = heading_of(word), mood_of(word)
     across, below = (
         column - float32(word & int32(31)) - float32(0.5),
-        row - float32(place_of(word) >> int32(5)) - float32(0.5),
+        row - float32(position_of(word) >> int32(5)) - float32(0.5),
     )
     if abs(across) > RADIUS or abs(below) > RADIUS:
         return False, GROUND
-    # Its eyes look where it heads.
+    # Eyes look in the direction of movement.
     right, down = float32(0.1) * float32(across_of(heading)), float32(0.1) * float32(below_of(heading)) - float32(0.12)
     if in_disc(
         abs(across - float32(1.8) * right),
@@ -88,7 +86,7 @@ def _shade_ghost(word, column, row, colour):
         return True, SCARED if mood == EYES else GROUND
     if in_disc(abs(across - right), below, float32(0.28), down, float32(0.23)):
         return True, WHITE
-    # A dome above, and a hem of three points below.
+    # Body: a dome above, and a hem of three points below.
     hem = RADIUS - float32(0.6) * abs(abs(across) - float32(0.4))
     within = in_disc(across, below, float32(0.0), float32(0.0), RADIUS) if below < float32(0.0) else below < hem
     return within and mood != EYES, SCARED if mood == FRIGHTENED else colour
@@ -96,18 +94,18 @@ def _shade_ghost(word, column, row, colour):
 
 @device_call
 def pixel_shader(s, cells, p, x, y):
-    """The maze in the middle of a square of 32 cells; a frightened ghost is deep blue, an eaten one a pair of eyes."""
+    """Colour at (x, y): the maze centred in a square of 32 cells. Frightened ghosts are blue, eaten ones only eyes."""
     column, row = float32(32.0) * x - float32((32 - WIDTH) / 2), float32(32.0) * y - float32((32 - HEIGHT) / 2)
     if column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT):
         return GROUND
     for ghost in range(4):
-        seen, colour = _shade_ghost(cells[GHOSTS + ghost], column, row, COLOURS[ghost])
-        if seen:
+        visible, colour = _shade_ghost(cells[GHOSTS + ghost], column, row, COLOURS[ghost])
+        if visible:
             return colour
     pacman = cells[PACMAN]
     across, below = (
         column - float32(pacman & int32(31)) - float32(0.5),
-        row - float32(place_of(pacman) >> int32(5)) - float32(0.5),
+        row - float32(position_of(pacman) >> int32(5)) - float32(0.5),
     )
     if in_disc(across, below, float32(0.0), float32(0.0), RADIUS):
         heading = heading_of(pacman)

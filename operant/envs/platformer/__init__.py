@@ -1,51 +1,53 @@
-"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a
-new level.
+"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes and planks, and through tunnels. Every episode
+is a new level.
 
-The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman
-2019, whose two small squares in a corner that show the velocity are here, too). Lengths in tiles, x to the right, y
-upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
+An original game in the style of Super Mario Bros. (1985) and CoinRun (Cobbe, Klimov, Hesse, Kim & Schulman 2019); as in
+CoinRun, two small squares in a corner show the velocity. Lengths in tiles, x to the right, y upwards from the floor of
+the world; times in frames of 1/30 s, two per step.
 
-The rules of a frame
-- Action: to the left, not at all, to the right (0 to 2), and the same with the button for jumping held (3 to 5).
-- Its speed along nears what it wants by the acceleration. On the ground the button sends it up; else it falls faster
-  and faster, slowly as long as it rises and the button is held: so jumps are high or low (3.66 to 1.78 tiles). A button
-  that stays held jumps again: nothing is kept of it.
-- It moves along, and stops at what is solid; then up or down, likewise. On a plank it lands where its feet were not
-  below the plank's top before; else a
-  plank lets it through.
-- It takes the coins in the tiles that it is in.
-- It dies with its feet in spikes (half a tile high), or a tile deep in a pit. It has won half way into the flag's tile.
-When the clock runs out after some step it dies, too: so an episode always terminates, and the observation tells when.
+Rules, in the order of a frame
+- Actions: left, stay, right (0 to 2), and the same with the jump button held (3 to 5).
+- The horizontal speed approaches the wanted speed by the acceleration. On the ground the button starts a jump;
+  otherwise gravity applies, reduced while rising with the button held, so that jumps are high or low (3.66 to 1.78
+  tiles). A held button jumps again: the button has no state.
+- The player moves horizontally and stops at solid tiles; then vertically, likewise. It lands on a plank only if its
+  feet were not below the plank's top before; otherwise it passes through.
+- It collects the coins in its tiles.
+- It dies with its feet in spikes (half a tile high), or one tile deep in a pit. It wins half way into the flag's tile.
+  When the clock runs out it dies as well, so an episode always terminates, and the observation shows when.
 
-Reward: `progress` for each tile that it comes further than ever before, `coin`, `goal`, and `death` of any kind.
+Reward: `progress` for each tile beyond the furthest position so far, `coin`, `goal`, and `death` of any kind.
 
-Levels. Five tiles of flat ground, one to four high, then one obstacle after another while there is room, and at the end
-flat ground with the flag. Along the level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
+Levels: five tiles of flat ground, one to four high, then obstacles while there is space, and flat ground with the flag
+at the end. The hardness h is 0, 1, 2 by thirds of the level. Ranges are drawn uniformly:
 
-    step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1
-    higher to 1 lower spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to
-    2 wide planks    2 to 3 amid a pit, 2 to 3 from its sides, 0 to 2 higher    climb    a wall of 3 (h = 0) or 4 tiles,
-    and a plank two up before it tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
+    step      1 to 1+h tiles up or down
+    gap       2 to 3+h wide, the ground after it 1 higher to 1 lower
+    spikes    1 to 2+h
+    wall      1 to 1+h high, 1 to 2 wide
+    planks    2 to 3 inside a pit, 2 to 3 from its sides, 0 to 2 higher
+    climb     a wall of 3 (h = 0) or 4 tiles, and a plank two tiles up in front of it
+    tunnel    3 to 4 blocks above the ground, 1 or (h = 2) 2 spikes under them
 
-After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's
-numbers: kind, size, extent and the ground after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two
-bits of word 0 are not both 0. The tests solve levels by a search.
+After each obstacle come 2 to 4-h tiles of flat ground; most obstacles have a coin. Obstacle k uses block k of the
+reset's random numbers: kind, size, extent and the ground after it are (word * n) >> 32 of words 0 to 3; it has a coin
+unless the lowest two bits of word 0 are both 0. Tests solve levels by a search.
 
-The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven
-ahead, four below its feet to four above: 1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from
-there. For each column whether it holds a coin, and how high. Then the place in the tile, velocity (1: the highest),
-whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture is 12.8
-tiles wide and shows all that matters but how far the flag is while it is further, and what was reached before.
+Observation: 119 values in [-1, 1]. Nine tiles of each of ten columns, from two behind the player to seven ahead, and
+from four below its feet to four above: 1 for solid, 0.5 for a plank, -1 for deadly; the lowest tile shows what one
+would land on from there. For each column, whether it holds a coin and its height. Then the position inside the tile,
+the velocity (1: maximum), whether the player stands, its height, its distance behind its furthest position, and the
+remaining distance and time. A picture is 12.8 tiles wide and shows all of this except a distant flag and the furthest
+position.
 
-What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a
-plank, or a solid block), whether spikes stand on the ground, and the row of a coin that is left (see `column_word`). So
-a level is 128 bytes, a frame reads a few of its columns, a picture one for each pixel. Drawing the columns anew from
-the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
-obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could
-not be played.
+Storage: a column is one 16-bit word: the height of the ground (0: a pit), one object above it (its row; a plank or a
+solid block), whether spikes stand on the ground, and the row of a remaining coin (see `column_word`). A level has 128
+bytes; a frame reads a few columns, a picture one per pixel. Regenerating the columns from random numbers would need no
+memory, but ten rounds of Philox and the rules of obstacles for each observed column and each pixel; and a handmade
+level could not be played.
 
-All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion does not depend on
-how a device rounds, and tests compare it exactly.
+All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion is bit-identical on
+every device, and tests compare it exactly.
 """
 
 from typing import NamedTuple
@@ -81,11 +83,11 @@ from operant.envs.platformer.tiles import (
     word_at,
 )
 
-WON, COINS, PROGRESS, SPIKED, FELL, TOO_LATE = range(6)  # tallies; progress is the share of the way to the flag
-LEFT, STAY, RIGHT, JUMP = range(4)  # actions; JUMP + one of the others is both
+WON, COINS, PROGRESS, SPIKED, FELL, TOO_LATE = range(6)  # tallies; progress is the fraction of the distance to the flag
+LEFT, STAY, RIGHT, JUMP = range(4)  # actions; JUMP + another is both
 
-# The observation: columns behind and ahead of the player's, rows below and above that of its feet; then two numbers a
-# column of coins, then the rest.
+# Observation window: columns behind and ahead of the player, rows below and above its feet; then two values per column
+# for coins, then the rest.
 BEHIND, AHEAD, BELOW, ABOVE = 2, 7, 4, 4
 SEEN_COLUMNS, SEEN_ROWS = BEHIND + 1 + AHEAD, BELOW + 1 + ABOVE
 SEEN_COINS = SEEN_COLUMNS * SEEN_ROWS
@@ -94,28 +96,30 @@ SEEN = SEEN_REST + 9
 
 
 class Params(NamedTuple):
-    """Rewards and motion. Speeds stay below half a tile a frame, a jump and a fall below one, or things are passed
-    through: see the ranges.
+    """Rewards and motion.
+
+    The ranges keep horizontal speeds below half a tile per frame, and jumps and falls below one: faster players would
+    tunnel through tiles.
     """
 
-    progress: float = 0.1  # for each tile
+    progress: float = 0.1  # per tile
     coin: float = 0.2
     goal: float = 3.0
-    death: float = -0.5  # at -1 a policy that begins to learn rather waits before an obstacle until its time is over
-    tau: float = 1 / 30  # s, of a frame: for a viewer, as speeds are counted in frames
-    frames: int = 2  # a step
-    steps: int = 256  # an episode, at most
-    speed: float = 72 / 256  # tiles a frame
-    acceleration: float = 9 / 256  # tiles a frame, each frame
-    jump: float = 144 / 256  # tiles a frame
-    gravity_held: float = 12 / 256  # tiles a frame, each frame
-    gravity: float = 36 / 256
-    fall: float = 144 / 256  # tiles a frame, at most
+    death: float = -0.5  # at -1, early policies learn to wait in front of an obstacle until the time is over
+    tau: float = 1 / 30  # s per frame, for a viewer only: speeds are per frame
+    frames: int = 2  # per step
+    steps: int = 256  # maximum per episode
+    speed: float = 72 / 256  # tiles/frame
+    acceleration: float = 9 / 256  # tiles/frame^2
+    jump: float = 144 / 256  # tiles/frame
+    gravity_held: float = 12 / 256  # tiles/frame^2, while rising with the button held
+    gravity: float = 36 / 256  # tiles/frame^2
+    fall: float = 144 / 256  # tiles/frame, maximum
 
 
 @device
 def _move_along(cells, x, y, vx):
-    """Place and speed after a frame's way to the side."""
+    """Horizontal position and speed after a frame."""
     x += vx
     low, high = floor_of(y), floor_of(y + HEIGHT - EDGE)
     if vx != float32(0.0):
@@ -129,7 +133,7 @@ def _move_along(cells, x, y, vx):
 
 @device
 def _move_up_or_down(y, vy, one, other):
-    """Height, speed, and whether it stands, after a frame's way; `one` and `other` are the columns that it is in."""
+    """Height, vertical speed, and whether the player stands after a frame. `one`, `other`: words of its columns."""
     before, stands = y, False
     y += vy
     if vy > float32(0.0):
@@ -147,7 +151,7 @@ def _move_up_or_down(y, vy, one, other):
 
 @device
 def _take_coin(cells, column, low, high):
-    """How many coins (0 or 1) lay in these rows of a column, which has none afterwards."""
+    """Remove the coin of a column if its row is in [low, high]; returns the number of coins removed."""
     word = word_at(cells, column)
     coin = coin_of(word)
     if coin > 0 and coin >= low and coin <= high:
@@ -213,7 +217,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _seen(word, row):
-    """What is in a tile: 1 solid, 0.5 a plank, -1 what kills, else 0."""
+    """Observed value of a tile: 1 solid, 0.5 plank, -1 deadly, else 0."""
     deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
     return (
         float32(1.0)
@@ -228,7 +232,7 @@ def _seen(word, row):
 
 @device
 def _lands_on(word, row):
-    """The row that something which falls from `row` in a column ends in, `row` itself where it is stopped there."""
+    """Row where a fall from `row` in a column ends; `row` itself if it is blocked."""
     floor = int32(ground_of(word) - (0 if has_spikes(word) else 1))
     over = over_of(word)
     return min(row, max(floor, over if over > 0 and over <= row else int32(-1)))
@@ -236,7 +240,7 @@ def _lands_on(word, row):
 
 @device
 def _observe_column(obs, k, word, row):
-    """Column k of those seen, from a row on."""
+    """Write observed column k, relative to `row`."""
     obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
     for j in range(1, SEEN_ROWS):
         obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
@@ -247,7 +251,7 @@ def _observe_column(obs, k, word, row):
 
 @device
 def _observe_rest(s, obs, width, p):
-    """What is seen beside the columns."""
+    """Write the observation values after the columns and coins."""
     x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
     column, row = floor_of(x), floor_of(y)
     obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
@@ -259,7 +263,7 @@ def _observe_rest(s, obs, width, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """A shard is a column; the last is the rest."""
+    """Shards: one per observed column; the last one writes the rest."""
     if shard < SEEN_COLUMNS:
         _observe_column(obs, shard, word_at(cells, int32(floor_of(s[X]) + shard - BEHIND)), floor_of(s[Y]))
     else:
@@ -267,15 +271,14 @@ def observe(s, cells, obs, p, shard):
 
 
 def platformer(rows: int = 12, columns: int = 64) -> Env:
-    """The game in a world of any height from 10 to 15 tiles, and of any length from 24 to 1,024. Raises ValueError for
-    others.
+    """Game in a world 10 to 15 tiles high and 24 to 1,024 tiles long. Raises ValueError for others.
 
-    A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to
-    grow alike.
+    A user's file that ends in `ENV = platformer(columns=128)` is an environment; increase `Params.steps` with the
+    length.
     """
     if not (isinstance(rows, int) and isinstance(columns, int) and 10 <= rows <= 15 and 24 <= columns <= 1024):
-        raise ValueError(f"a world is 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")
-    highest = rows - 8  # the ground: a wall of four tiles, and a jump from there, are to be seen
+        raise ValueError(f"a world must be 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")
+    highest = rows - 8  # maximum height of the ground: a wall of four tiles and a jump from it stay visible
 
     @device_call
     def reset(s, cells, workspace, p, key):
@@ -288,7 +291,7 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
         FIELDS,
         observation=Box(SEEN, low=-1.0, high=1.0),
         action=Discrete(6),
-        time_limit=None,  # its clock, which the observation shows, ends it
+        time_limit=None,  # episodes end by the observed clock
         reset=reset,
         step=step,
         observe=observe,

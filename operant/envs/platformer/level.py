@@ -1,5 +1,5 @@
-"""The platformer's levels: obstacles drawn one after another, as `operant.envs.platformer` tells. Knows columns of
-tiles; knows no motion.
+"""The platformer's level generator: random obstacles one after another (see `operant.envs.platformer`). Independent of
+motion.
 """
 
 from numpy import int32, uint64
@@ -8,19 +8,19 @@ from operant.compute import rng
 from operant.envs import device, device_call
 from operant.envs.platformer.tiles import FINISH, START, column_word
 
-# A level's parts, in columns.
-LONGEST, SHORTEST = 11, 6  # an obstacle with the ground behind it: of any kind, and of the first three
+# Lengths in columns.
+LONGEST, SHORTEST = 11, 6  # maximum length of an obstacle and the ground after it: of any kind, and of the first three
 
 
 @device
 def _pick(word, n):
-    """An integer in [0, n) of a random word."""
+    """Integer in [0, n) from a random 32-bit word."""
     return int32((uint64(word) * uint64(n)) >> uint64(32))
 
 
 @device
 def _fill(cells, column, count, word):
-    """Write `count` columns; returns the one after them."""
+    """Write `count` columns; returns the next column."""
     for k in range(count):
         cells[column + k] = word
     return int32(column + count)
@@ -28,12 +28,10 @@ def _fill(cells, column, count, word):
 
 @device_call
 def _obstacle(cells, column, ground, highest, hardness, kind, words):
-    """Write an obstacle of a hardness 0 to 2 from a column on, its lowest ground `ground`; returns the column and the
-    ground after it.
-    """
+    """Write an obstacle of hardness 0 to 2; returns the column and the height of the ground after it."""
     size, extent = words[1], words[2]
     coin = int32(1) if (words[0] & 3) != 0 else int32(0)
-    if kind == 0:  # a step up, or down
+    if kind == 0:  # a step up or down
         rise = int32(1 + _pick(extent, 1 + hardness))
         up, down = min(int32(ground + rise), highest), max(int32(ground - rise), int32(1))
         after = up if (_pick(size, 2) == 1 and up > ground) or down == ground else down
@@ -61,11 +59,11 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
         end = _fill(cells, plank, 2 + _pick(size, 2), column_word(0, row, 0, 0, 0))
         cells[plank] = column_word(0, row, 0, 0, coin * (row + 1))
         return _fill(cells, end, 2 + hardness // 2, int32(0)), ground
-    if kind == 5:  # a plank to climb a wall by
+    if kind == 5:  # a wall with a plank in front of it
         end = _fill(cells, column, 2 + _pick(size, 2), column_word(ground, ground + 1, 0, 0, 0))
         cells[column] = column_word(ground, ground + 1, 0, 0, coin * ground)
         return _fill(cells, end, 2, column_word(ground + 3 + min(hardness, 1), 0, 0, 0, 0)), ground
-    # A tunnel, spikes in its midst.
+    # Tunnel with spikes inside.
     wide = int32(3 + _pick(size, 2))
     end = _fill(cells, column, wide, column_word(ground, ground + 3, 1, 0, 0))
     _fill(cells, column + 1, 1 + hardness // 2, column_word(ground, ground + 3, 1, 1, 0))
@@ -75,7 +73,7 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
 
 @device_call
 def generate(cells, highest, key):
-    """Write a level; returns the height of the ground that it begins with."""
+    """Write a level; returns the height of the ground at its start."""
     columns = int32(cells.shape[0])
     end, first = int32(columns - FINISH), int32(1 + _pick(rng.block(key, 0)[0], highest))
     ground = first

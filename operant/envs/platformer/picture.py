@@ -1,6 +1,4 @@
-"""The platformer's picture: the colour of a point of the world and of the bar above it. Knows the tiles; knows no rule
-of the game.
-"""
+"""The platformer's picture: colour of a point of the world and of the bar above it. Independent of the rules."""
 
 from typing import Any
 
@@ -27,8 +25,8 @@ from operant.envs.platformer.tiles import (
     word_at,
 )
 
-BAR = float32(0.8)  # tiles, of the picture above the world
-PIXELS = float32(5.0)  # a tile, in a picture of 64 pixels of a world of 12 rows
+BAR = float32(0.8)  # tiles, height of the bar above the world
+PIXELS = float32(5.0)  # per tile, in a picture of 64 x 64 pixels of a world of 12 rows
 SKY = (float32(0.10), float32(0.13), float32(0.26))
 EARTH = (float32(0.40), float32(0.27), float32(0.16))
 WHITE = (float32(0.95), float32(0.95), float32(0.95))
@@ -36,9 +34,7 @@ WHITE = (float32(0.95), float32(0.95), float32(0.95))
 
 @device
 def _bar_colour(s, p, across, down, side):
-    """Above the world: two squares as bright as it flies fast to the right and up, grey at rest, and the time that is
-    left.
-    """
+    """Colour of the bar: two squares whose brightness shows vx and vy (grey at rest), and the remaining time."""
     if across < float32(1.8):
         speed = s[VX] / p.speed if across < float32(0.8) else s[VY] / p.jump
         light = float32(0.5) + float32(0.5) * unit(speed)
@@ -50,7 +46,7 @@ def _bar_colour(s, p, across, down, side):
 
 @device
 def _tile_colour(word, row, across, above):
-    """The colour of a point of a tile, `across` and `above` from its lower left corner."""
+    """Colour of a point of a tile; `across` and `above` are relative to its lower left corner."""
     ground = ground_of(word)
     if row < ground:
         return GREEN if row == ground - 1 and above > float32(0.6) else EARTH
@@ -71,7 +67,7 @@ def _tile_colour(word, row, across, above):
 
 
 def shader(rows: int, columns: int) -> Any:
-    """`pixel_shader` of a world of so many tiles."""
+    """`pixel_shader` for a world of rows x columns tiles."""
 
     @device_call
     def pixel_shader(s, cells, p, x, y):
@@ -79,15 +75,15 @@ def shader(rows: int, columns: int) -> Any:
         across, down = x * side, y * side
         if down < BAR:
             return _bar_colour(s, p, across, down, side)
-        # The camera moves by whole pixels of the smallest picture, so that all tiles look alike there.
-        behind = float32(floor_of(PIXELS * (s[X] - float32(4.0)))) / PIXELS
-        across += min(max(behind, float32(0.0)), float32(columns) - side)
+        # The camera moves by whole pixels of a 64 x 64 picture, so that all tiles look the same there.
+        left = float32(floor_of(PIXELS * (s[X] - float32(4.0)))) / PIXELS
+        across += min(max(left, float32(0.0)), float32(columns) - side)
         up = side - down
-        beside, above = across - s[X], up - s[Y]
-        if abs(beside) < HALF and above >= float32(0.0) and above < HEIGHT:
-            # It looks where it runs.
-            ahead = beside if s[VX] >= float32(0.0) else -beside
-            return GROUND if in_box(ahead, above, float32(0.14), float32(0.6), float32(0.1), float32(0.15)) else WHITE
+        offset, above = across - s[X], up - s[Y]
+        if abs(offset) < HALF and above >= float32(0.0) and above < HEIGHT:
+            # The eye looks in the direction of movement.
+            forward = offset if s[VX] >= float32(0.0) else -offset
+            return GROUND if in_box(forward, above, float32(0.14), float32(0.6), float32(0.1), float32(0.15)) else WHITE
         column, row = min(int32(across), int32(columns - 1)), int32(up)
         word = word_at(cells, column)
         flag, foot = float32(columns - FLAG) + float32(0.5), up - float32(ground_of(word))

@@ -1,25 +1,24 @@
-"""The platformer's tiles: the rows of the state, the player's size, and the word that holds a column of a level. Knows
-no rule of the game.
+"""The platformer's tiles: rows of the state, size of the player, and the packed word of a column. Independent of the
+rules.
 """
 
 from numpy import float32, int32
 
 from operant.envs import device
 
-# Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so
-# far, steps taken.
+# Rows of the state: centre of the player's feet, velocity (tiles/frame), 1 if it stands, furthest x, steps.
 X, Y, VX, VY, STANDS, BEST, CLOCK, FIELDS = range(8)
-HALF, HEIGHT = float32(0.375), float32(0.875)  # tiles, of the player: half its width, and its height
+HALF, HEIGHT = float32(0.375), float32(0.875)  # tiles, half width and height of the player
 START_X = 2.5
-EDGE = float32(1 / 1024)  # tiles, less than any length here: what lies on the border of two tiles is in the first
-SPIKES = float32(0.5)  # tiles, their height
-WALL = 15  # the column beyond either end of the level
-START, FINISH, FLAG = 5, 6, 3  # flat ground at the beginning, at the end; the flag's place, counted from the end
+EDGE = float32(1 / 1024)  # tiles, below the resolution of positions: a point on a border belongs to the first tile
+SPIKES = float32(0.5)  # tiles, height
+WALL = 15  # word of the columns beyond both ends of the level
+START, FINISH, FLAG = 5, 6, 3  # columns of flat ground at the start and the end; column of the flag from the end
 
 
 @device
 def column_word(ground, over, solid, spikes, coin):
-    """A column's word: heights below 16, where 0 is none; solid and spikes 0 or 1."""
+    """Pack a column: heights below 16 (0: none); solid and spikes 0 or 1."""
     return int32(ground | (over << 4) | (solid << 8) | (spikes << 9) | (coin << 10))
 
 
@@ -50,7 +49,7 @@ def coin_of(word):
 
 @device
 def floor_of(height):
-    """The row of a height, or the column of an x, down to -16."""
+    """Floor of a coordinate >= -16: its row or column."""
     return int32(int32(height + float32(16.0)) - int32(16))
 
 
@@ -72,5 +71,5 @@ def is_plank(word, row):
 
 @device
 def unit(number):
-    """Within -1 and 1."""
+    """Clamp to [-1, 1]."""
     return min(max(number, float32(-1.0)), float32(1.0))
