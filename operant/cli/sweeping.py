@@ -149,7 +149,7 @@ def show(folder: Path, *, as_json: bool) -> None:
     """Describe a sweep: its trials, best first."""
     from operant.sweep import report
 
-    plan, search = report.opened(folder)
+    plan, search = report.load_sweep(folder)
     if as_json:
         print_json(report.document(plan, search))
     else:

@@ -75,7 +75,7 @@ def rm(
         raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
     reach = runs.reach(root)
     found: list[Run | Group | Sweep] = [
-        sweeps.opened(name, *reach) or groups.find(name, *reach) or runs.resolve(name, *reach)
+        sweeps.load(name, *reach) or groups.find(name, *reach) or runs.resolve(name, *reach)
         for name in dict.fromkeys(names)
     ]
     members = {one.path: [one] if isinstance(one, runs.Run) else list(one.runs.values()) for one in found}

@@ -1,9 +1,9 @@
-"""Supervises workers that train one run after another (operant/training/warm.py). Standard library only; knows nothing
+"""Worker processes that train one run after another (operant/training/warm.py). Standard library only; knows nothing
 of what is trained.
 
-A worker has one run at a time. When that has ended, or the worker died of it, exit.json is written as the launcher does
-for a plain run: what happens to a worker later is no news of the run. A dead worker is replaced when it gets its next
-run. Workers hold no terminal, and end once their supervisor is gone and their run is done.
+A worker has one run at a time. At the end of the run, or of the worker within it, exit.json is written as the launcher
+does for a single run; what happens to the worker later does not concern the run. A dead worker is replaced at its next
+run. Workers hold no terminal, and end after their run once the process that started them is gone.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _CLOSE_S = 5.0
 
 
 class Ended(NamedTuple):
-    """A run that its worker has left."""
+    """A run that a worker has ended."""
 
     run: Run
-    code: int  # as the table of exit codes has it: 130 stopped, 137 killed
+    code: int  # exit code of the command line: 130 stopped, 137 killed
     wall_s: float
 
 
 class Worker:
-    """One process, started with its first run. `log` takes what it says between runs."""
+    """One process, started with its first run. `log` takes its output between runs."""
 
     def __init__(self, log: Path, argv: Sequence[str] | None = None) -> None:
         self._log, self._argv = log, list(argv or launch.module_command(_WORKER))
         self._process: subprocess.Popen[bytes] | None = None
         self._began = launch.Began()
         self.run: Run | None = None
-        self._stopping = False  # its run is to be asked to end, as soon as it can hear
+        self._stopping = False  # the run is signalled once its worker can be reached
 
     @property
     def pid(self) -> int | None:
-        """The process, where one lives."""
+        """Id of the process; None before its start and after its end."""
         return None if self._process is None else self._process.pid
 
     def warm(self) -> None:
-        """Start the process before there is a run for it. Raises MachineError where it cannot be started."""
+        """Start the process before its first run. Raises MachineError if it cannot be started."""
         if self._process is not None:
             return
         try:
@@ -64,17 +64,17 @@ class Worker:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise MachineError(f"a worker cannot be started ({error.strerror}): {runs.shown(self._log)}") from None
+            raise MachineError(f"cannot start a worker ({error.strerror}): {runs.shown(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
-        """Give it a run, whose folder has no other trainer. Raises BusyError, and MachineError where no worker can be
-        started.
+        """Train a run. Raises BusyError if the worker has a run or the run a trainer, and MachineError if no process
+        can be started.
         """
         if self.run is not None:
             raise BusyError(runs.busy(self.run.path))
         launch.announce(run)
         line = json.dumps({"run": str(run.path), "resume": resume, "trusted": trusted}).encode() + b"\n"
-        for _ in range(2):  # a worker that died while it had no run is noticed here
+        for _ in range(2):  # a worker that died between runs is noticed at the first write
             self.warm()
             assert self._process is not None and self._process.stdin is not None
             self._began = launch.Began()
@@ -86,16 +86,16 @@ class Worker:
             else:
                 self.run = run
                 return
-        raise MachineError(f"workers die as they begin: see {runs.shown(self._log)}")
+        raise MachineError(f"workers end at their start: see {runs.shown(self._log)}")
 
     def fileno(self) -> int:
-        """For `select`: ready when the run has ended."""
+        """Descriptor for `select`: readable when the run has ended."""
         assert self._process is not None and self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def ended(self) -> Ended | None:
-        """The run that has ended, once, its exit.json written; None as long as it trains. Raises MachineError where
-        that cannot be written.
+        """Return the run once after its end, with exit.json written; None while it trains. Raises MachineError if
+        exit.json cannot be written.
         """
         if self.run is None:
             return None
@@ -106,10 +106,10 @@ class Worker:
         line, pid, run = self._process.stdout.readline(), self._process.pid, self.run
         try:
             code = int(json.loads(line)["exit"])
-        except (ValueError, KeyError):  # it died
+        except (ValueError, KeyError):  # the worker died
             code = self._process.wait()
             self.close()
-            if runs.state(run).word == "finished":  # and then it died
+            if runs.state(run).word == "finished":  # the worker died after the end of the run
                 code = 0
         self.run, self._stopping = None, False
         ending = self._began.write_ending(run.path, code, pid)
@@ -117,13 +117,13 @@ class Worker:
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 
     def stop(self) -> None:
-        """Ask its run to end with a checkpoint: at once, or where it has not begun yet, by a later call of `ended`.
-        Never what comes after it.
+        """Ask the run to end with a checkpoint: now, or by a later call of `ended` if it has not begun yet. Does not
+        concern the next run.
         """
         self._stopping = self.run is not None and not signal_worker(self.run, signal.SIGTERM)
 
     def close(self) -> None:
-        """End the process; a run that it still has is killed."""
+        """End the process; kills its run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -131,7 +131,7 @@ class Worker:
             if pipe is not None:
                 try:
                     pipe.close()
-                except OSError:  # what was to be said to a dead process
+                except OSError:  # unsent bytes to a dead process
                     continue
         if self.run is not None:
             process.kill()
@@ -143,7 +143,7 @@ class Worker:
 
 
 def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) -> None:
-    """Sleep until a run has ended, one of `wake` can be read, or `timeout_s` has passed."""
+    """Sleep until a run has ended, one of `wake` is readable, or `timeout_s` has passed."""
     busy = [worker for worker in workers if worker.run is not None]
     if busy or wake:
         select.select([*busy, *wake], [], [], timeout_s)
@@ -152,5 +152,5 @@ def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) 
 
 
 def cores() -> int:
-    """The CPU cores that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

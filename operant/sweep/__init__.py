@@ -1,3 +1,3 @@
-"""Searches hyper-parameters: a sweep's trials are ordinary runs, what is searched stands in `[sweep]` of the
-configuration. Imports nothing by itself.
+"""Hyper-parameter search: trials are ordinary runs, the search space is `[sweep]` of the configuration. Imports
+nothing.
 """

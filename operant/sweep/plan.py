@@ -1,11 +1,10 @@
-"""What a sweep is to do: the keys of `[sweep]`, the space, and the configuration that every trial begins from, checked
-and then kept in the sweep's folder.
+"""Plan of a sweep: the keys of `[sweep]`, the search space, the configuration of its trials; checked, and stored in the
+folder of the sweep. Knows no engine and no trial.
 
-    runs/NAME/   sweep.toml   the resolved configuration and [sweep]: what trials are made from, here and on every
-    machine that joins
-                 journal.log  the trials, written by the search engine      sweep.lock   held while one is taken
+    runs/NAME/   sweep.toml    the resolved configuration and [sweep], for this machine and all that join
+                 journal.log   the trials, written by the search engine
+                 sweep.lock    held while a trial is taken
                  best.toml, *.png, worker-*.log
-Knows no engine and no trial.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ from operant.settings import Count, Real, Section
 from operant.sweep import space
 
 _FREE = ("trials", "steps", "minutes", "workers")
-"""Keys that a sweep that has begun may be given anew."""
+"""Keys that may change after a sweep has begun."""
 _DEFAULT_TRIALS = 64
 FILE = runs.SWEEP_FILE
 
 
 class Settings(Section, use_attribute_docstrings=True):
-    """`[sweep]`, without what is searched."""
+    """Settings in `[sweep]`, without the search space."""
 
     trials: Count | None = Field(None, ge=1, le=1_000_000)
-    """Trials in all."""
+    """Number of trials."""
     steps: Count | None = Field(None, ge=1)
-    """Environment steps of all trials together: no trial begins once they are done."""
+    """Environment steps of all trials together; no trial starts after them."""
     minutes: Real | None = Field(None, gt=0)
-    """Minutes in which trials ran: none begins after that."""
+    """Minutes in which trials run; no trial starts after them."""
     seeds: Count = Field(1, ge=1, le=1024)
-    """Runs of a trial, with run.seed and the numbers after it; its value is their mean."""
+    """Runs of a trial, with seeds run.seed, run.seed + 1, ...; its value is their mean."""
     objective: Literal["score", "time_to_target", "area"] = "score"
-    """score: mean return of the last evaluation; time_to_target: seconds until run.target, ten times as many for a run
-    that misses it; area: mean return of the evaluations over the steps.
+    """score: mean return of the last evaluation; time_to_target: seconds until run.target, times 10 for a run that
+    misses it; area: mean return of the evaluations over the steps.
     """
     pareto: bool = False
-    """Search for the best trade-offs between the objective and the seconds a trial takes; without pruning."""
+    """Search for trade-offs between the objective and the seconds of a trial; without pruning."""
     sampler: Literal["tpe", "gp", "cma_es", "random"] = "tpe"
     """tpe: multivariate tree-structured Parzen estimator; gp: Gaussian process; cma_es: covariance matrix adaptation.
     """
     pruner: Literal["hyperband", "wilcoxon", "none"] = "hyperband"
-    """What ends hopeless trials, by their evaluations."""
+    """Rule that ends hopeless trials by their evaluations."""
     workers: Count = Field(0, ge=0, le=4096)
-    """Trials side by side; 0: one a GPU, or one a CPU core that a run leaves free."""
+    """Runs at a time; 0: one per GPU, or CPU cores divided by run.threads."""
     seed: Count = Field(0, ge=0, lt=2**32)
     """Seed of the sampler."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep. `request` asks for the run that every trial begins from."""
+    """A sweep. `request` has the configuration of all trials."""
 
     name: str
     folder: Path
@@ -74,12 +73,12 @@ class Plan:
 
     @property
     def maximize(self) -> bool:
-        """Whether more of the objective is better."""
+        """Whether a higher objective is better."""
         return self.settings.objective != "time_to_target"
 
     @property
     def trials(self) -> int | None:
-        """Trials in all; None where only steps or minutes end the sweep."""
+        """Number of trials; None if only steps or minutes end the sweep."""
         own = self.settings
         return (
             own.trials
@@ -87,16 +86,16 @@ class Plan:
             else _DEFAULT_TRIALS
         )
 
-    def values(self, asked: Any) -> dict[str, Any]:
-        """A value for each key that is searched."""
-        return space.values(self.space, asked)
+    def values(self, sampler: Any) -> dict[str, Any]:
+        """Sample a value for each searched key."""
+        return space.values(self.space, sampler)
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Values as they are written on a command line."""
+        """Values as overrides of the command line."""
         return [space.override(key, value) for key, value in values.items()]
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Values as they are written in a configuration, of those that the engine keeps."""
+        """Values of a configuration for values that the engine has stored."""
         lists = {
             dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
         }
@@ -104,25 +103,25 @@ class Plan:
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """What is searched as the configuration itself has it, by the engine's words; {} where that is outside the
-        space.
-        """
+        """Values of the configuration for the searched keys, as the engine stores them; {} if outside the space."""
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})
 
     @property
     def place(self) -> str:
-        """The folder as a person would type it."""
+        """Folder as a person types it."""
         return runs.shown(self.folder)
 
 
 def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
-    """The plan of a command line, its folder made or found again. Raises ConfigError, UsageError and MachineError."""
+    """Make the plan of a command line, and its folder or check the existing one. Raises ConfigError, UsageError and
+    MachineError.
+    """
     written = raw.read(request.source, request.all_overrides())
     table = written.data.get("sweep", {})
     settings, dimensions = _check(written, table)
     config = request.load(trusted)
-    if config.run.threads == 0:  # trials side by side share the cores; and what is chosen here belongs to the recipe
+    if config.run.threads == 0:  # parallel trials share the cores; the choice is part of the recipe
         request = replace(request, overrides=(*request.overrides, "run.threads=1"))
         config = request.load(trusted)
     _check_values(request, config, settings, dimensions, trusted)
@@ -134,24 +133,24 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     stem = name or "-".join(filter(None, (file, "sweep")))
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
         raise UsageError(
-            f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or "
-            "digit first (--name)"
+            f"{raw.quoted(stem)} cannot be the name of a sweep: use --name with 1 to 48 letters, digits, '.', '_' or "
+            "'-', a letter or digit first"
         )
     folder = runs.root(root) / stem
-    kept = _kept(config, table)
+    text = _file_text(config, table)
     if (folder / FILE).is_file():
-        _check_unchanged(folder, kept, trusted)
+        _check_unchanged(folder, text, trusted)
     elif runs.load(folder) is not None:
         raise UsageError(f"{runs.shown(folder)} is a run: give the sweep another name with --name")
-    _write(folder, kept)
+    _write(folder, text)
     return join(folder, trusted)
 
 
 def join(folder: Path, trusted: bool = False) -> Plan:
-    """The plan that a sweep's folder holds. Raises NotFoundError for what is none, and ConfigError."""
+    """Load the plan of a sweep from its folder. Raises NotFoundError and ConfigError."""
     if not (folder / FILE).is_file():
         raise NotFoundError(
-            f"{runs.shown(folder)} is no sweep: there is no {FILE} in it. A new one: operant sweep my.toml"
+            f"{runs.shown(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
         )
     request = Request(folder / FILE, (), None, folder)
     written = raw.read(request.source)
@@ -160,10 +159,10 @@ def join(folder: Path, trusted: bool = False) -> Plan:
 
 
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
-    """The settings and the space of `[sweep]`. Raises ConfigError with all that is wrong in it."""
+    """Settings and search space of `[sweep]`. Raises ConfigError with all problems."""
     if not isinstance(table, dict) or not table:
         example = "algo.learning_rate = {log = [1e-4, 1e-2]}"
-        raise ConfigError(written.title, [f"there is no [sweep] that says what is searched, such as {example}"])
+        raise ConfigError(written.title, [f"no [sweep] section with keys to search, such as {example}"])
     searched = {name: value for name, value in table.items() if name in sections.SECTIONS}
     given = {name: value for name, value in table.items() if name not in searched}
 
@@ -178,20 +177,20 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
         for item in messages.problems(error, given):
             unknown = item.kind == "extra_forbidden"
             if unknown and "." in item.key[0]:
-                problem(item.key, f"sweep: {item.key[0]} stands in quotes, which make one name of it: leave them out")
+                problem(item.key, f"sweep: {item.key[0]} is quoted, so TOML reads it as one name: remove the quotes")
                 continue
-            told = f"{messages.dotted(('sweep', *item.key))}: {item.message} (got {raw.quoted(item.value)})"
+            message = f"{messages.dotted(('sweep', *item.key))}: {item.message} (got {raw.quoted(item.value)})"
             problem(
                 item.key,
                 messages.unknown_key(("sweep", *item.key), known, [*known["sweep"], *sections.SECTIONS])
                 if unknown
-                else told,
+                else message,
             )
     dimensions = space.parse(searched, problem)
     if not searched and not any("." in key for key in given):
-        problem((), "sweep: nothing is searched: add a key such as algo.learning_rate = {log = [1e-4, 1e-2]}")
+        problem((), "sweep: no key to search: add one such as algo.learning_rate = {log = [1e-4, 1e-2]}")
     if settings.pareto and settings.sampler == "cma_es":
-        problem(("sampler",), "sweep.sampler: cma_es has one objective: with pareto take tpe or gp")
+        problem(("sampler",), "sweep.sampler: cma_es supports one objective only: use tpe or gp with pareto")
     written.raise_problems()
     return settings, dimensions
 
@@ -199,9 +198,7 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
 def _check_values(
     request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool
 ) -> None:
-    """Raise ConfigError where a value of the space, alone, is none that its key can have, or the objective cannot be
-    measured.
-    """
+    """Raise ConfigError if a value of the space is invalid for its key, or if the objective cannot be measured."""
     problems = []
     for dimension in dimensions:
         for value in dimension.samples():
@@ -216,7 +213,7 @@ def _check_values(
                     if dimension.key in line
                 ]
     if config.eval.every == 0:
-        problems.append("eval.every: trials are measured by their evaluations, which 0 switches off")
+        problems.append("eval.every: must be above 0, because trials are measured by their evaluations")
     if settings.objective == "time_to_target" and config.run.target is None:
         problems.append('sweep.objective: "time_to_target" needs run.target')
     if problems:
@@ -225,28 +222,28 @@ def _check_values(
         )
 
 
-def _check_unchanged(folder: Path, kept: str, trusted: bool) -> None:
-    """Raise UsageError where a sweep that has begun would go on with another configuration. Keys that came since then
-    have their defaults in it.
+def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
+    """Raise UsageError if a sweep that has begun has another configuration. Keys added by a later version count with
+    their defaults.
     """
     begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
-    before, after = (dict(raw.flat(_bound(text))) for text in (_kept(begun.config, table), kept))
+    before, after = (dict(raw.flat(_fixed_keys(one))) for one in (_file_text(begun.config, table), text))
     changed = [".".join(key) for key in {**before, **after} if before.get(key) != after.get(key)]
     if changed:
         raise UsageError(
-            f"{runs.shown(folder)} was begun with other values of {', '.join(changed[:4])}: its trials are not "
-            "comparable with new ones. "
-            "Give this sweep another name with --name, or remove that folder. Only "
+            f"{runs.shown(folder)} has other values of {', '.join(changed[:4])}: its trials are not comparable with "
+            "new ones. Give this sweep another name with --name, or remove that folder. Only "
             f"{', '.join(f'sweep.{key}' for key in _FREE)} may change"
         )
 
 
-def _kept(config: load.Config, table: Any) -> str:
-    """What a sweep's file holds."""
+def _file_text(config: load.Config, table: Any) -> str:
+    """Text of sweep.toml."""
     return load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
 
 
-def _bound(text: str) -> dict[str, Any]:
+def _fixed_keys(text: str) -> dict[str, Any]:
+    """Configuration of a sweep.toml without the keys that may change."""
     data = tomli.loads(text)
     data["sweep"] = {key: value for key, value in data["sweep"].items() if key not in _FREE}
     return data
@@ -260,6 +257,6 @@ def _write(folder: Path, text: str) -> None:
         new.replace(folder / FILE)
     except OSError as error:
         raise MachineError(
-            f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or "
+            f"cannot write to {runs.shown(folder)} ({error.strerror}): choose another folder with --runs or "
             "$OPERANT_RUNS"
         ) from None

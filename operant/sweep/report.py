@@ -1,7 +1,5 @@
-"""What a sweep found: the best recipe as a TOML with its evidence in comments, a table, and plots. Reads trials; starts
-nothing.
-
-Matplotlib is imported when plots are drawn, never before.
+"""Report of a sweep: the best recipe as a TOML file with its evidence in comments, a table, and plots. Reads trials;
+starts nothing. Imports Matplotlib when plots are drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from operant.text import duration, number
 if TYPE_CHECKING:
     from operant.sweep.plan import Plan
 
-# Okabe and Ito's, told apart by colour-blind readers
+# Okabe and Ito's palette, readable for colour-blind people
 _COLOURS = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"
 _UNITS = {
     "score": "mean return of the last evaluation",
@@ -30,8 +28,8 @@ _UNITS = {
 }
 
 
-def opened(folder: Path) -> tuple[Plan, study.Study]:
-    """The sweep of a folder. Raises NotFoundError and ConfigError."""
+def load_sweep(folder: Path) -> tuple[Plan, study.Study]:
+    """Load the sweep of a folder. Raises NotFoundError and ConfigError."""
     from operant.sweep import plan as planning
 
     plan = planning.join(folder)
@@ -39,24 +37,24 @@ def opened(folder: Path) -> tuple[Plan, study.Study]:
 
 
 def counts(trials: Sequence[Any]) -> dict[str, int]:
-    """How many trials are in which state, by the engine's words in small letters."""
-    found = dict.fromkeys(("complete", "pruned", "fail", "running"), 0)
+    """Number of trials by state: the engine's states in lower case."""
+    count = dict.fromkeys(("complete", "pruned", "fail", "running"), 0)
     for trial in trials:
-        found[trial.state.name.lower()] = found.get(trial.state.name.lower(), 0) + 1
-    return found
+        count[trial.state.name.lower()] = count.get(trial.state.name.lower(), 0) + 1
+    return count
 
 
-def words(trial: Any, plan: Plan) -> str:
-    """A trial's values in a line, as overrides."""
-    taken = plan.decoded(trial.params)
+def overrides_line(trial: Any, plan: Plan) -> str:
+    """Values of a trial as overrides in a line."""
+    values = plan.decoded(trial.params)
     return "  ".join(
         f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
-        for key, value in taken.items()
+        for key, value in values.items()
     )
 
 
 def document(plan: Plan, search: study.Study) -> dict[str, Any]:
-    """What `--json` prints of a sweep."""
+    """Summary of a sweep, as `--json` prints it."""
     trials = search.trials()
     rows = [
         {
@@ -85,8 +83,8 @@ def document(plan: Plan, search: study.Study) -> dict[str, Any]:
 
 
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
-    """best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives, that of
-    the best score.
+    """Write best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives:
+    the trial of the best first one.
     """
     front = search.best()
     if not front:
@@ -98,16 +96,16 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     text = "\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)])
     try:
         path.write_text(text, encoding="utf-8")
-    except OSError as error:  # where there is no room it does not know the file's name
+    except OSError as error:  # ENOSPC comes without the name of the file
         raise OSError(error.errno, error.strerror, str(path)) from None
     return path
 
 
 def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
-    """The comment above the recipe."""
+    """Comment lines above the recipe."""
     trials, own = search.trials(), plan.settings
-    found, seeds = counts(trials), [value for value in study.result(best).get("values", ()) if value is not None]
-    spread = (
+    states, seeds = counts(trials), [value for value in study.result(best).get("values", ()) if value is not None]
+    deviation = (
         f" (standard deviation {statistics.stdev(seeds):.4g} over {len(seeds)} seeds)"
         if len(seeds) > 1
         else " (one seed)"
@@ -120,17 +118,17 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
     lines = [
         f"The best of {len(trials)} trials of the sweep {plan.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: trial "
         f"{best.number}",
-        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{spread}; {duration(study.result(best).get('seconds'))} of "
+        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{deviation}; {duration(study.result(best).get('seconds'))} of "
         "training",
-        f"trials: {found['complete']} complete, {found['pruned']} pruned, {found['fail']} failed; sampler "
+        f"trials: {states['complete']} complete, {states['pruned']} pruned, {states['fail']} failed; sampler "
         f"{own.sampler}, pruner {search.pruner}",
-        "the maximum of many noisy values is too high: train it with other seeds before you compare it (operant train "
+        "the maximum of many noisy values is biased upwards: train other seeds before comparing (operant train "
         "--config best.toml --seeds 5)",
         "searched:",
         *(f"  {word}" for word in chosen),
-        "the next best:",
+        "next best:",
         *(
-            f"  {trial.values[0]:.6g}  trial {trial.number}  {words(trial, plan)}"
+            f"  {trial.values[0]:.6g}  trial {trial.number}  {overrides_line(trial, plan)}"
             for trial in complete[:6]
             if trial.number != best.number
         ),
@@ -139,15 +137,15 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
         lines += ["importance (PED-ANOVA):", *(f"  {share:.2f}  {key}" for key, share in importance.items())]
     if own.pareto:
         lines += [
-            "on the front (value, seconds):",
+            "Pareto front (value, seconds):",
             *(f"  {trial.values[0]:.6g}, {trial.values[1]:.4g}  trial {trial.number}" for trial in search.best()),
         ]
     return [f"# {line}" for line in lines]
 
 
 def plots(plan: Plan, search: study.Study) -> list[Path] | str:
-    """Draw best-so-far, importance and parallel coordinates, and with two objectives the front; or say why there are
-    none.
+    """Draw best-so-far, importance, parallel coordinates, and with two objectives the Pareto front. Returns the files,
+    or a sentence why none was drawn.
     """
     try:
         import matplotlib as mpl
@@ -185,7 +183,7 @@ def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     axes.plot(numbers, [trial.values[0] for trial in complete], "o", color=_COLOURS[7], ms=3, label="trial")
     axes.step(numbers, best, where="post", color=_COLOURS[0], label="best so far")
     axes.set(xlabel="trial", ylabel=_UNITS[plan.settings.objective], title=plan.name)
-    if not plan.maximize:  # trials that missed the target lie far above the others
+    if not plan.maximize:  # trials that missed the target are far above the others
         axes.set(yscale="log", ylabel="seconds to the target, × 10 where missed")
         axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}", minor_locator=LogLocator(subs=(2, 5)))
     axes.legend(frameon=False)
@@ -225,8 +223,8 @@ def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> b
 
 
 def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """A line a trial through the value of each key, from its lowest to its highest; coloured by the objective, the best
-    on top.
+    """Draw parallel coordinates: a line per trial through its value of each key, colored by the objective, the best on
+    top.
     """
     import matplotlib as mpl
 
@@ -234,16 +232,16 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     colours = mpl.colormaps["viridis" if plan.maximize else "viridis_r"]
     for trial in sorted(complete, key=lambda trial: trial.values[0], reverse=not plan.maximize):
         height = (trial.values[0] - low) / (high - low) if high > low else 0.5
-        places = [dimension.height(trial.params.get(dimension.key)) for dimension in plan.space]
-        axes.plot([*range(len(places) + 1)], [*places, height], color=colours(height), lw=0.8, alpha=0.8)
-    for at, dimension in enumerate(plan.space):
+        heights = [dimension.height(trial.params.get(dimension.key)) for dimension in plan.space]
+        axes.plot([*range(len(heights) + 1)], [*heights, height], color=colours(height), lw=0.8, alpha=0.8)
+    for column, dimension in enumerate(plan.space):
         ends = (
             [str(dimension.choices[0]), str(dimension.choices[-1])]
             if dimension.choices
             else [f"{dimension.low:g}", f"{dimension.high:g}"]
         )
-        for place, end in zip((0.0, 1.0), ends, strict=True):
-            axes.text(at, place, f" {end}", va="center", fontsize=7)
+        for y, end in zip((0.0, 1.0), ends, strict=True):
+            axes.text(column, y, f" {end}", va="center", fontsize=7)
     axes.text(len(plan.space), 0.0, f" {number(low)}", va="center", fontsize=7)
     axes.text(len(plan.space), 1.0, f" {number(high)}", va="center", fontsize=7)
     axes.set_xticks(
@@ -257,15 +255,15 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
 
 
 def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) -> list[str]:
-    """The live table: one line for the sweep, then trials that run, then the best."""
+    """Table of a sweep: a line for the sweep, then the trials that train, then the best ones."""
     trials = search.trials()
-    found = counts(trials)
-    done = sum(found[word] for word in ("complete", "pruned", "fail"))
+    states = counts(trials)
+    done = sum(states[word] for word in ("complete", "pruned", "fail"))
     of = f" of {plan.trials:,}" if plan.trials is not None else ""
     facts = [
         f"{done:,}{of} trials",
-        *(f"{found[word]} {word}" for word in ("running", "pruned")),
-        *([f"{found['fail']} failed"] if found["fail"] else []),
+        *(f"{states[word]} {word}" for word in ("running", "pruned")),
+        *([f"{states['fail']} failed"] if states["fail"] else []),
     ]
     complete = sorted(
         (trial for trial in trials if trial.state.name == "COMPLETE"),
@@ -276,17 +274,20 @@ def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) 
     known = {trial.number: trial for trial in trials}
     for one in active:
         ids = [one.ids[index] for index in sorted(one.active)]
-        states = [
+        described = [
             runs.describe(run) for run in (runs.load(plan.folder.parent / name) for name in ids) if run is not None
         ]
-        progress = statistics.fmean([row["progress"] or 0.0 for row in states]) if states else 0.0
-        scores = [row["eval_return"] for row in states if row["eval_return"] is not None]
-        word = one.verdict or (states[0]["state"] if states else "waiting")
-        params = words(known[one.number], plan) if one.number in known else ""
+        progress = statistics.fmean([row["progress"] or 0.0 for row in described]) if described else 0.0
+        scores = [row["eval_return"] for row in described if row["eval_return"] is not None]
+        word = one.verdict or (described[0]["state"] if described else "waiting")
+        params = overrides_line(known[one.number], plan) if one.number in known else ""
         shown.append(
             f"  {one.number:>5}  {word:<9} {100 * progress:3.0f} %  "
             f"{number(statistics.fmean(scores)) if scores else '-':>9}  {params}"
         )
     best = [(("best" if trial is complete[0] else "done"), number(trial.values[0]), trial) for trial in complete[:5]]
-    shown += [f"  {trial.number:>5}  {word:<9}        {value:>9}  {words(trial, plan)}" for word, value, trial in best]
+    shown += [
+        f"  {trial.number:>5}  {word:<9}        {value:>9}  {overrides_line(trial, plan)}"
+        for word, value, trial in best
+    ]
     return [line[: max(20, columns)] for line in shown]

@@ -1,6 +1,4 @@
-"""What a trial's runs came to: their evaluations, the objective's value, the time they took. Reads run folders,
-standard library only; knows no engine.
-"""
+"""Results of the runs of a trial: evaluations, objective, time. Standard library only; knows no search engine."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from operant.errors import BadFileError
 from operant.runs import Run
 
 _MISSED = 10
-"""What the seconds of a run that missed its target count: as in tables of solvers (PAR10), so that it loses against any
-that did not by being quick to end.
-"""
+"""Penalty factor on the seconds of a run that missed its target (PAR10, as in comparisons of solvers)."""
 
 
 class Point(NamedTuple):
@@ -28,21 +24,21 @@ class Point(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one run came to."""
+    """Result of one run."""
 
     points: tuple[Point, ...]
     steps: int  # environment steps
     seconds: float  # of training, in its last session
-    reached: bool  # its target
+    reached: bool  # run.target
 
 
 def points(run: Run) -> tuple[Point, ...]:
-    """The evaluations of a run so far, by step."""
+    """Evaluations of a run so far, by step."""
     return tuple(Point(one["step"], one["mean"], runs.number_of(one, "ci95")) for one in runs.evaluated(run.path))
 
 
 def of_run(run: Run) -> Result:
-    """What a run came to, as far as it has come."""
+    """Result of a run so far."""
     document = runs.read_json(run.path / "run.json")
     steps, seconds = 0, 0.0
     with contextlib.suppress(BadFileError), runs.Reader(run.metrics_path) as reader:
@@ -52,7 +48,7 @@ def of_run(run: Run) -> Result:
 
 
 def value(result: Result, objective: str, planned: int) -> float | None:
-    """The objective's value for one run; None where it was never evaluated."""
+    """Objective of one run; None without an evaluation."""
     if not result.points:
         return None
     if objective == "time_to_target":
@@ -60,20 +56,19 @@ def value(result: Result, objective: str, planned: int) -> float | None:
     return result.points[-1].mean if objective == "score" else area(result.points, max(planned, result.steps))
 
 
-def area(found: Sequence[Point], steps: int) -> float:
-    """The mean of the evaluations over `steps` environment steps: straight between two, level before the first and
-    after the last.
+def area(evaluations: Sequence[Point], steps: int) -> float:
+    """Mean of the evaluations over `steps` environment steps: linear between two, constant before the first and after
+    the last.
     """
-    first, last = found[0], found[-1]
+    first, last = evaluations[0], evaluations[-1]
     total = first.mean * first.step + last.mean * max(0, steps - last.step)
     total += sum(
-        (later.step - earlier.step) * (later.mean + earlier.mean) / 2 for earlier, later in itertools.pairwise(found)
+        (later.step - earlier.step) * (later.mean + earlier.mean) / 2
+        for earlier, later in itertools.pairwise(evaluations)
     )
     return total / max(steps, last.step, 1)
 
 
 def percent(step: int, steps: int) -> int:
-    """How far a run is, in whole percent from 1: what evaluations of trials with other horizons and lanes are compared
-    by.
-    """
+    """Progress of a run in whole percent, at least 1: the common axis of trials with other horizons and lanes."""
     return max(1, min(100, round(100 * step / max(1, steps))))

@@ -1,10 +1,9 @@
-"""A search space: which keys of the configuration are searched, between what, and on which others they depend. Knows no
-engine and no file.
+"""Search space: searched keys of the configuration, their ranges and conditions. Knows no engine and no file.
 
-`algo.learning_rate = {log = [1e-4, 1e-2]}`: between both, even on a logarithmic scale; whole numbers where both ends
-are. `algo.gamma = {uniform = [0.9, 0.999]}`: even between both, in steps with `step`. `net.hidden = {choice = [[64,
-64], [256, 256]]}`: one of these. With `when = {"algo.kernels" = "torch"}` a key is searched only where the other one
-has this value, or one of a list.
+algo.learning_rate = {log = [1e-4, 1e-2]}          log-uniform; integers if both ends are
+algo.gamma = {uniform = [0.9, 0.999]}              uniform, in steps with `step`
+net.hidden = {choice = [[64, 64], [256, 256]]}     one of a list
+... when = {"algo.kernels" = "torch"}              searched only if the other key has this value, or one of a list
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ _WORDS = (*_KINDS, "step", "when")
 _FORMS = "{log = [1e-4, 1e-2]}, {uniform = [0.9, 0.999]} or {choice = [16, 32]}"
 _FIXED = {
     "env.name": "trials of several environments have no common score",
-    "algo.name": "each algorithm has keys of its own: a sweep for each",
-    "run.seed": "each trial has the same seeds: sweep.seeds=N",
-    "run.seeds": "each trial has the same seeds: sweep.seeds=N",
+    "algo.name": "algorithms have different keys: run one sweep for each",
+    "run.seed": "all trials have the same seeds; use sweep.seeds=N",
+    "run.seeds": "all trials have the same seeds; use sweep.seeds=N",
     "run.name": "the sweep names its trials",
-    "run.device": "the sweep spreads its trials over the devices: sweep.workers=N",
-    "run.target": "it is what trials are measured by",
+    "run.device": "the sweep spreads its trials over the devices; use sweep.workers=N",
+    "run.target": "trials are measured by it",
 }
 
 
-class Asked(Protocol):
-    """What values are taken from: a trial of the search engine."""
+class Sampler(Protocol):
+    """Source of values: a trial of the search engine."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A number between two."""
+        """Sample a float of [low, high]."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """A whole number between two."""
+        """Sample an integer of [low, high]."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of several."""
+        """Sample one of the choices."""
 
 
 class Dimension(NamedTuple):
-    """A key that is searched."""
+    """A searched key."""
 
     key: str
     kind: str  # of _KINDS
@@ -53,26 +52,26 @@ class Dimension(NamedTuple):
     whole: bool = False
     step: float | None = None
     choices: tuple[Any, ...] = ()
-    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # keys, and the values of which one must be there
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # conditions: (key, allowed values)
 
-    def take(self, asked: Asked) -> Any:
-        """A value of it."""
+    def sample(self, sampler: Sampler) -> Any:
+        """Sample a value."""
         if self.kind == "choice":
             named = {stored(choice): choice for choice in self.choices}
-            return named[asked.suggest_categorical(self.key, list(named))]
+            return named[sampler.suggest_categorical(self.key, list(named))]
         if self.whole:
-            return asked.suggest_int(
+            return sampler.suggest_int(
                 self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.kind == "log"
             )
-        return asked.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
+        return sampler.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def samples(self) -> tuple[Any, ...]:
-        """Its ends, or all choices: if these are sound, so are all others."""
+        """Both ends, or all choices: if these are valid, all values are."""
         ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
         return self.choices if self.kind == "choice" else ends
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is one that it may take."""
+        """Whether a value is in the range."""
         if self.kind == "choice":
             return value in self.choices
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
@@ -83,9 +82,7 @@ class Dimension(NamedTuple):
         )
 
     def height(self, value: Any) -> float:
-        """Where one of its values, as the engine keeps it, lies between the lowest (0) and the highest (1); NaN for
-        None.
-        """
+        """Position of a stored value between the lowest (0) and the highest (1); NaN for None."""
         if value is None:
             return math.nan
         if self.kind == "choice":
@@ -96,36 +93,32 @@ class Dimension(NamedTuple):
 
 
 def stored(choice: Any) -> Any:
-    """A choice as the engine keeps it: lists as JSON text."""
+    """A choice as the engine stores it: lists as JSON text."""
     return json.dumps(choice) if isinstance(choice, list | dict) else choice
 
 
-def values(space: Sequence[Dimension], asked: Asked) -> dict[str, Any]:
-    """A value for each key whose conditions hold, in the order of the space, in which what others depend on comes
-    first.
-    """
-    taken: dict[str, Any] = {}
+def values(space: Sequence[Dimension], sampler: Sampler) -> dict[str, Any]:
+    """Sample a value for each key whose conditions hold. In the space a key comes after those of its conditions."""
+    chosen: dict[str, Any] = {}
     for dimension in space:
-        if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
-            taken[dimension.key] = dimension.take(asked)
-    return taken
+        if all(key in chosen and chosen[key] in allowed for key, allowed in dimension.when):
+            chosen[dimension.key] = dimension.sample(sampler)
+    return chosen
 
 
 def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration, by key, as the engine keeps them, of what is searched; {} where one of them is
-    outside the space.
-    """
-    taken: dict[str, Any] = {}
+    """Stored values of a configuration for the searched keys; {} if a value is outside the space."""
+    chosen: dict[str, Any] = {}
     for dimension in space:
-        if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
-            taken[dimension.key] = configured.get(dimension.key)
-            if not dimension.holds(taken[dimension.key]):
+        if all(key in chosen and chosen[key] in allowed for key, allowed in dimension.when):
+            chosen[dimension.key] = configured.get(dimension.key)
+            if not dimension.holds(chosen[dimension.key]):
                 return {}
-    return {key: stored(value) for key, value in taken.items()}
+    return {key: stored(value) for key, value in chosen.items()}
 
 
 def override(key: str, value: Any) -> str:
-    """A value as it is written on a command line."""
+    """A value as an override of the command line."""
     return f"{key}={value if isinstance(value, float) else json.dumps(value)}"
 
 
@@ -134,12 +127,12 @@ def override(key: str, value: Any) -> str:
 
 
 def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """The space of nested tables by section, ordered; `problem` is told what is wrong, and with which key."""
+    """Search space of nested tables, ordered by conditions; `problem` takes each invalid key and a message."""
     found: dict[str, Dimension] = {}
     for path, table in _dimensions(tables, problem):
         key = ".".join(path)
         reason = _FIXED.get(key) or (
-            f"nothing of [{path[0]}] changes what is learnt" if path[0] in ("checkpoint", "eval") else None
+            f"[{path[0]}] does not change the policy" if path[0] in ("checkpoint", "eval") else None
         )
         message = f"cannot be searched: {reason}" if reason else None
         dimension = None if message else _dimension(key, table)
@@ -166,10 +159,10 @@ def _dimensions(
 
 
 def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
-    """The dimension that a table describes, or what is wrong with it."""
+    """Dimension of a table, or a message."""
     kinds = [word for word in _KINDS if word in table]
-    if strange := [word for word in table if word not in _WORDS]:
-        return f"unknown word {strange[0]!r} (known here: {', '.join(_WORDS)})"
+    if unknown := [word for word in table if word not in _WORDS]:
+        return f"unknown word {unknown[0]!r} (allowed: {', '.join(_WORDS)})"
     if len(kinds) != 1:
         return f"input should be one of {_FORMS}" + (f", not {' and '.join(kinds)} together" if kinds else "")
     when = _conditions(table.get("when", {}))
@@ -186,7 +179,7 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
         return (
             Dimension(key, kind, choices=tuple(given), when=when)
             if step is None
-            else "step goes with uniform, not with choice"
+            else "step is allowed with uniform only, not with choice"
         )
     numbers = (
         isinstance(given, list)
@@ -194,14 +187,14 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
         and all(isinstance(end, int | float) and not isinstance(end, bool) for end in given)
     )
     if not numbers or not all(map(math.isfinite, given)) or given[0] >= given[1]:
-        return f"{kind} should be two numbers, the smaller first (got {given!r})"
+        return f"{kind} should be two numbers, the smaller one first (got {given!r})"
     if kind == "log" and given[0] <= 0:
-        return f"a logarithmic scale begins above 0 (got {given!r})"
+        return f"log should begin above 0 (got {given!r})"
     whole = all(isinstance(end, int) for end in given)
     if step is not None and (
         kind == "log" or isinstance(step, bool) or not isinstance(step, int if whole else int | float) or step <= 0
     ):
-        return f"step should be a number above 0, whole where both ends are, and goes with uniform (got {step!r})"
+        return f"step should be a number above 0, an integer if both ends are, with uniform only (got {step!r})"
     return Dimension(key, kind, low=given[0], high=given[1], whole=whole, step=step, when=when)
 
 
@@ -221,13 +214,13 @@ def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]
 
 
 def _ordered(found: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """What others depend on comes first."""
+    """Order the keys: each after those of its conditions."""
     ordered: dict[str, Dimension] = {}
     left = dict(found)
     while ready := [key for key, dimension in left.items() if all(other in ordered for other, _ in dimension.when)]:
         ordered |= {key: left.pop(key) for key in ready}
     for key, dimension in left.items():
         missing = [other for other, _ in dimension.when if other not in found]
-        reason = f"{missing[0]} is not searched" if missing else "the conditions go round in a circle"
+        reason = f"{missing[0]} is not searched" if missing else "the conditions are circular"
         problem(tuple(key.split(".")), f"sweep.{key}: when: {reason}")
     return list(ordered.values())

@@ -1,7 +1,5 @@
-"""The search engine, Optuna: samplers, pruners, and the trials in a journal file that several machines may share. Knows
-no run folder.
-
-Optuna is imported when a study is opened, never before.
+"""Search engine: Optuna's samplers, pruners, and its journal file of trials, which several machines may share. Knows no
+run folder. Imports Optuna when a study is opened.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ _FEWEST_PERCENT, _REDUCTION = 10, 3
 
 
 class Study:
-    """The trials of a sweep. Raises MachineError where the engine is not installed."""
+    """Trials of a sweep. Raises MachineError if Optuna is not installed."""
 
     def __init__(self, plan: Plan) -> None:
         try:
             import optuna
             from optuna.storages.journal import JournalFileBackend
         except ImportError:
-            raise MachineError("a sweep needs Optuna: pip install 'operant[sweep]'") from None
+            raise MachineError("a sweep needs Optuna: run pip install 'operant[sweep]'") from None
         self._plan, self._lock = plan, plan.folder / "sweep.lock"
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
@@ -54,7 +52,7 @@ class Study:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """While this is held no other command of this sweep takes a trial."""
+        """Hold the lock of the sweep: no other command takes a trial meanwhile."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
@@ -62,57 +60,56 @@ class Study:
         finally:
             os.close(descriptor)
 
-    # TRIALS
+    # trials
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All of them, in the order of their numbers. Not to be changed."""
+        """All trials by number, not copied: read only."""
         return self._study.get_trials(deepcopy=False)
 
-    def ask(self, names: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within
+    def ask(self, ids: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
+        """Take a new trial: the engine's trial and its values. `ids` maps its number to the ids of its runs. Within
         `turn`.
 
-        The first trial has the values of the configuration itself, if they are in the space: what is found later is to
-        be better than that.
+        The first trial has the values of the configuration if they are in the space: the baseline of the search.
         """
         if not self.trials() and (own := self._plan.own_values):
             self._study.enqueue_trial(own)
         trial = self._study.ask()
-        self.claim(trial, names(trial.number))
+        self.claim(trial, ids(trial.number))
         return trial, self._plan.values(trial)
 
-    def take_over(self, trial: optuna.trial.FrozenTrial, names: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """A trial whose process is gone, as this process's own, with the values that it has. Within `turn`."""
+    def take_over(self, trial: optuna.trial.FrozenTrial, ids: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
+        """Take a trial of a process that is gone: the engine's trial and its values. Within `turn`."""
         import optuna
 
         taken = optuna.Trial(self._study, trial._trial_id)
-        self.claim(taken, names)
+        self.claim(taken, ids)
         return taken, self._plan.values(taken)
 
     @staticmethod
-    def claim(trial: optuna.Trial, names: list[str]) -> None:
-        """Keep who works on a trial, and what its runs are called."""
-        trial.set_user_attr("claim", {"owner": runs.identity(), "runs": names})
+    def claim(trial: optuna.Trial, ids: list[str]) -> None:
+        """Record the process that works on a trial, and the ids of its runs."""
+        trial.set_user_attr("claim", {"owner": runs.identity(), "runs": ids})
 
     def abandoned(self) -> list[optuna.trial.FrozenTrial]:
-        """Trials that run, by their state, of processes that are known to be gone."""
+        """Trials in state RUNNING whose process is known to be gone."""
         return [trial for trial in self.trials() if trial.state.name == "RUNNING" and _is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
-        """What a trial came to: "complete" with its values, "pruned" or "fail"."""
+        """Record the state of a trial: "complete" with its values, "pruned" or "fail"."""
         import optuna
 
         self._study.tell(number, values, state=optuna.trial.TrialState[state.upper()], skip_if_finished=True)
 
     @property
     def pruner(self) -> str:
-        """What ends hopeless trials here: with two objectives nothing does."""
+        """Name of the pruner; "none" with two objectives."""
         return "none" if self._plan.settings.pareto else self._plan.settings.pruner
 
-    # THE BUDGET
+    # budget
 
     def exhausted(self) -> str | None:
-        """Why no trial begins any more, as a few words; None while one may. Within `turn`."""
+        """Spent budget in words; None while another trial may start. Within `turn`."""
         plan, trials = self._plan, self.trials()
         if plan.trials is not None and len(trials) >= plan.trials:
             return f"{plan.trials:,} trials"
@@ -125,16 +122,16 @@ class Study:
             return f"{plan.settings.minutes:g} minutes"
         return None
 
-    # WHAT CAME OF IT
+    # results
 
     def best(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial, or with two objectives those that no other beats in both; none before one is complete."""
+        """Best trial, or with two objectives the Pareto front; empty before a trial is complete."""
         if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
             return []
         return self._study.best_trials if self._plan.settings.pareto else [self._study.best_trial]
 
     def importances(self) -> dict[str, float]:
-        """How much each key matters for being among the best, by PED-ANOVA; {} where that cannot be told yet."""
+        """Importance of each key for the best trials (PED-ANOVA); {} with too few trials."""
         import optuna
 
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -144,7 +141,7 @@ class Study:
 
 
 def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
-    """The seconds in which any trial ran; one that was broken off counts until now."""
+    """Seconds in which at least one trial ran; a running trial counts until now."""
     now = time.time()
     spans = sorted(
         (
@@ -162,19 +159,19 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
 
 
 def claim(trial: Any) -> dict[str, Any]:
-    """Who works on a trial, and what its runs are called."""
-    found = trial.user_attrs.get("claim")
-    return found if isinstance(found, dict) else {}
+    """Process that works on a trial ("owner") and the ids of its runs ("runs")."""
+    attribute = trial.user_attrs.get("claim")
+    return attribute if isinstance(attribute, dict) else {}
 
 
 def result(trial: Any) -> dict[str, Any]:
-    """What the runs of a trial came to, once it is told."""
-    found = trial.user_attrs.get("result")
-    return found if isinstance(found, dict) else {}
+    """Result of a trial that has ended: steps, seconds, values of its runs, reason."""
+    attribute = trial.user_attrs.get("result")
+    return attribute if isinstance(attribute, dict) else {}
 
 
 def _is_gone(trial: Any) -> bool:
-    """Whether the process that took a trial is known to have ended: of another machine this cannot be told."""
+    """Whether the process of a trial is known to have ended; False for one of another machine."""
     return runs.lives(claim(trial).get("owner") or {}) is False
 
 
@@ -182,7 +179,7 @@ def _sampler(plan: Plan) -> Any:
     import optuna
 
     seed, name = plan.settings.seed, plan.settings.sampler
-    # Machines that join sample with numbers of their own: the same ones would try the same values.
+    # Every command samples with another seed: equal seeds would try equal values.
     own = (seed + 1_000_003 * (os.getpid() if (plan.folder / "journal.log").exists() else 0)) % 2**32
     if name == "tpe":
         return optuna.samplers.TPESampler(seed=own, multivariate=True, group=True, constant_liar=True)

@@ -1,4 +1,4 @@
-"""Sweeps as `operant stop` sees them: a command that works on one is told to end, and the waiting ends with it."""
+"""`operant stop` and `operant rm` of a sweep: commands that work on it are asked to end, and waited for."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_stop_ends_the_commands_that_work_on_a_sweep(tmp_path):
         )
 
 
-def test_a_sweep_without_commands_and_one_of_a_killed_command_are_stopped_already(tmp_path):
+def test_a_sweep_of_a_killed_command_is_stopped_already(tmp_path):
     folder = tmp_path / "runs" / "my-sweep"
     folder.mkdir(parents=True)
     (folder / "sweep.toml").write_text("")

@@ -1,4 +1,4 @@
-"""Search spaces and plans: what is read, what is refused and how, what depends on what; the values of objectives."""
+"""Search spaces and plans: parsing, errors, conditions; objectives."""
 
 import random
 
@@ -18,8 +18,8 @@ lanes = 64
 """
 
 
-class Drawn:
-    """A trial that draws at random, and keeps what it was asked for."""
+class RandomTrial:
+    """Engine trial that samples at random and records the names it was asked for."""
 
     def __init__(self, seed):
         self.random, self.asked = random.Random(seed), []
@@ -43,7 +43,7 @@ def made(place, text, *words, name=None, file="my.toml"):
     return planning.make(asked, str(place / "runs"), name)
 
 
-def test_values_are_of_their_kind_and_within_their_ends(tmp_path):
+def test_sampled_values_are_in_range_and_valid_overrides(tmp_path):
     plan = made(
         tmp_path,
         """
@@ -54,7 +54,7 @@ net.hidden = {choice = [[64, 64], [32]]}
 """,
     )
     for seed in range(20):
-        drawn = space.values(plan.space, Drawn(seed))
+        drawn = space.values(plan.space, RandomTrial(seed))
         assert (
             1e-4 <= drawn["algo.learning_rate"] <= 1e-2
             and isinstance(drawn["algo.epochs"], int)
@@ -69,7 +69,7 @@ net.hidden = {choice = [[64, 64], [32]]}
     ("file", "name"),
     [("my bést swéep.toml", "my-b-st-sw-ep-sweep"), ("ü.toml", "sweep"), (f"{'a' * 60}.toml", f"{'a' * 40}-sweep")],
 )
-def test_a_sweep_is_called_as_its_file_as_far_as_a_name_can_be(tmp_path, file, name):
+def test_a_sweep_is_named_after_its_file(tmp_path, file, name):
     assert made(tmp_path, "algo.learning_rate = {log = [1e-4, 1e-2]}", file=file).name == name
 
 
@@ -85,7 +85,7 @@ algo.kernels = {choice = ["torch", "auto"]}
     )
     seen = set()
     for seed in range(60):
-        drawn = space.values(plan.space, Drawn(seed))
+        drawn = space.values(plan.space, RandomTrial(seed))
         assert ("algo.clip" in drawn) == (drawn["algo.epochs"] in (2, 3))
         assert ("algo.gamma" in drawn) == (drawn["algo.epochs"] == 2 and drawn["algo.kernels"] == "torch")
         seen.add(tuple(drawn))
@@ -97,9 +97,9 @@ algo.kernels = {choice = ["torch", "auto"]}
     [
         (
             "algo.learning_rate = {log = [0, 1]}",
-            "my.toml:7: sweep.algo.learning_rate: a logarithmic scale begins above 0 (got [0, 1])",
+            "my.toml:7: sweep.algo.learning_rate: log should begin above 0 (got [0, 1])",
         ),
-        ("algo.learning_rate = {log = [1, 0.1]}", "the smaller first (got [1, 0.1])"),
+        ("algo.learning_rate = {log = [1, 0.1]}", "the smaller one first (got [1, 0.1])"),
         ("algo.learning_rate = {lag = [1, 2]}", "sweep.algo.learning_rate.lag: input should be {log"),
         ("algo.learning_rate = {log = [1e-4, 1e-2], uniform = [0, 1]}", "not log and uniform together"),
         ("algo.learning_rate = 3e-4", "sweep.algo.learning_rate: input should be {log = [1e-4, 1e-2]}"),
@@ -111,8 +111,8 @@ algo.kernels = {choice = ["torch", "auto"]}
             "algo.gamma = {uniform = [0.9, 1.5]}",
             "sweep.algo.gamma: algo.gamma: input should be less than or equal to 1 (got 1.5)",
         ),
-        ("run.seed = {uniform = [1, 9]}", "sweep.run.seed: cannot be searched: each trial has the same seeds"),
-        ("checkpoint.every = {uniform = [1, 9]}", "nothing of [checkpoint] changes what is learnt"),
+        ("run.seed = {uniform = [1, 9]}", "sweep.run.seed: cannot be searched: all trials have the same seeds"),
+        ("checkpoint.every = {uniform = [1, 9]}", "[checkpoint] does not change the policy"),
         (
             'algo.clip = {uniform = [0.1, 0.2], when = {"algo.epochs" = 2}}',
             "sweep.algo.clip: when: algo.epochs is not searched",
@@ -130,22 +130,22 @@ algo.kernels = {choice = ["torch", "auto"]}
             'objective = "time_to_target"\nalgo.clip = {uniform = [0.1, 0.2]}',
             'sweep.objective: "time_to_target" needs run.target',
         ),
-        ('pareto = true\nsampler = "cma_es"\nalgo.clip = {uniform = [0.1, 0.2]}', "cma_es has one objective"),
-        ("trials = 3", "nothing is searched"),
+        ('pareto = true\nsampler = "cma_es"\nalgo.clip = {uniform = [0.1, 0.2]}', "cma_es supports one objective only"),
+        ("trials = 3", "no key to search"),
         (
             '"algo.clip" = {uniform = [0.1, 0.2]}',
-            "my.toml:7: sweep: algo.clip stands in quotes, which make one name of it: leave them out",
+            "my.toml:7: sweep: algo.clip is quoted, so TOML reads it as one name: remove the quotes",
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path, text, told):
+def test_an_invalid_search_space_is_reported_with_its_line(tmp_path, text, told):
     with pytest.raises(ConfigError) as caught:
         made(tmp_path, text)
     assert told in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_that_has_begun_goes_on_with_the_same_values_only(tmp_path):
+def test_a_sweep_that_has_begun_accepts_the_same_values_only(tmp_path):
     first = made(tmp_path, "trials = 3\nalgo.clip = {uniform = [0.1, 0.2]}")
     assert first.folder == tmp_path / "runs" / "my-sweep" and first.trials == 3
     assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
@@ -155,21 +155,21 @@ def test_a_sweep_that_has_begun_goes_on_with_the_same_values_only(tmp_path):
         "".join(line for line in kept.read_text().splitlines(keepends=True) if not line.startswith("gae_lambda"))
     )  # by a version without it
     assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
-    with pytest.raises(UsageError, match=r"begun with other values of sweep\.algo\.clip\.uniform"):
+    with pytest.raises(UsageError, match=r"has other values of sweep\.algo\.clip\.uniform"):
         made(tmp_path, "algo.clip = {uniform = [0.1, 0.3]}")
     with pytest.raises(UsageError, match=r"other values of algo\.epochs"):
         made(tmp_path, "algo.clip = {uniform = [0.1, 0.2]}", "algo.epochs=3")
     assert made(tmp_path, "algo.clip = {uniform = [0.1, 0.3]}", name="another").folder.name == "another"
-    with pytest.raises(NotFoundError, match="is no sweep"):
+    with pytest.raises(NotFoundError, match="is not a sweep"):
         planning.join(tmp_path)
 
 
-def test_a_run_passes_over_the_section_of_sweeps(tmp_path):
+def test_a_run_ignores_the_sweep_section(tmp_path):
     made(tmp_path, "trials = 3\nalgo.clip = {uniform = [0.1, 0.2]}")
     assert load.load(tmp_path / "my.toml").env.lanes == 64
 
 
-def test_objectives():
+def test_objectives_of_a_run_with_two_evaluations():
     points = (results.Point(100, 10.0, None), results.Point(200, 20.0, None))
     found = results.Result(points, 200, 3.0, True)
     assert results.value(found, "score", 400) == 20.0

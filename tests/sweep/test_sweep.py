@@ -1,5 +1,5 @@
-"""`operant sweep`: killed with all its workers at any moment it goes on, no trial lost or doubled; what a fault, a stop
-and a pruner do to a trial.
+"""`operant sweep`: resumed after a kill of all its processes at any moment, no trial lost or doubled; faults, stops and
+pruning of trials.
 """
 
 import json
@@ -47,7 +47,7 @@ def begun(place: Path, *words: str) -> subprocess.Popen:
 
 
 def kill_everything(process: subprocess.Popen) -> None:
-    """The command and its workers, each at once."""
+    """Kill the command and its workers."""
     tree = [*psutil.Process(process.pid).children(recursive=True), process]
     for one in tree:
         one.send_signal(signal.SIGKILL)
@@ -64,7 +64,7 @@ def finished(place: Path) -> int:
 
 
 def check(place: Path, count: int, printed: str) -> dict:
-    """Every trial is there once, has one run, and is told as that run ended: by what `operant sweep --json` printed."""
+    """Check the output of `operant sweep --json`: every trial once, with one run, in the state of the run."""
     told = json.loads(printed[: printed.rindex("}") + 1])
     assert [trial["number"] for trial in told["trials"]] == [*range(count)]
     ids = [name for trial in told["trials"] for name in trial["runs"]]
@@ -75,7 +75,7 @@ def check(place: Path, count: int, printed: str) -> dict:
     return told
 
 
-def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path, here):
+def test_a_killed_sweep_resumes_with_no_trial_lost_or_doubled(tmp_path, here):
     own = {"algo.learning_rate": 2e-3, "net.hidden": [8]}
     (tmp_path / "my.toml").write_text(
         SWEEP.format(settings='trials = 5\npruner = "none"') + "[algo]\nlearning_rate = 2e-3\n[net]\nhidden = [8]\n"
@@ -105,7 +105,7 @@ def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path, 
 
 
 @pytest.mark.soak
-def test_sixty_four_trials_with_kills_in_between(tmp_path):
+def test_sixty_four_trials_with_kills_in_between_are_complete(tmp_path):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 64\nseed = 3"))
     moments = random.Random(7)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_sixty_four_trials_with_kills_in_between(tmp_path):
 
 
 @pytest.mark.soak
-def test_faults_stops_and_ctrl_c(tmp_path):
+def test_a_fault_fails_a_trial_and_a_stop_prunes_it_and_ctrl_c_keeps_it_open(tmp_path):
     (tmp_path / "my.toml").write_text(
         SWEEP.format(settings='trials = 6\npruner = "none"\nseeds = 2').replace("6144", "200000000")
     )
@@ -131,7 +131,7 @@ def test_faults_stops_and_ctrl_c(tmp_path):
         lambda: len(live := [run for run in trials_of(tmp_path) if runs.state(run).word == "running"]) == 2 and live
     )
     assert {first.id, second.id} == {"my-sweep.0.1", "my-sweep.0.2"}
-    # One worker is killed: its trial has failed, the other seed's run is ended; the sweep goes on with the next.
+    # One worker is killed: its trial fails, the run of the other seed is stopped, the next trial starts.
     os.kill(runs.holder(first.path), signal.SIGKILL)
     after = wait_until(
         lambda: [
@@ -145,7 +145,7 @@ def test_faults_stops_and_ctrl_c(tmp_path):
             run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.2.") and runs.state(run).word == "running"
         ]
     )
-    # Ctrl-C ends the command; its trials stay open, and are resumed.
+    # Ctrl-C ends the command; its trials stay open and are resumed.
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, said
@@ -174,7 +174,7 @@ def test_faults_stops_and_ctrl_c(tmp_path):
         "steps = 30000",
     ],
 )
-def test_samplers_pruners_and_objectives(tmp_path, settings):
+def test_every_sampler_pruner_and_objective_completes_a_sweep(tmp_path, settings):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings=f"trials = 14\n{settings}"))
     done = operant_process(tmp_path, "sweep", "my.toml", "--json")
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_a_detached_sweep_is_shown_stopped_and_joined_again(tmp_path):
     assert not runs.taken(run.path)
 
 
-def test_detach_tells_at_once_what_is_wrong(tmp_path, here):
+def test_detach_reports_an_invalid_sweep_at_once(tmp_path, here):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 0"))
     done = here("sweep", "my.toml", "--detach")
     assert done.code == 2 and "sweep.trials" in done.err and not (tmp_path / "runs").exists()
