@@ -1,17 +1,15 @@
-"""Folders of files that are wholly there or not there at all, whatever kills the process, fills the disk or flips a
-bit.
+"""Atomic folders of files: complete or absent, whatever kills the process, fills the disk or flips a bit.
 
-Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that it can be killed
-cheaply in tests.
+Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that tests can kill it
+cheaply. Every call works relative to an open descriptor of the root folder and never follows a symbolic link.
 
-What lies in a root folder (every call works relative to an open descriptor of it, and never follows a symbolic link):
+    NAME/                   committed: manifest.json has its checksum, every file its size and sha256
+    .tmp-NAME-PID/          being written
+    .replaced-NAME-PID/     the former NAME while it is replaced: valid; `sweep` restores it if the new one is missing
+    .trash-NAME-PID/        being deleted
 
-    NAME/                   committed: manifest.json fits its own checksum, and every file in it its size and sha256
-    .tmp-NAME-PID/          being written .replaced-NAME-PID/     the former NAME, while a new one takes its place:
-    still good, `sweep` puts it back if the new one never came .trash-NAME-PID/        being deleted
-
-A root has one writer at a time (the run's lock sees to that) and any number of readers. Source of the order of calls:
-write, fsync, rename, fsync the parent; a failed fsync is never tried again on the same file.
+A root has one writer at a time (the lock of the run) and any number of readers. Order of calls: write, fsync, rename,
+fsync the parent; a failed fsync is never repeated on the same file.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ HIDDEN_NAME = re.compile(r"\.(tmp|replaced|trash)-([a-z][a-z0-9-]{0,63})-([0-9]{
 
 
 class Hidden(NamedTuple):
-    """A leftover or work in progress: kind is tmp, replaced or trash; `target` the name it was or was to be; `pid` who
-    made it.
+    """Leftover or work in progress. `kind`: tmp, replaced or trash; `target`: the name of the folder it belongs to;
+    `pid`: its process.
     """
 
     name: str
@@ -50,7 +48,7 @@ class Hidden(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, by path or by its name in `root`. OSError where there is none or it is a
+    """Open a folder by its path, or by its name in `root`; yields the descriptor. Raises OSError if it is missing or a
     symbolic link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
@@ -61,7 +59,7 @@ def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
 
 
 def make_root(path: Path) -> None:
-    """Make the root folder, for the owner alone, unless it is there. OSError where it cannot be made."""
+    """Make the root folder, for the owner alone, unless it exists. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -71,29 +69,28 @@ def make_root(path: Path) -> None:
 
 
 def free_bytes(where: int | Path) -> int | None:
-    """Free room of a folder's filesystem; None where it does not know: some FUSE filesystems report no blocks, so a
-    write itself has to tell.
+    """Free bytes of the filesystem of a folder; None if unknown: some FUSE filesystems report no blocks, and only a
+    write shows.
     """
     found = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def check_room(root: int, need_bytes: int) -> None:
-    """OSError (ENOSPC) unless the filesystem has room for `need_bytes` and a tenth more."""
+    """Raise OSError (ENOSPC) unless the filesystem has `need_bytes` and a tenth more."""
     free = free_bytes(root)
     if free is not None and free < need_bytes * 1.1:
         need, free_mb = need_bytes * 1.1 / 1e6, free / 1e6
-        raise OSError(errno.ENOSPC, f"the disk is short of room: {need:.1f} MB needed, {free_mb:.1f} MB free")
+        raise OSError(errno.ENOSPC, f"not enough disk space: {need:.1f} MB needed, {free_mb:.1f} MB free")
 
 
 # ------------------------------------------------------------------ writing
 
 
 def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and fsync a new file in an open folder, in one or in pieces; its {bytes, sha256}, computed from what was
-    handed to the system.
+    """Write and fsync a new file in an open folder, whole or in pieces; returns {bytes, sha256} of the written bytes.
 
-    OSError if it exists, or if any call down to close() fails (NFS and quotas report late).
+    Raises OSError if it exists, or if any call including close() fails (NFS and quotas report late).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
@@ -123,11 +120,11 @@ def commit(
     *,
     read_back: bool = True,
 ) -> None:
-    """Put a folder `name` with these files and a manifest of `fields` into the root: all of it, or nothing.
+    """Commit a folder `name` with these files and a manifest of `fields` to the root, atomically.
 
-    A folder of the same name gives way only when the new one is committed and, if so wished, has been read back.
-    OSError or BadFileError (what was written does not read back) where it failed; the former folder is then still
-    there, under its name or as `.replaced-`.
+    A folder of the same name is replaced after the new one is committed and, with `read_back`, read back. Raises
+    OSError or BadFileError (read back with other content); the former folder is then still there, under its name or as
+    `.replaced-`.
     """
     temporary, former, in_place = f".tmp-{name}-{os.getpid()}", None, False
     try:
@@ -143,8 +140,8 @@ def commit(
         if read_back:
             verify(root, name)
     except (OSError, BadFileError):
-        # After a failed fsync what the disk holds is unknown, and a second one would only say that all is well:
-        # the new folder counts as lost. What cannot be put right here is left to the next sweep.
+        # After a failed fsync the content of the disk is unknown, and a second fsync would succeed without it: the
+        # new folder counts as lost. Repairs that fail here are left to the next sweep.
         with suppress(OSError):
             if in_place:
                 discard(root, name)
@@ -159,7 +156,7 @@ def commit(
 
 
 def _move_aside(root: int, name: str) -> str | None:
-    """Rename a folder to its `.replaced-` name, where there is one; that name."""
+    """Rename a folder to its `.replaced-` name and return that; None if there is no folder."""
     former = f".replaced-{name}-{os.getpid()}"
     try:
         os.rename(name, former, src_dir_fd=root, dst_dir_fd=root)
@@ -172,34 +169,32 @@ def _move_aside(root: int, name: str) -> str | None:
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
-    """The one text that a manifest of these fields can have: sorted JSON, in which `checksum` is the sha256 of the text
-    without it.
-    """
+    """Canonical text of a manifest: sorted JSON, with the sha256 of the text without it as `checksum`."""
     body = json.dumps(dict(fields), sort_keys=True, indent=1, allow_nan=False)
     checksum = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**fields, "checksum": checksum}, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def decode_manifest(raw: bytes) -> dict[str, Any]:
-    """The fields of a manifest. BadFileError unless every byte of it is as `encode_manifest` writes it and its file
-    names are harmless.
+    """Fields of a manifest. Raises BadFileError unless every byte is as `encode_manifest` writes it and all file names
+    are valid.
     """
     try:
         fields = json.loads(raw)
         if not isinstance(fields, dict):
-            raise ValueError("no object")
+            raise ValueError("not an object")
         fields.pop("checksum", None)
         genuine = encode_manifest(fields) == raw
     except (ValueError, RecursionError):
         raise BadFileError(f"{MANIFEST} is not valid JSON") from None
     if not genuine:
-        raise BadFileError(f"{MANIFEST} does not fit its own checksum")
+        raise BadFileError(f"{MANIFEST} does not match its checksum")
     files = fields.get("files")
     if not isinstance(files, dict) or not files:
         raise BadFileError(f"{MANIFEST} names no files")
     for name, record in files.items():
         if not FILE_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
-            raise BadFileError(f"{MANIFEST} names a file {ascii(name)[:80]}, which is not allowed")
+            raise BadFileError(f"{MANIFEST} names a file {ascii(name)[:80]}: the name is not allowed")
         if (
             not isinstance(record, dict)
             or not _is_count(record.get("bytes"))
@@ -214,27 +209,25 @@ def _is_count(value: object) -> bool:
 
 
 def read_manifest(root: int, name: str) -> dict[str, Any]:
-    """The manifest of a committed folder, its files not looked at. BadFileError with the reason where it
-    cannot be had.
-    """
-    with _told(name), opened(name, root=root) as folder:
+    """Read the manifest of a committed folder, without its files. Raises BadFileError with the reason."""
+    with _reported(name), opened(name, root=root) as folder:
         return _manifest(folder)
 
 
 def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and the files' bytes of a committed folder (a path where `root` is None), checked. BadFileError with
-    the reason.
+    """Read the manifest and all files of a committed folder (a path if `root` is None), checked. Raises BadFileError
+    with the reason.
     """
-    with _told(name), opened(name, root=root) as folder:
+    with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
         return fields, {file: b"".join(_checked(folder, file, record)) for file, record in fields["files"].items()}
 
 
 def verify(root: int, name: str) -> dict[str, Any]:
-    """The manifest of a committed folder, after reading every file and comparing sizes and hashes. BadFileError with
-    the reason.
+    """Read every file of a committed folder, compare sizes and hashes, and return the manifest. Raises BadFileError
+    with the reason.
     """
-    with _told(name), opened(name, root=root) as folder:
+    with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
         for file, record in fields["files"].items():
             for _ in _checked(folder, file, record):
@@ -243,7 +236,7 @@ def verify(root: int, name: str) -> dict[str, Any]:
 
 
 def signature(root: int, name: str) -> tuple[Any, ...] | None:
-    """Inode, size and change times of a folder's entries: equal means untouched since; None where it cannot be read."""
+    """Inodes, sizes and change times of the entries of a folder: equal if nothing has changed; None if unreadable."""
     try:
         with opened(name, root=root) as folder:
             found = [
@@ -255,21 +248,21 @@ def signature(root: int, name: str) -> tuple[Any, ...] | None:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turns an OSError of opening or reading the folder `name` into a BadFileError with a sentence."""
+def _reported(name: str) -> Iterator[None]:
+    """Raise BadFileError with a message for an OSError of opening or reading the folder `name`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise BadFileError("it, or a file in it, is a symbolic link or no folder") from None
-        raise BadFileError(f"it cannot be read: {error.strerror or error}") from None
+            raise BadFileError("expected a folder without symbolic links") from None
+        raise BadFileError(f"cannot be read: {error.strerror or error}") from None
 
 
 def _manifest(folder: int) -> dict[str, Any]:
     descriptor, size_bytes = _open_regular(folder, MANIFEST)
     try:
         if size_bytes > MANIFEST_LIMIT_BYTES:
-            raise BadFileError(f"{MANIFEST} has {size_bytes} bytes, more than the {MANIFEST_LIMIT_BYTES} allowed")
+            raise BadFileError(f"{MANIFEST} has {size_bytes} bytes; the limit is {MANIFEST_LIMIT_BYTES}")
         raw = b"".join(_pieces(descriptor, size_bytes))
     finally:
         os.close(descriptor)
@@ -277,8 +270,8 @@ def _manifest(folder: int) -> dict[str, Any]:
 
 
 def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[bytes]:
-    """A file's bytes, in pieces; BadFileError, at the latest after the last one, where size or hash differ from the
-    manifest's.
+    """Bytes of a file in pieces. Raises BadFileError, at the latest after the last piece, if size or hash differ from
+    the manifest.
     """
     descriptor, size_bytes = _open_regular(folder, name)
     try:
@@ -295,7 +288,7 @@ def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[byte
 
 
 def _open_regular(folder: int, name: str) -> tuple[int, int]:
-    """Descriptor and size of a regular file. O_NONBLOCK: a FIFO in its place must not hang the reader."""
+    """Open a regular file; returns descriptor and size. O_NONBLOCK: a FIFO in its place must not block the reader."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -303,7 +296,7 @@ def _open_regular(folder: int, name: str) -> tuple[int, int]:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise BadFileError(f"{name} is no regular file")
+            raise BadFileError(f"{name} is not a regular file")
     except BaseException:
         os.close(descriptor)
         raise
@@ -311,7 +304,7 @@ def _open_regular(folder: int, name: str) -> tuple[int, int]:
 
 
 def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """At most `size_bytes` bytes: a file that keeps growing must not fill the memory."""
+    """Read at most `size_bytes` bytes: a file that keeps growing must not fill the memory."""
     while size_bytes > 0 and (piece := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
         size_bytes -= len(piece)
         yield piece
@@ -321,9 +314,7 @@ def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def discard(root: int, name: str) -> None:
-    """Delete an entry of the root in two phases: out of sight by a rename, then its files. OSError where that failed on
-    the way.
-    """
+    """Delete an entry of the root in two phases: rename it out of sight, then delete its files. Raises OSError."""
     hidden = HIDDEN_NAME.fullmatch(name)
     trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
     os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
@@ -331,8 +322,8 @@ def discard(root: int, name: str) -> None:
 
 
 def _remove(root: int, name: str) -> None:
-    """Delete a folder's files, then the folder; of a symbolic link only the link. What we did not put there stays, and
-    OSError is raised.
+    """Delete the files of a folder, then the folder; of a symbolic link only the link. Raises OSError for files that
+    were not written here, which stay.
     """
     found = os.stat(name, dir_fd=root, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
@@ -346,22 +337,22 @@ def _remove(root: int, name: str) -> None:
 
 
 def list_names(root: int) -> list[str]:
-    """The names of everything in the root, sorted."""
+    """Names of all entries of the root, sorted."""
     return sorted(os.listdir(root))
 
 
 def list_hidden(root: int) -> list[Hidden]:
-    """Everything in the root that bears one of our hidden names."""
+    """All entries of the root with one of our hidden names."""
     found = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
     return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in found if match]
 
 
 def sweep(root: int) -> None:
-    """Clear up after writers that died, and after this process's own failures: delete temporary and trash, settle each
+    """Clean up after dead writers and failed commits of this process: delete temporary folders and trash, settle each
     `.replaced-`.
 
-    Only for the root's one writer, between its commits. Leftovers of another living process stay. OSError if the root
-    cannot be listed; what cannot be deleted stays until the next time.
+    Only for the one writer of the root, between its commits. Leftovers of another living process stay. Raises OSError
+    if the root cannot be listed; entries that cannot be deleted stay until the next call.
     """
     for hidden in list_hidden(root):
         if hidden.pid != os.getpid() and _is_alive(hidden.pid):
@@ -374,7 +365,7 @@ def sweep(root: int) -> None:
 
 
 def _settle(root: int, former: Hidden) -> None:
-    """The former folder goes when its successor is committed and sound; otherwise it takes its name back."""
+    """Delete a former folder if its successor is committed and valid; otherwise give it its name back."""
     try:
         verify(root, former.target)
     except BadFileError:
@@ -383,8 +374,7 @@ def _settle(root: int, former: Hidden) -> None:
             discard(root, former.target)
         os.rename(former.name, former.target, src_dir_fd=root, dst_dir_fd=root)
     else:
-        # The successor's rename may not have reached the disk yet: its writer may have died, or failed, before this
-        # call.
+        # The successor's rename may not be on the disk: its writer may have died before this call.
         os.fsync(root)
         discard(root, former.name)
 

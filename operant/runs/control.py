@@ -1,23 +1,22 @@
-"""Requests to a run's trainer, by files: how they are sent, read and answered. Standard library only. Knows nothing of
-what a trainer does about one.
+"""Requests to the trainer of a run by files: sending, receiving, answers. Standard library only. Knows nothing of what
+a trainer does about a request.
 
     RUN/ctl/                            0700, made by the first process that needs it
-      req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; it appears complete, by rename watch-<sender>.json
-      a request that its sender renews every second or two: one file a sender, replaced and never answered
-      done/req-...json                  the request with {result, text}: accepted first, then done or failed; or
-      refused. The newest hundred are kept
+      req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; appears complete, by rename
+      watch-<sender>.json               a request that its sender renews every second or two: one file per sender,
+                                        replaced and never answered
+      done/req-...json                  the request with {result, text}: accepted, then done or failed; or refused. The
+                                        newest hundred are kept
 
-    {"v": 1, "verb": "pause", "args": {}, "by": "alice@gpu03", "run_uuid": hex, "worker": start ticks of the trainer
-    that is meant, or null,
-     "boot_id", "expires_boottime_ns", "expires_realtime_ns"}
+    {"v": 1, "verb": "pause", "args": {}, "by": "alice@gpu03", "run_uuid": hex,
+     "worker": start ticks of the addressed trainer or null, "boot_id", "expires_boottime_ns", "expires_realtime_ns"}
 
-Files work between pid and network namespaces, outlive either side, can be read afterwards, and there is nothing that
-listens. A request ends with its time by CLOCK_BOOTTIME, which no change of the wall clock moves; it is for one worker,
-so that what a dead one left undone never meets the next.
+Files work between pid and network namespaces, outlive both processes, can be read afterwards, and need no listening
+port. A request expires by CLOCK_BOOTTIME, which no change of the wall clock moves. It is for one worker: requests that
+a dead worker has left never reach the next one.
 
-Only the owner of a run may ask: the folder and each file must be theirs. Whatever else lies in the folder (links,
-FIFOs, folders, large or unreadable files, deep JSON) is left where it is, with one line in the log, and is not looked
-at again.
+Only the owner of a run may send requests: the folder and each file must be theirs. Anything else in the folder (links,
+FIFOs, folders, large or unreadable files, deep JSON) is left in place, reported once in the log, and ignored.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from operant.text import safe, user_name
 
 VERBS: Final = ("stop", "pause", "unpause", "checkpoint", "watch")
 RESULTS: Final = ("none", "accepted", "done", "failed", "refused")
-"""What becomes of a request; the index is the number in the metrics file. After `accepted` comes `done` or `failed`."""
+"""Results of a request; the index is the code in the metrics file. `accepted` is followed by `done` or `failed`."""
 MODES: Final = ("greedy", "sampled")
 _VERSION, _LIMIT_BYTES, _ANSWER_BYTES, _MOST_BRACKETS = 1, 4096, 65536, 16
 _KEPT, _MOST_NAMES = 100, 1000
-_SETTLE_S = 2.0  # how long a folder is listed again after a change: the clocks of file times are coarse
+_SETTLE_S = 2.0  # a folder is listed again for this time after a change: file times are coarse
 _LOOK_S, _PATIENCE_S = 0.02, 1.0
 _REQUEST = re.compile(r"req-[0-9]{20}-[0-9a-f]{32}\.json")
 _WATCH = re.compile(r"watch-[0-9a-f]{32}\.json")
@@ -54,32 +53,32 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
-    """A request could not be written into the run's folder: a full or read-only disk. The run is the caller's own, and
-    lives.
+    """A request could not be written into the run folder: full or read-only disk. The run is the caller's own and
+    alive.
     """
 
 
 class Ticket(NamedTuple):
-    """A request that was sent: what to ask for its answer with."""
+    """Handle of a sent request, for its answer."""
 
     name: str
     verb: str
 
 
 class Answer(NamedTuple):
-    """What the trainer says to a request: one of RESULTS, and a sentence (printable)."""
+    """Answer of the trainer: one of RESULTS, and a message (printable)."""
 
     result: str
     text: str
 
     @property
     def final(self) -> bool:
-        """Nothing more will be said."""
+        """Whether no other answer follows."""
         return self.result != "accepted"
 
 
 class Request(NamedTuple):
-    """A request as its trainer takes it: sound, addressed to it, in time."""
+    """A valid request of this run that has not expired."""
 
     name: str
     verb: str
@@ -94,14 +93,14 @@ class Request(NamedTuple):
 
 
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
-    """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels},
+    """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels}
     and is renewed by sending it again.
 
-    Raises NotFoundError where nothing trains the run, MachineError where it cannot be asked from here (another machine,
-    another user), UnwritableError where its folder cannot be written.
+    Raises NotFoundError if no trainer is alive, MachineError if it cannot be asked from here (another machine, another
+    user), UnwritableError if its folder is not writable.
     """
     if verb not in VERBS:
-        raise ValueError(f"{verb!r} is none of {', '.join(VERBS)}")
+        raise ValueError(f"{verb!r} must be one of {', '.join(VERBS)}")
     document = runfolder.read_json(run.path / "run.json") or run.document
     _check_reach(run._replace(document=document), verb)
     content = {
@@ -117,7 +116,7 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
     }
     raw = json.dumps(content).encode()
     if len(raw) > _LIMIT_BYTES:
-        raise ValueError(f"a request has at most {_LIMIT_BYTES} bytes, this one {len(raw)}")
+        raise ValueError(f"a request of {len(raw)} bytes exceeds the limit of {_LIMIT_BYTES}")
     name = (
         f"watch-{_sender()}.json"
         if verb == "watch"
@@ -129,22 +128,21 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
         with _opened(run.path / "ctl") as folder:
             _write(folder, name, raw)
     except OSError as error:
-        way_out = (
+        advice = (
             ""
             if verb == "stop"
-            else f". Make room there or make it writable; only `operant stop {safe(run.short)}` works without, by "
-            "a signal"
+            else f". Free disk space or make the folder writable; without it only `operant stop {safe(run.short)}` "
+            "works, by a signal"
         )
         raise UnwritableError(
-            f"{safe(run.id)} cannot be asked to {verb}: {safe(run.path / 'ctl', 400)} ({error.strerror}){way_out}"
+            f"cannot ask {safe(run.id)} to {verb}: {safe(run.path / 'ctl', 400)} is not writable ({error.strerror})"
+            f"{advice}"
         ) from None
     return Ticket(name, verb)
 
 
 def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -> Answer | None:
-    """What the trainer has answered, waiting up to `timeout_s` for it; None where it has said nothing. With `final`,
-    `accepted` is not yet an answer.
-    """
+    """Answer of the trainer within `timeout_s`; None if there is none. With `final`, `accepted` does not count."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         document = runfolder.read_json(run.path / "ctl" / "done" / ticket.name, _ANSWER_BYTES)
@@ -160,11 +158,10 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
 
 
 def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
-    """Send a request and wait for what comes of it; where the run ends or `timeout_s` passes before that, the answer is
-    `accepted`, or `none`.
+    """Send a request and wait for its result: `accepted` or `none` if the run ends or `timeout_s` passes first.
 
-    `waiting` is called once, with the answer so far, when it takes longer than a second. An interrupt withdraws the
-    request. Raises what `send` raises.
+    `waiting` is called once with the answer so far if it takes longer than a second. An interrupt withdraws the
+    request. Raises like `send`.
     """
     ticket = send(run, verb)
     deadline_s = time.monotonic() + timeout_s
@@ -186,7 +183,7 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:
-    """Take back a request that has not been taken yet."""
+    """Withdraw a request that has not been taken yet."""
     with contextlib.suppress(OSError), _opened(run.path / "ctl") as folder:
         os.unlink(ticket.name, dir_fd=folder)
 
@@ -196,26 +193,26 @@ def _check_reach(run: Run, verb: str) -> None:
     if not held and (state := states.state(run)).ended:
         raise NotFoundError(f"{name} is not training: {state.word}")
     if not local:
-        raise MachineError(f"{name} trains on {text_of(run.document, 'host')}: it can only be asked to {verb} there")
+        raise MachineError(f"{name} trains on {text_of(run.document, 'host')}: ask it to {verb} on that machine")
     try:
         owner = os.stat(run.path).st_uid
     except OSError as error:
-        raise NotFoundError(f"{name} cannot be reached ({error.strerror})") from None
+        raise NotFoundError(f"cannot read the folder of {name} ({error.strerror})") from None
     if owner != os.geteuid():
         raise MachineError(f"{name} belongs to {user_name(owner)}: only its owner can ask it to {verb}")
     if held is None:
-        raise MachineError(f"{name} cannot be asked to {verb}: whether its trainer lives cannot be told here")
+        raise MachineError(f"cannot ask {name} to {verb}: the state of its trainer is unknown here")
     if not held:
-        raise NotFoundError(f"{name} cannot be asked to {verb} yet: its trainer has not begun")
+        raise NotFoundError(f"cannot ask {name} to {verb} yet: its trainer has not started")
 
 
 def own_name() -> str:
-    """Who asks: user@host."""
+    """Sender of requests: user@host."""
     return f"{user_name(os.geteuid())}@{safe(runfolder.host(), 64)}"
 
 
 def _sender() -> str:
-    """A name for this process that no other has at the same time, in this pid namespace or another."""
+    """Name of this process, unique at its time over all pid namespaces."""
     namespace = 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -228,21 +225,19 @@ def _sender() -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is only this user's to write. OSError otherwise."""
+    """Open a folder that only this user can write; yields the descriptor. Raises OSError otherwise."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(0, "others may write there" if found.st_mode & 0o022 else "it is another user's")
+            raise PermissionError(0, "writable by others" if found.st_mode & 0o022 else "owned by another user")
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _write(folder: int, name: str, raw: bytes) -> None:
-    """Put a file into a folder, complete from its first moment. Without fsync: a request is not worth waiting for a
-    disk, and none outlives a boot.
-    """
+    """Write a file that appears complete. Without fsync: no request outlives a boot."""
     temporary = f".{os.urandom(16).hex()}.tmp"
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
@@ -262,10 +257,10 @@ def _write(folder: int, name: str, raw: bytes) -> None:
 
 
 class Inbox:
-    """The requests to one run, for its trainer alone. `folder` is the run's; `report` takes a line for the log. Nothing
-    in the folder makes it raise.
+    """Requests to one run, for its trainer. `folder` is the run folder; `report` takes a line for the log. Never raises
+    for the content of the folder.
 
-    Not for two threads at once.
+    For one thread at a time.
     """
 
     def __init__(self, folder: Path, run_uuid: bytes, *, report: Callable[[str], None]) -> None:
@@ -273,7 +268,7 @@ class Inbox:
         self._worker = runfolder.start_ticks()
         self._signature: tuple[int, ...] = ()
         self._changed_s = float("-inf")
-        self._ignored: dict[str, tuple[int, ...]] = {}  # what stays in the folder, by name: looked at once
+        self._ignored: dict[str, tuple[int, ...]] = {}  # files that stay in the folder, by name: read once
         self._told: set[str] = set()
         with contextlib.suppress(OSError):
             os.mkdir(self._path, 0o700)
@@ -283,10 +278,9 @@ class Inbox:
                     os.unlink(name, dir_fd=ctl)
 
     def poll(self) -> list[Request]:
-        """What has been asked since the last time, oldest first. Costs one `stat` while there are no requests.
+        """New requests, oldest first. Costs one `stat` if there are none.
 
-        Each request but `watch` is to be settled. What is not a sound request of this run is refused or left alone
-        here.
+        Each request but `watch` must be settled. Invalid ones are refused or ignored here.
         """
         try:
             found = os.stat(self._path, follow_symlinks=False)
@@ -304,11 +298,11 @@ class Inbox:
                 wanted = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
                 return [request for name in wanted if (request := self._take(ctl, name)) is not None]
         except OSError as error:
-            self._tell("ctl", f"requests cannot be read: {safe(self._path, 400)} ({error.strerror})")
+            self._tell("ctl", f"cannot read requests: {safe(self._path, 400)} ({error.strerror})")
             return []
 
     def settle(self, request: Request, result: str, text: str = "") -> None:
-        """Answer an request: `result` of RESULTS and a sentence. May be called again: the last answer stays."""
+        """Answer a request with one of RESULTS and a message. A later call replaces the answer."""
         document = {
             **request.document,
             "result": result,
@@ -325,7 +319,7 @@ class Inbox:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(request.name, dir_fd=ctl)
         except OSError as error:
-            self._tell("done", f"requests cannot be answered: {safe(self._path / 'done', 400)} ({error.strerror})")
+            self._tell("done", f"cannot answer requests: {safe(self._path / 'done', 400)} ({error.strerror})")
 
     @staticmethod
     def _names(folder: int) -> set[str]:
@@ -333,13 +327,13 @@ class Inbox:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
     def _take(self, ctl: int, name: str) -> Request | None:
-        """The request in a file, or None for one that is taken already, is refused, or is none."""
+        """Read the request in a file; None if it was taken before, is refused, or is not a request."""
         try:
             found = os.stat(name, dir_fd=ctl, follow_symlinks=False)
             signature = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
             if self._ignored.get(name) == signature:
                 return None
-            self._ignored[name] = signature  # whatever comes of it, and even where it cannot be moved away
+            self._ignored[name] = signature  # also if it cannot be moved away
             request, problem = self._request(name, _read(ctl, name, found))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -357,26 +351,24 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is not a
-        request at all.
-        """
+        """Parse a request; returns it and the reason to refuse it, or ''. Raises ValueError if it is not a request."""
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):
-            raise ValueError("it is no request")
+            raise ValueError("not a request")
         left_s = _left_s(document)
         request = Request(name, verb, arguments, text_of(document, "by") or "somebody", left_s, document)
         if document.get("v") != _VERSION or verb not in VERBS or (verb == "watch") != bool(_WATCH.fullmatch(name)):
-            return request, "this trainer does not know how"
+            return request, "unknown to this trainer"
         if document.get("run_uuid") != self._run_uuid:
-            return request, "it was meant for another run"
+            return request, "addressed to another run"
         if document.get("worker") not in (None, self._worker):
-            return request, "it was meant for an earlier trainer of this run"
+            return request, "addressed to an earlier trainer of this run"
         if left_s <= 0:
-            return request, "it has expired"
+            return request, "expired"
         if verb == "watch" and not (arguments.get("mode") in MODES and integer_of(arguments, "size")):
-            return request, "its arguments are wrong"
-        # A name that has an answer was taken: the file has been put back.
-        return request, "it has been answered" if os.path.lexists(self._path / "done" / name) else ""
+            return request, "invalid arguments"
+        # A name with an answer was taken before: the file has been restored.
+        return request, "answered before" if os.path.lexists(self._path / "done" / name) else ""
 
     def _prune(self, done: int) -> None:
         names = sorted(name for name in os.listdir(done) if _REQUEST.fullmatch(name))
@@ -385,45 +377,43 @@ class Inbox:
                 os.unlink(name, dir_fd=done)
 
     def _tell(self, about: str, line: str) -> None:
-        """One line a subject, however often it comes up."""
+        """Report a line once for each subject."""
         if about not in self._told and len(self._told) < _MOST_NAMES:
             self._told.add(about)
             self._report(line)
 
 
 def _read(folder: int, name: str, found: os.stat_result) -> dict[str, Any]:
-    """The JSON object in a file of this user. ValueError with the reason, OSError where it cannot be read;
-    never waits.
-    """
+    """Read the JSON object in a file of this user, without blocking. Raises ValueError with the reason, and OSError."""
     _check_file(found)
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
-        _check_file(os.fstat(descriptor))  # what was looked at and what was opened need not be the same
+        _check_file(os.fstat(descriptor))  # the file may have been replaced since
         raw = os.read(descriptor, _LIMIT_BYTES)
     finally:
         os.close(descriptor)
     if raw.count(b"[") + raw.count(b"{") > _MOST_BRACKETS:
-        raise ValueError("it is nested too deeply")
+        raise ValueError("nested too deeply")
     try:
         document = json.loads(raw)
     except ValueError:
-        raise ValueError("it is no JSON") from None
+        raise ValueError("not JSON") from None
     if not isinstance(document, dict):
-        raise ValueError("it is no request")
+        raise ValueError("not a request")
     return document
 
 
 def _check_file(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("not a regular file")
     if found.st_uid != os.geteuid():
-        raise ValueError("it is another user's")
+        raise ValueError("owned by another user")
     if found.st_size > _LIMIT_BYTES:
-        raise ValueError(f"it has {found.st_size} bytes, more than {_LIMIT_BYTES}")
+        raise ValueError(f"{found.st_size} bytes exceed the limit of {_LIMIT_BYTES}")
 
 
 def _left_s(document: Mapping[str, Any]) -> float:
-    """Seconds until a request expires: by the clock of this boot where it was sent in it, or else by the wall's."""
+    """Seconds until a request expires: by the boot clock if it was sent in this boot, otherwise by the wall clock."""
     boottime_ns, realtime_ns = integer_of(document, "expires_boottime_ns"), integer_of(document, "expires_realtime_ns")
     if boottime_ns is not None and runfolder.boot_id() and document.get("boot_id") == runfolder.boot_id():
         return (boottime_ns - time.clock_gettime_ns(_BOOTTIME)) / 1e9

@@ -1,8 +1,8 @@
-"""A run's evaluations as lines of JSON, eval/evaluations.jsonl: one for each step that was evaluated. Standard library
-only; knows no number in them.
+"""Evaluations of a run as JSON Lines, eval/evaluations.jsonl: one line for each evaluated step. Standard library only;
+knows no value in them.
 
-A line is added by one write. What a session lost (it was killed after its last checkpoint) is evaluated again: its
-lines go when training is resumed.
+A line is appended by one write. Evaluations after the last checkpoint of a killed session are repeated: a resume
+removes their lines.
 """
 
 from __future__ import annotations
@@ -21,45 +21,44 @@ _MOST_BYTES = 64 << 20
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of the run in `folder` so far, by step; of a confirmed one the confirmation. Half a line at the
-    end is passed over.
+    """Evaluations of the run in `folder` so far, by step; a confirmed evaluation replaces the first one. Skips half a
+    line at the end.
     """
-    found: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(_opened(folder / _PATH, os.O_RDONLY), "rb") as file:
         for line in file.read(_MOST_BYTES).split(b"\n"):
             with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 one = json.loads(line)
-                found[int(one["step"])] = one | {"step": int(one["step"]), "mean": float(one["mean"])}
-    return [found[step] for step in sorted(found)]
+                by_step[int(one["step"])] = one | {"step": int(one["step"]), "mean": float(one["mean"])}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 class Evaluations:
-    """The evaluations of the run in `folder`.
-
-    A file that cannot be written, is a symbolic link or no regular file costs the line, not the run: it is reported.
+    """Evaluations of the run in `folder`. A file that cannot be written, is a symbolic link or not a regular file is
+    reported; training continues without the line.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self._path, self._report = folder / _PATH, report
 
     def append(self, evaluation: Mapping[str, Any]) -> None:
-        """Add a line."""
-        with self._told():
+        """Append a line."""
+        with self._reported():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = _opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
                 size = os.fstat(descriptor).st_size
-                # half a line that a full disk left stays a line of its own
+                # half a line left by a full disk becomes a separate line
                 whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"
                 os.write(descriptor, (b"" if whole else b"\n") + json.dumps(dict(evaluation)).encode() + b"\n")
             finally:
                 os.close(descriptor)
 
     def rewind(self, step: int) -> None:
-        """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and
-        only where it changes.
+        """Remove the lines of steps after `step`, and half a line at the end. Replaces the file as a whole, only if it
+        changes.
         """
-        with self._told(), contextlib.suppress(FileNotFoundError):
+        with self._reported(), contextlib.suppress(FileNotFoundError):
             with open(_opened(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.readlines()
             kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
@@ -78,15 +77,15 @@ class Evaluations:
             new.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._report(f"{_PATH} could not be written: {error.strerror}")
+            self._report(f"cannot write {_PATH}: {error.strerror}")
 
 
 def _is_after(line: bytes, step: int) -> bool:
-    """Whether a line is an evaluation of a step after `step`: what cannot be read is none."""
+    """Whether a line is an evaluation of a step after `step`; False for a line that cannot be read."""
     with contextlib.suppress(ValueError, RecursionError):
         evaluation = json.loads(line)
         return isinstance(evaluation, dict) and isinstance(evaluation.get("step"), int) and evaluation["step"] > step
@@ -97,5 +96,5 @@ def _opened(path: Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     return descriptor

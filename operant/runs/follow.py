@@ -1,8 +1,7 @@
-"""Reads one run again and again, cheaply, for whatever shows it while it trains. Standard library only. For one thread;
-knows no screen.
+"""Repeated, cheap reads of one run for viewers. Standard library only. For one thread; knows no screen.
 
-Everything is opened for reading and may vanish at any time: a metrics file that was replaced (a resume) is attached to
-anew, and one that was deleted goes on being read, as its trainer still writes it.
+Opens everything for reading, and any file may vanish at any time. A replaced metrics file (a resume) is opened again; a
+deleted one is still read, because its trainer still writes it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from operant.runs.metrics import Event, Header, MetricSpec, RawFrame, Reader, Re
 from operant.runs.states import Judgement, Observation, State
 from operant.text import safe
 
-# However large the rings a file claims: a first look reads so much of their newest end and no more. A trainer's own
-# rings hold 1024 of each.
+# Limits of a first look, however large the rings that a file claims. A trainer's rings hold 1024 of each.
 _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 1024
 
 
 def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = False) -> bool:
-    """Say what the metrics of a run mean, beside its metrics file; `again`, only where that is gone. Whether it was
-    written. Raises MachineError.
+    """Write the meaning of a run's metrics to metrics.json; with `again` only if the file is gone. True if written.
+    Raises MachineError.
     """
     if again and os.path.lexists(folder / spec.FILE):
         return False
@@ -36,35 +34,33 @@ def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = Fals
 
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:
-    """What a run says its metrics mean, by name; {} for a run without metrics.json, or with one that cannot be read."""
+    """Meaning of a run's metrics by name; {} if metrics.json is missing or unreadable."""
     return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
 
 
 def _limit(reader: Reader) -> int:
-    """The most records to read at once: fewer where each has many values."""
+    """Most records to read at once: fewer if each has many values."""
     return max(_FEWEST_RECORDS, min(_MOST_RECORDS, _MOST_VALUES // len(reader.metrics)))
 
 
 class Follower:
-    """`poll` looks once; the fields are what it found. Records and events are handed out once each."""
+    """Repeated look at a run: `poll` looks, the fields hold the result. Records and events are returned once each."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.look = run, Observation(None)
         self.judgement = Judgement(State("starting"))
         self.reader: Reader | None = None
-        self.header: Header | None = None  # of the last metrics file there was
-        self.notice = ""  # one sentence about the reading itself
-        self.document_time_s: float | None = (
-            None  # when run.json was replaced, by the wall clock, where this look found a new one
-        )
-        self.restarted = False  # this look found the metrics file of another worker
+        self.header: Header | None = None  # of the last metrics file
+        self.notice = ""  # a sentence about the reading
+        self.document_time_s: float | None = None  # wall clock time of a new run.json that this look found
+        self.restarted = False  # this look found a metrics file of another worker
         self.next = 0  # number of the next record
         self._next_event, self._signature = 0, (0, 0)
         self._judged: Judgement | None = None
 
     @property
     def state(self) -> State:
-        """The run's state, as of the last look."""
+        """State of the run at the last look."""
         return self.judgement.state
 
     def poll(self, now_s: float) -> None:
@@ -86,17 +82,17 @@ class Follower:
                 )
 
     def _attach(self) -> None:
-        """Read the metrics file that lies in the folder now; keep the old one while there is none."""
+        """Open the metrics file that is in the folder now; keep the old one while there is none."""
         self.restarted = False
         if self.reader is not None and not self.reader.replaced():
             return
         try:
             new = Reader(self.run.metrics_path)
-        except BadFileError:  # `observe` says what is wrong with a new one
+        except BadFileError:  # `observe` reports a damaged new one
             if self.reader is not None and os.path.lexists(self.run.metrics_path):
                 self.close()
             elif self.reader is not None:
-                self.notice = "metrics.mm was deleted: what the trainer still writes into it is shown"
+                self.notice = "metrics.mm was deleted: still reading the file that the trainer writes"
             return
         self.close()
         old, self.reader, self.header = self.header, new, new.header
@@ -108,7 +104,7 @@ class Follower:
             self.next, self._next_event, self.restarted = 0, 0, True
 
     def new_records(self) -> list[Record]:
-        """The records since the last call, as far back as the ring reaches; of very many, the newest."""
+        """Records since the last call, as far back as the ring reaches; limited to the newest."""
         records: list[Record] = []
         try:
             if self.reader is not None and self.reader.status().head > self.next:
@@ -120,7 +116,7 @@ class Follower:
         return records
 
     def new_events(self) -> list[Event]:
-        """The events since the last call, as far back as the ring reaches; of very many, the newest."""
+        """Events since the last call, as far back as the ring reaches; limited to the newest."""
         events: list[Event] = []
         try:
             if self.reader is not None and (head := self.reader.status().event_head) > self._next_event:
@@ -131,15 +127,13 @@ class Follower:
         return events
 
     def frame(self, after: int) -> RawFrame | None:
-        """The newest picture of the agent, if it is newer than number `after`."""
+        """Newest picture of the agent if its number is above `after`."""
         with contextlib.suppress(BadFileError):
             return None if self.reader is None else self.reader.frame(after)
         return None
 
     def records_from(self, n: int) -> list[Record] | None:
-        """Records from number `n` on, as `new_records` has them, whether handed out or not; None where they cannot be
-        read. The next ones follow them.
-        """
+        """Records from number `n` on, returned before or not; None if unreadable. `new_records` continues there."""
         records: list[Record] = []
         try:
             records = [] if self.reader is None else self.reader.since(n, _limit(self.reader))
@@ -149,11 +143,11 @@ class Follower:
         return records
 
     def forget(self) -> None:
-        """Judge the next look without the ones before it: the folder was gone in between."""
+        """Judge the next look without the previous ones: the folder was gone in between."""
         self._judged = None
 
     def close(self) -> None:
-        """Let go of the metrics file."""
+        """Close the metrics file."""
         if self.reader is not None:
             self.reader.close()
             self.reader = None

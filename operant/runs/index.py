@@ -1,12 +1,10 @@
-"""All run folders: making one, listing them, finding the one a person means; with the lock and the states
-(operant/runs/folder.py, operant/runs/states.py) in reach. Standard library only. Knows nothing of training or of
-screens.
+"""All run folders: creation, listing, lookup by name. Standard library only. Knows nothing of training or of screens.
 
-Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also
-leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead
-nowhere are skipped and swept when the next run is made. The index also tells this user's own runs from those of others
-(`recorded`): where a home cannot be written, a run's own code is asked about. A root that is named limits the search to
-its runs: the index is asked only where none was named.
+Folders are in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). To make ids work from any directory, each new run also
+leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`), the index.
+Links to deleted runs are skipped, and removed when the next run is made. The index also distinguishes this user's own
+runs from others (`recorded`): without it the user is asked before code in a run folder is executed. A root that is
+named limits the search to its runs; the index counts only if none was named.
 """
 
 from __future__ import annotations
@@ -91,35 +89,31 @@ __all__ = [
 ]
 
 SWEEP_FILE = "sweep.toml"
-"""What marks a folder beside runs as a sweep's."""
+"""File that marks the folder of a sweep."""
 _RESERVED = ("latest", "live")
 _LINK = re.compile(rf"([0-9]{{20}})-({ID.pattern})")
 _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
 def root(override: str | None = None) -> Path:
-    """The folder that runs are made in, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need
-    not exist.
-    """
+    """Folder of new runs, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need not exist."""
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
 class Reach(NamedTuple):
-    """Where a command looks for runs."""
+    """Search scope of a command: a root, and whether the index counts."""
 
     root: Path
-    everywhere: bool = True  # whether those of the index count too
+    everywhere: bool = True  # include the runs of the index
 
 
 def reach(override: str | None = None) -> Reach:
-    """Where to look: in the folder that was named, by `override` (--runs) or $OPERANT_RUNS, and there alone; or else in
-    ./runs and in the index.
-    """
+    """Search scope: the root named by `override` (--runs) or $OPERANT_RUNS alone; otherwise ./runs and the index."""
     return Reach(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
 def shown(path: Path) -> str:
-    """A path as a person would type it: relative where it lies below the working directory; printable."""
+    """A path for messages: relative if below the working directory; printable."""
     with contextlib.suppress(ValueError, OSError):
         return safe(path.relative_to(Path.cwd()), 400)
     return safe(path, 400)
@@ -132,9 +126,9 @@ def shown(path: Path) -> str:
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]) -> Run:
     """Make a run folder (0700) with its run.json and enter it in the index.
 
-    Its id is `name`, with four hexadecimal digits behind it only if a run that exists has it, or else `prefix`
-    (`<env>-<algo>`) with four of them. Raises UsageError for a name that cannot be one, MachineError where the folder
-    cannot be made.
+    Its id is `name`, with a suffix of four hexadecimal digits only if another run has that name; or else `prefix`
+    (`<env>-<algo>`) with such a suffix. Raises UsageError for an invalid name, MachineError if the folder cannot be
+    made.
     """
     if name is not None and (not ID.fullmatch(name) or name in _RESERVED):
         raise UsageError(
@@ -147,7 +141,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
         path = _make_folder(root, name, stem)
     except OSError as error:
         raise MachineError(
-            f"no run folder can be made in {shown(root)} ({error.strerror}): choose another place with --runs or "
+            f"cannot make a run folder in {shown(root)} ({error.strerror}): choose another folder with --runs or "
             "$OPERANT_RUNS"
         ) from None
     created_ns = time.time_ns()
@@ -171,7 +165,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
 
 
 def _make_folder(root: Path, name: str | None, stem: str) -> Path:
-    """The new folder; mkdir is what decides between two that want the same one."""
+    """Make the folder under a free name; mkdir decides between two processes that choose the same one."""
     names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, target in _index() if os.path.lexists(target)]
     endings = {taken[-4:] for taken in names}
     if name is not None and name not in names:
@@ -180,20 +174,19 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
             return root / name
     for attempt in range(256):
         ending = os.urandom(2 if attempt < 128 else 4).hex()
-        # An ending of its own lets a person type four characters; after many attempts (thousands of runs) any free name
-        # will do.
+        # A unique ending lets a person type four characters; after many attempts (thousands of runs) any free name will
+        # do.
         if ending not in endings or attempt >= 64:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(root / f"{stem}-{ending}", 0o700)
                 return root / f"{stem}-{ending}"
-    raise MachineError(f"no free name like {stem}-xxxx was found in {shown(root)}")
+    raise MachineError(f"no free name like {stem}-xxxx in {shown(root)}")
 
 
 def remove(run: Run) -> None:
-    """Delete a run folder and all in it: renamed first, so that no half of a run is ever listed. Symbolic links are not
-    followed.
+    """Delete a run folder: renamed first, so that half a run is never listed. Symbolic links are not followed.
 
-    Raises BusyError while a trainer holds it, MachineError where it cannot be renamed.
+    Raises BusyError while a trainer holds the run, MachineError if the folder cannot be renamed.
     """
     if taken(run.path):
         raise BusyError(busy(run.path))
@@ -201,7 +194,7 @@ def remove(run: Run) -> None:
     try:
         os.rename(run.path, trash)
     except OSError as error:
-        raise MachineError(f"{shown(run.path)} cannot be removed ({error.strerror})") from None
+        raise MachineError(f"cannot remove {shown(run.path)} ({error.strerror})") from None
     shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -217,7 +210,7 @@ def _index_folder() -> Path | None:
 
 
 def _index() -> Iterator[tuple[str, str, str]]:
-    """(name of the link, id, path) of every entry, in no order."""
+    """Entries of the index, unordered: (name of the link, id, path)."""
     folder = _index_folder()
     names: list[str] = []
     if folder is not None:
@@ -232,12 +225,12 @@ def _index() -> Iterator[tuple[str, str, str]]:
 
 
 def parents() -> list[Path]:
-    """The folders that the runs of this user's index lie in, each once."""
+    """Parent folders of all runs in the index."""
     return [Path(place) for place in sorted({os.path.dirname(target) for _, _, target in _index()})]
 
 
 def recorded(run: Run) -> bool:
-    """Whether this user's index holds the run: at this place, made when its document says."""
+    """Whether this user's index holds the run: with this path and the creation time of its document."""
     folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
     if folder is None or created_ns is None:
         return False
@@ -247,8 +240,8 @@ def recorded(run: Run) -> bool:
 
 
 def _enter(path: Path, created_ns: int) -> None:
-    """Enter a run and sweep entries of runs that are gone. A root that is away as a whole (a disk not mounted) keeps
-    its entries.
+    """Add a run to the index and drop entries of deleted runs. Entries stay if their whole root is missing (a disk that
+    is not mounted).
     """
     folder = _index_folder()
     if folder is None:
@@ -267,7 +260,7 @@ def _enter(path: Path, created_ns: int) -> None:
 
 
 def load(path: Path, id_: str | None = None) -> Run | None:
-    """The run in a folder, or None where there is no folder (a symbolic link does not count) or no run.json in it."""
+    """Load the run in a folder; None if the folder is missing, is a symbolic link, or has no run.json."""
     try:
         if not (
             stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)
@@ -279,9 +272,7 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
-    """The runs in `root`, and with `everywhere` those of the index, newest first. What is not a run is passed over;
-    never raises.
-    """
+    """Runs in `root`, with `everywhere` also of the index, newest first. Skips all other folders; never raises."""
     found: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         _collect(found, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
@@ -291,8 +282,8 @@ def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
 
 
 def misnamed(root: Path) -> list[str]:
-    """The folders in `root` that would be runs by another name: no id is like theirs, so they are reached by their path
-    alone. Never raises.
+    """Folders in `root` that are runs but for their name, which cannot be an id: only their path selects them. Never
+    raises.
     """
     return sorted(
         name
@@ -302,8 +293,8 @@ def misnamed(root: Path) -> list[str]:
 
 
 def list_ids(root: Path, everywhere: bool = True) -> list[str]:
-    """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document
-    is read. Never raises.
+    """Ids of the runs in `root`, with `everywhere` also of the index, newest folder first. Reads no document; never
+    raises.
     """
     ages: dict[str, int] = {}
     places = [(os.path.join(root, name), name) for name in _names(root)]
@@ -332,11 +323,11 @@ def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tup
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
-    """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the
-    only one that trains).
+    """Find a run by its id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that
+    trains).
 
-    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with
-    the runs that fit, and MachineError for one that may not be read.
+    Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
+    matching runs, MachineError for a run that is not readable.
     """
     if os.sep in text or text.startswith("~") or text in (".", ".."):
         return _at_path(text)
@@ -348,9 +339,9 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     if text == "live":
         fits = [run for run in runs if probe(run.path)]
         if not fits:
-            raise NotFoundError("no run is training now. The newest: operant monitor latest")
+            raise NotFoundError("no run is training now. See the newest one: operant monitor latest")
     else:
-        # The first kind of match that fits anything decides, so that a full id is never ambiguous with a longer one.
+        # The first kind with a match decides, so that a full id is never ambiguous with a longer one.
         kinds = (
             [r for r in runs if r.id == text],
             [r for r in runs if r.id.startswith(text)],
@@ -383,17 +374,17 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
 
 
 def _check_readable(folder: Path) -> None:
-    """Raise MachineError for a folder that is there and may not be looked into."""
+    """Raise MachineError for a folder that exists and is not readable."""
     try:
         with os.scandir(folder):
             os.stat(folder / "run.json", follow_symlinks=False)
     except PermissionError:
         with contextlib.suppress(OSError):
             raise MachineError(
-                f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)}, who has not let you read it "
+                f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)} and is not readable by you "
                 "(Permission denied)"
             ) from None
-        raise MachineError(f"{shown(folder)} may not be read by you (Permission denied)") from None
+        raise MachineError(f"{shown(folder)} is not readable by you (Permission denied)") from None
     except OSError:
         pass
 
@@ -405,7 +396,7 @@ def _at_path(text: str) -> Run:
             return run
         _check_readable(path)
     raise NotFoundError(
-        f"there is no run in '{safe(text, 400)}': a run is a folder with a run.json in it. All runs: operant runs"
+        f"no run in '{safe(text, 400)}': a run is a folder with a run.json. List all runs: operant runs"
     )
 
 
@@ -428,7 +419,7 @@ def _ambiguous(text: str, fits: list[Run]) -> str:
 
 
 def _when(run: Run) -> str:
-    """`live`, or `finished 2 h ago`."""
+    """`live`, or such as `finished 2 h ago`."""
     if probe(run.path):
         return "live"
     word = state(run).word
@@ -440,8 +431,8 @@ def _when(run: Run) -> str:
 
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
     if not runs:
-        return f"no run is called '{safe(text, 80)}'; there are none yet in {shown(root)}. Start one: operant train"
-    ids: dict[str, list[str]] = {}  # by their small letters
+        return f"no run named '{safe(text, 80)}'; no runs yet in {shown(root)}. Start one: operant train"
+    ids: dict[str, list[str]] = {}  # by lower case
     for run in runs[:1000]:
         ids.setdefault(run.id.lower(), []).append(run.id)
     near = [
@@ -449,13 +440,11 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
         for one in difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0)
         for id_ in dict.fromkeys(ids[one])
     ][:3]
-    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(map(safe, near))}"
+    return f"no run named '{safe(text, 80)}'. Closest: {', '.join(map(safe, near))}"
 
 
 def discard_unstarted(run: Run, code: int) -> bool:
-    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made;
-    whether it was deleted.
-    """
+    """Delete the folder of a new run that ended with `code` 2, 3 or 4 before its first record; True if deleted."""
     look = observe(run)
     if (
         code not in (2, 3, 4)
@@ -463,7 +452,7 @@ def discard_unstarted(run: Run, code: int) -> bool:
         or look.record is not None
         or (look.broken is not None and exit_code(look) == 0)
     ):
-        return False  # a run that ended well and cannot be read is damaged
+        return False  # a damaged run that ended with 0
     if not os.path.lexists(run.path) or any(run.checkpoints_path.glob("step-*")):
         return False
     remove(run)
@@ -471,9 +460,9 @@ def discard_unstarted(run: Run, code: int) -> bool:
 
 
 def lives(identity: Mapping[str, Any]) -> bool | None:
-    """Whether the process of an identity (see `folder.identity`) lives; None for one of another machine."""
+    """Whether the process of an identity (see `folder.identity`) is alive; None for one of another machine."""
     if identity.get("boot_id") != boot_id():
-        return False if identity.get("host") in (None, host()) else None  # this machine, before it was started anew
+        return False if identity.get("host") in (None, host()) else None  # an earlier boot of this machine
     pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")
     try:
         fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split() if pid else []

@@ -1,13 +1,14 @@
-"""Starts a trainer that outlives the command that started it. Standard library only; knows nothing of what is trained.
+"""Start of a trainer that outlives the command that started it. Standard library only; knows nothing of what is
+trained.
 
-    operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...   (own session, no terminal,
-    output to log.txt)
-         │                        └── worker: ARGV...                                 the waiter writes exit.json when
-         it ends └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end
-         at any time without harm
+    operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...
+         │                     own session, no terminal, output to log.txt; writes exit.json when the worker ends
+         │                        └── worker: ARGV...
+         └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end at any
+                    time without harm
 
-The waiter is started twice over, so that it is not a child of the viewer: it belongs to init, and the viewer's terminal
-can vanish. If the waiter is killed the worker goes on, and how it ended is then unknown.
+The waiter is forked twice, so that it is a child of init and not of the viewer, whose terminal can vanish. If the
+waiter is killed the worker continues, and its exit code remains unknown.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _BUSY_CODE = BusyError.exit_code
 
 
 def start(run: Run, worker_argv: Sequence[str]) -> None:
-    """Start the worker of a run, detached from this process, its terminal and its session; returns when the worker
-    holds the run's lock, or has ended.
+    """Start the worker of a run, detached from this process, its terminal and its session. Returns when the worker
+    holds the lock of the run, or has ended.
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
@@ -64,20 +65,20 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
     try:
         _await_worker(run, waiter)
     except KeyboardInterrupt:
-        # The lock may not be held yet: then only the waiter can be signalled, which passes it on.
+        # Before the lock is held only the waiter can be signalled; it forwards the signal.
         with contextlib.suppress(OSError):
             os.kill(waiter, signal.SIGTERM)
         _await_worker(run, waiter)
 
 
 def announce(run: Run) -> None:
-    """Say in the run's folder that a worker is about to begin: nothing there may be taken for news of it from here on.
+    """Record in the run folder that a worker starts, and remove the end of the previous one.
 
     Raises BusyError if the run has a living trainer.
     """
     if runs.taken(run.path):
         raise BusyError(runs.busy(run.path))
-    with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
+    with contextlib.suppress(OSError):  # an unwritable folder is reported by the next line
         run.exit_path.unlink()
     runs.update_document(
         run.path,
@@ -92,10 +93,9 @@ def announce(run: Run) -> None:
 
 @contextlib.contextmanager
 def claimed(run: Run) -> Iterator[Callable[[], None]]:
-    """While this is held no other command starts a trainer of the run: for the time between a look at the run and a
-    worker that holds its lock.
+    """Hold a run so that no other command starts a trainer of it: between a look at the run and the lock of its worker.
 
-    Gives the function that ends it before the block does. Raises BusyError where another command has it.
+    Yields a function that releases it early. Raises BusyError if another command holds it.
     """
     held: list[int] = []
     try:
@@ -106,7 +106,7 @@ def claimed(run: Run) -> Iterator[Callable[[], None]]:
         raise BusyError(
             f"another command is about to resume {text.safe(run.id)}: operant show {text.safe(run.short)}"
         ) from None
-    except OSError:  # a filesystem that does not lock folders: the worker's own lock still keeps all but one out
+    except OSError:  # no locks on folders here: the lock of the worker still keeps a second one out
         pass
 
     def release() -> None:
@@ -121,19 +121,17 @@ def claimed(run: Run) -> Iterator[Callable[[], None]]:
 
 def _await_worker(run: Run, waiter: int) -> None:
     while True:
-        # Who was there is asked before what it left: a waiter that is gone has written exit.json, if ever.
+        # The waiter is checked before exit.json, which it writes before its end.
         gone = _is_gone(waiter)
         if runs.probe(run.path) or os.path.lexists(run.exit_path):
             return
         if gone:
-            raise MachineError(
-                f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip()
-            )
+            raise MachineError(f"the trainer did not start; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
         time.sleep(_WAITER_POLL_S)
 
 
 def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
-    """The pid of the waiter, whose parent has ended."""
+    """Start the waiter, whose parent ends at once; returns its pid."""
     command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
         log = open_log(run.path)
@@ -150,9 +148,9 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
         finally:
             os.close(log)
     except OSError as error:
-        raise MachineError(f"the trainer cannot be started in {runs.shown(run.path)} ({error.strerror})") from None
+        raise MachineError(f"cannot start the trainer in {runs.shown(run.path)} ({error.strerror})") from None
     if first.returncode or not first.stdout.strip().isdigit():
-        raise MachineError(f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+        raise MachineError(f"the trainer did not start; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
     return int(first.stdout)
 
 
@@ -175,8 +173,8 @@ def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.
 
 
 def module_command(module: str) -> list[str]:
-    """What runs a module as `python -m` does, but imports nothing that happens to lie in the working directory (`python
-    -P`, which 3.10 does not know).
+    """Command that runs a module like `python -m`, but never imports from the working directory (`python -P`, which
+    3.10 lacks).
     """
     program = (
         f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, "
@@ -186,8 +184,8 @@ def module_command(module: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What the waiter, the worker and their children see: this package, no modules of the working directory, and output
-    that is not held back.
+    """Environment of the waiter, the worker and their children: this package, no modules of the working directory,
+    unbuffered output.
     """
     seen = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
@@ -197,7 +195,7 @@ def environment() -> dict[str, str]:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if it has not been reaped."""
+    """Whether a process has ended, reaped or not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
@@ -209,36 +207,39 @@ def _is_gone(pid: int) -> bool:
 
 
 def open_log(folder: Path, name: str = "log.txt") -> int:
-    """A descriptor of a folder's log, for appending. Raises OSError, and MachineError for what is no regular file."""
+    """Open the log of a folder for appending; returns the descriptor. Raises OSError, and MachineError if it is not a
+    regular file.
+    """
     path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
-        raise MachineError(f"{runs.shown(path)} is no regular file, and a trainer writes its log there: move it away")
+        raise MachineError(
+            f"{runs.shown(path)} is not a regular file, and the trainer writes its log there: move it away"
+        )
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def torchrun_line(folder: Path | str, ranks: int, trusted: bool = False) -> str:
-    """The command that starts a prepared run on so many ranks of one machine."""
+    """Command that starts a prepared run on the given number of ranks of one machine."""
     return f"torchrun --nproc-per-node={ranks} -m operant.training.worker {text.safe(folder)}{' --trust' * trusted}"
 
 
 def detach_problem() -> str | None:
-    """Why a detached run would not outlive this login, as a sentence with the way out; None where nothing is known to
-    be in its way.
+    """Reason why a detached run would not outlive this login, and the way out; None if no reason is known.
 
-    Raises UsageError under Slurm and Kubernetes, which kill what is left behind by a job.
+    Raises UsageError under Slurm and Kubernetes, which kill all processes of a job at its end.
     """
     for variable, manager in (("SLURM_JOB_ID", "Slurm"), ("KUBERNETES_SERVICE_HOST", "Kubernetes")):
         if os.environ.get(variable):
             raise UsageError(
-                f"--detach does not work under {manager} (${variable} is set): it ends all processes with the job. "
-                "Leave --detach out"
+                f"--detach does not work under {manager} (${variable} is set), which ends all processes with the job: "
+                "leave --detach out"
             )
     return logout_problem()
 
 
 def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
-    """The sentence for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no
-    lingering), or None.
+    """Message for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no lingering),
+    or None.
     """
     if not os.environ.get("XDG_SESSION_ID"):
         return None
@@ -256,7 +257,7 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
     if not kills or (linger / user).exists():
         return None
     return (
-        "This machine ends a user's processes at logout, and this run with them. To prevent that: loginctl "
+        "this machine ends a user's processes at logout, this run included. To prevent that: loginctl "
         f"enable-linger {user}"
     )
 
@@ -266,18 +267,20 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 
 
 def mark_session() -> None:
-    """The line of the log before all that one worker prints."""
+    """Write the line of the log that precedes the output of one worker."""
     _say(f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}")
 
 
 class Began:
-    """When a worker began, and what its supervisor writes when it has ended."""
+    """Start of a worker; writes exit.json at its end."""
 
     def __init__(self) -> None:
         self._killed, self._begin_s = oom_kills(), time.monotonic()
 
     def write_ending(self, folder: Path, code: int, pid: int | None) -> dict[str, Any]:
-        """Write exit.json, and return it: `code` as `subprocess` has it, below 0 for a signal. Raises MachineError."""
+        """Write exit.json and return its content. `code` follows `subprocess`: below 0 for a signal. Raises
+        MachineError.
+        """
         ending: dict[str, Any] = {
             "exit": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
@@ -292,14 +295,14 @@ class Began:
             "wall_s": time.monotonic() - self._begin_s,
             "ended_realtime_ns": time.time_ns(),
         }
-        # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
+        # A worker that found the run busy leaves the file to the waiter of the other one.
         if code != _BUSY_CODE or not runs.taken(folder):
             runs.write_json(folder / "exit.json", ending)
         return ending
 
 
 class _Waiter:
-    """Starts the worker, waits for it, and writes how it ended."""
+    """Process that starts the worker, waits for it, and writes exit.json."""
 
     def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder, self._argv = folder, list(argv)
@@ -315,7 +318,7 @@ class _Waiter:
         try:
             self._worker = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL)
         except OSError as error:
-            _say(f"error: the trainer cannot be started: {text.safe(self._argv[0])} ({error.strerror})")
+            _say(f"error: cannot start the trainer: {text.safe(self._argv[0])} ({error.strerror})")
             code = MachineError.exit_code
         else:
             if self._asked:
@@ -336,9 +339,7 @@ def oom_kills(
     cgroup: Path = Path("/proc/self/cgroup"),
     mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")),
 ) -> int | None:
-    """How often the kernel has killed a process of this cgroup (version 2) for want of memory; None where it does not
-    tell.
-    """
+    """Number of processes of this cgroup (version 2) that the kernel has killed for lack of memory; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
         names = [line[3:].strip("/") for line in cgroup.read_text().splitlines() if line.startswith("0::")]
         for mount, name in ((mount, name) for name in names for mount in mounts):
@@ -362,8 +363,8 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The waiter's program: RUN_DIR -- ARGV... Prints the pid of the waiter proper and ends at once; that one goes on
-    in a session without a leader.
+    """Program of the waiter: RUN_DIR -- ARGV... Prints the pid of the waiter and ends at once; the waiter continues in
+    a session without a leader.
     """
     if len(arguments) < 3 or arguments[1] != "--":
         _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")
@@ -372,8 +373,7 @@ def main(arguments: Sequence[str]) -> int:
     os.umask(0o077)
     with contextlib.suppress(OSError):  # already the leader of a session, if `start` began this process
         os.setsid()
-    # A fork of a program that has one thread and has imported next to nothing. Without a leader the session can never
-    # get a terminal again.
+    # Fork of a small program with one thread. A session without a leader can never get a terminal again.
     if waiter := os.fork():
         os.write(1, b"%d\n" % waiter)
         return 0

@@ -1,5 +1,5 @@
-"""Reads a run's log.txt: all of it, its end, or what is added while the run lives. Standard library only. Knows of the
-lines only how errors begin.
+"""Log of a run, log.txt: all lines, the last ones, or those added while the run lives. Standard library only. Knows
+only how error lines begin.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from operant.runs.folder import Run
 from operant.text import safe
 
 SESSION_MARK: Final = "operant: session started "
-"""How the line of log.txt begins that stands before all that one worker prints."""
+"""Beginning of the line in log.txt before the output of each worker."""
 LEFT_OUT: Final = "… left out here: "
-"""How the line begins that stands for what a `Tail` skipped."""
-_MOST_BYTES, _MOST_CELLS = 8 << 20, 4000  # of a log that is shown as a whole, and of its lines
+"""Beginning of the line that stands for skipped output in a `Tail`."""
+_MOST_BYTES, _MOST_CELLS = 8 << 20, 4000  # limits of a whole log and of its lines
 _END_BYTES, _STEP_BYTES, _LINE_BYTES, _END_CELLS = 1 << 16, 1 << 18, 1 << 14, 1000
 _KEPT, _LAST_LINES, _ERROR_LINES = 1000, 20, 60
 _POLL_S = 0.2
@@ -31,10 +31,10 @@ _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 
 
 class Tail:
-    """The newest lines of a log; `poll` reads what was added, in bounded steps and bounded memory.
+    """Newest lines of a log; `poll` reads added lines in bounded steps and bounded memory.
 
-    Survives a log that is absent, truncated, replaced, or no regular file. It begins `first_bytes` before the end, and
-    of more than `step_bytes` that were added between two calls it reads only the end.
+    Works on a log that is absent, truncated, replaced, or not a regular file. Begins `first_bytes` before the end; if
+    more than `step_bytes` were added between two calls, it reads only the end.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Tail:
 
     @property
     def rest(self) -> str:
-        """The last line, as long as it has no end; printable."""
+        """Last line while it is incomplete; printable."""
         return self._text(self._rest)
 
     def poll(self) -> list[str]:
-        """The lines that are new since the last call, printable. Costs one `stat` while nothing is added."""
+        """Lines added since the last call, printable. Costs one `stat` if nothing was added."""
         try:
             found = os.stat(self._path, follow_symlinks=False)
         except OSError:
@@ -65,7 +65,7 @@ class Tail:
         new: list[str] = []
         if skipped:
             self._place, self._rest = found.st_size - self._first_bytes, b""
-            new.append(f"{LEFT_OUT}{skipped >> 10} KiB, which are in log.txt")
+            new.append(f"{LEFT_OUT}{skipped >> 10} KiB; all of it is in log.txt")
         raw = self._read(found.st_size - self._place)
         if raw is None:
             return []
@@ -74,7 +74,7 @@ class Tail:
         self._place += len(raw)
         *whole, rest = (self._rest + raw).split(b"\n")
         if cut and whole:
-            del whole[0]  # it begins before what was read
+            del whole[0]  # incomplete: begins before the bytes that were read
         self._rest = rest[-_LINE_BYTES:]
         new += map(self._text, whole)
         self.lines.extend(new)
@@ -96,8 +96,8 @@ class Tail:
             os.close(descriptor)
 
     def last_words(self) -> tuple[str, ...]:
-        """What the last worker said of its end: from its last traceback or line that begins with `error: ` on, or else
-        its last 20 lines.
+        """Output of the last worker about its end: from its last traceback or `error: ` line on, or else its last 20
+        lines.
         """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
         begins = _last(texts, (SESSION_MARK,))
@@ -112,32 +112,32 @@ def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
 
 
 def clock_and_text(line: str) -> tuple[str | None, str]:
-    """A line's local time of day, None where it has none, and its text."""
+    """Split a line into its local time of day (None if it has none) and its text."""
     found = _CLOCK.fullmatch(line)
     return (found[1], found[2]) if found else (None, line)
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
-    """The log's lines, printable, the last `tail` or all (0); with `follow` also those that come, until the run has
-    ended.
+    """Lines of the log, printable: the last `tail`, or all (0); with `follow` also those that are added until the run
+    has ended.
 
-    Raises NotFoundError where there is no log.
+    Raises NotFoundError if there is no log.
     """
     try:
         descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
         os.close(descriptor)
     except OSError as error:
-        raise NotFoundError(f"{safe(run.id)} has no log that can be read ({error.strerror})") from None
+        raise NotFoundError(f"cannot read the log of {safe(run.id)} ({error.strerror})") from None
     if not regular:
-        raise NotFoundError(f"{safe(run.id)} has no log that can be read (log.txt is no regular file)")
+        raise NotFoundError(f"cannot read the log of {safe(run.id)} (log.txt is not a regular file)")
     log = Tail(run.log_path, first_bytes=_MOST_BYTES, cells=_MOST_CELLS)
     found = log.poll()
     if not follow and log.rest:
         found.append(log.rest)
     yield from found[-tail:] if tail else found
     while follow:
-        over = _has_ended(run)  # asked before the last look, or the last lines would be missed
+        over = _has_ended(run)  # checked before the last read, so that no line is missed
         found = log.poll()
         yield from found
         if over:
@@ -149,9 +149,7 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
 
 
 def document(line: str) -> dict[str, Any]:
-    """A line as `operant logs --json` prints it: the trainer's local time of day, null where the line has none, and the
-    text.
-    """
+    """A line as `operant logs --json` prints it: the trainer's local time of day or null, and the text."""
     clock, text = clock_and_text(line)
     return {"schema": 1, "clock": clock, "text": text}
 
@@ -162,7 +160,7 @@ def _has_ended(run: Run) -> bool:
 
 
 def log_end(run: Run) -> str:
-    """The last words of log.txt, printable, one string; "" where there is no log."""
+    """Last words of log.txt in one printable string; "" without a log."""
     log = Tail(run.log_path)
     log.poll()
     return "\n".join(log.last_words())

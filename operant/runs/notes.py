@@ -1,4 +1,4 @@
-"""What people write down beside a run: a note and tags, in a file of its own, since run.json is its trainer's. Standard
+"""Note and tags of a run, written by people: notes.json, separate from run.json, which belongs to the trainer. Standard
 library only.
 """
 
@@ -18,7 +18,7 @@ _MOST_TAGS, _MOST_TEXT = 32, 10_000
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """`note`, a text or None, and `tags`, sorted; untrusted text is made printable. Never raises."""
+    """Read `note`, a text or None, and `tags`, sorted; untrusted text is made printable. Never raises."""
     document = runfolder.read_json(folder / _FILE)
     given: Any = document.get("tags")
     tags = {tag for tag in given if isinstance(tag, str) and _TAG.fullmatch(tag)} if isinstance(given, list) else ()
@@ -26,7 +26,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, text: str | None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> dict[str, Any]:
-    """Set the note (None: as it is; empty: none), add tags and remove some; what there is then. Raises UsageError and
+    """Set the note (None: unchanged; empty: none), add and remove tags; returns the new content. Raises UsageError and
     MachineError.
     """
     add = list(add)
@@ -35,11 +35,11 @@ def write(folder: Path, text: str | None, add: Iterable[str] = (), remove: Itera
             f"{ascii(wrong[0])[:60]} cannot be a tag: 1 to 40 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     if text is not None and len(text) > _MOST_TEXT:
-        raise UsageError(f"the note has {len(text):,} characters; it may have {_MOST_TEXT:,}")
+        raise UsageError(f"the note has {len(text):,} characters; the limit is {_MOST_TEXT:,}")
     before = read(folder)
     tags = sorted({*before["tags"], *add} - set(remove))
     if len(tags) > _MOST_TAGS:
-        raise UsageError(f"the run would have {len(tags)} tags; it may have {_MOST_TAGS}")
+        raise UsageError(f"the run would have {len(tags)} tags; the limit is {_MOST_TAGS}")
     runfolder.write_json(
         folder / _FILE, {"schema": 1, "note": before["note"] if text is None else text.strip() or None, "tags": tags}
     )

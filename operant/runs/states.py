@@ -1,19 +1,25 @@
-"""What state a run is in: the one table of states. Standard library only.
+"""States of a run: the one table of states. Standard library only.
 
-`observe` takes one look at a folder, `judge` (pure) turns looks into a state, `describe` is what `operant show` and
-`operant runs` print. Knows nothing of ids or listing, nor how a state is drawn.
+`observe` looks at a folder once, `judge` (pure) derives the state from looks, `describe` is the summary that `operant
+show` and `operant runs` print. Knows nothing of ids or listing, nor how a state is drawn.
 
-    starting      lock held, no metrics file of this worker yet, or step 0 running       lock held, heartbeat and
-    iterations moving paused, stopping    lock held, the state word says so stalled       lock held, heartbeat moving,
-    iterations still for max(3 s, 5 x the usual iteration), and not in a long phase suspended     lock held, heartbeat
-    still for more than 2 s finished, stopped, failed, diverged, gpu_fault, oom     the state word crashed       lock
-    free, state word not terminal; of several ranks one was gone, or did not answer remote        the lock cannot be
-    probed: another machine unreadable    the metrics file is damaged or of an incompatible version
+    starting          lock held, no metrics file of this worker yet, or step 0
+    running           lock held, heartbeat and iterations moving
+    paused, stopping  lock held, by the state in the metrics file
+    stalled           lock held, heartbeat moving, iterations still for max(3 s, 5 x the usual iteration), and not in a
+                      long phase
+    suspended         lock held, heartbeat still for more than 2 s
+    finished, stopped, failed, diverged, gpu_fault, oom
+                      by the state in the metrics file
+    crashed           lock free, no terminal state in the metrics file; or one of several ranks was gone or did not
+                      answer
+    remote            the lock cannot be probed: another machine
+    unreadable        the metrics file is damaged or of an incompatible version
 
-A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7
-failed). So it is where a resumed worker ended that early, whatever the file of the session before says; only where it
-refused to begin (2, 3, 6), an earlier last word stays. None ends with 0 that early: where there is no file, then, it
-was not copied with the rest of the folder, or removed.
+A worker that ended before it had a metrics file has no state in one; its exit code decides (130 stopped, 1 to 7
+failed), also for a resumed worker with a metrics file of an earlier session. A worker that refused to start (2, 3, 6)
+leaves an earlier terminal state unchanged. No worker ends with 0 that early: without a metrics file, the file was then
+removed or not copied with the folder.
 """
 
 from __future__ import annotations
@@ -38,64 +44,62 @@ ENDED: Final = TERMINAL | {"crashed"}
 LIVE: Final = frozenset(("starting", "running", "paused", "stopping", "stalled", "suspended"))
 _LONG_PHASES = ("compile", "checkpoint", "eval")
 _SUSPENDED_S, _STALLED_S, _STALLED_ITERATIONS, _GAPS = 2.0, 3.0, 5, 9
-_LAUNCH_S = 10.0  # a folder this young without a lock is about to be started
-_LOOK_BACK = 32  # records in which a value that is not in every record (a return) is searched for
-# of a worker that refused to begin
+_LAUNCH_S = 10.0  # a younger folder without a lock is about to be started
+_LOOK_BACK = 32  # records searched for a value that is not in every record (a return)
+# exit codes of a worker that refused to start
 _UNCHANGED_CODES = 0, UsageError.exit_code, NotFoundError.exit_code, BusyError.exit_code
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class State(NamedTuple):
-    """The word of the table, and the cause where there is one to tell (printable text)."""
+    """A state of the table, and its cause if known (printable)."""
 
     word: str
     cause: str | None = None
 
     @property
     def live(self) -> bool:
-        """A trainer holds the run."""
+        """Whether a trainer holds the run."""
         return self.word in LIVE
 
     @property
     def ended(self) -> bool:
-        """No trainer works on the run any more."""
+        """Whether no trainer works on the run any more."""
         return self.word in ENDED
 
 
 class Observation(NamedTuple):
-    """One look at a run folder. Ages are by CLOCK_BOOTTIME, which no change of the wall clock moves; None where they
-    cannot be told.
-    """
+    """One look at a run folder. Ages are by CLOCK_BOOTTIME, not affected by the wall clock; None if unknown."""
 
-    held: bool | None  # the lock; None: cannot be told
-    broken: str | None = None  # why there is a metrics file that cannot be read
+    held: bool | None  # the lock; None: unknown
+    broken: str | None = None  # why the metrics file is unreadable
     status: Status | None = None  # None: no metrics file of the present worker
     record: Record | None = None
     columns: tuple[str, ...] = ()  # names of `record.values`
     heartbeat_age_s: float | None = None
     record_age_s: float | None = None
-    usual_s: float | None = None  # the usual time between records, looked up where the last one is old
-    exit: Mapping[str, Any] | None = None  # exit.json, where the lock is not held
+    usual_s: float | None = None  # usual time between records, only if the last one is old
+    exit: Mapping[str, Any] | None = None  # exit.json, if the lock is not held
     phase_text: str | None = None
     host: str = ""
-    young: bool = False  # made just now, no worker seen yet
-    prepared: bool = False  # made for a launcher, which has not started it yet
-    lost: str | None = None  # which of several ranks was gone, and how, so that all ended
-    earlier: bool = False  # the metrics file is that of a session before the last worker's, which left none
+    young: bool = False  # new folder without a worker so far
+    prepared: bool = False  # folder for a launcher, not started yet
+    lost: str | None = None  # the one of several ranks that was gone, and how
+    earlier: bool = False  # the metrics file is of a session before the last worker's
     paused_by: str | None = None
-    paused_s: float | None = None  # since when
-    stopped_by: str | None = None  # who asked, where it was no signal
+    paused_s: float | None = None  # seconds since then
+    stopped_by: str | None = None  # the sender of the request, if not a signal
 
 
 class Judgement(NamedTuple):
-    """A state, and what the next look is compared with. Times are the viewer's own monotonic seconds."""
+    """A state, and what the next look is compared with. Times are monotonic seconds of the viewer."""
 
     state: State
     heartbeat_count: int = -1
-    heartbeat_s: float = 0.0  # when it was last seen to move
+    heartbeat_s: float = 0.0  # time of its last seen change
     main_count: int = -1
     main_s: float = 0.0
-    usual_s: tuple[float, ...] = ()  # seconds an iteration took, the last few times it was seen to move
+    usual_s: tuple[float, ...] = ()  # recent durations of an iteration
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -103,10 +107,9 @@ class Judgement(NamedTuple):
 
 
 def judge(observation: Observation, previous: Judgement | None, now_s: float) -> Judgement:
-    """The state that an observation made at `now_s` (any monotonic clock of the viewer) shows, given the judgement
-    before it. Pure.
+    """State at `now_s` (any monotonic clock of the viewer) by an observation and the previous judgement. Pure.
 
-    Without a previous one the ages in the observation stand in for movement that has not been seen yet.
+    Without a previous one, the ages in the observation replace movement that has not been seen yet.
     """
     status = observation.status
     if status is None:
@@ -129,7 +132,7 @@ def judge(observation: Observation, previous: Judgement | None, now_s: float) ->
 
 
 def _name(observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None) -> State:
-    """The table, from top to bottom."""
+    """State by the table, from top to bottom."""
     status, record = observation.status, observation.record
     if observation.broken is not None:
         return State("unreadable", observation.broken)
@@ -166,8 +169,8 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
 
 
 def _overtaken(observation: Observation) -> bool:
-    """Whether a later worker has died or failed before it had a metrics file: the word there is not how the run ended.
-    A refused resume changes nothing.
+    """Whether a later worker died or failed before it had a metrics file: the state in the file is then not the end of
+    the run. A refused resume changes nothing.
     """
     if not observation.earlier or observation.exit is None:
         return False
@@ -182,7 +185,7 @@ def _stopper(observation: Observation, status: Status) -> str | None:
 
 
 def _ended(observation: Observation) -> State:
-    """The lock is free and no terminal word was written."""
+    """State if the lock is free and the metrics file has no terminal state."""
     if observation.earlier:
         observation = observation._replace(status=None, record=None)
     ending = observation.exit
@@ -207,17 +210,15 @@ def _ended(observation: Observation) -> State:
         return State("finished", "its metrics file is gone")
     if observation.status is None and code is not None and 1 <= code <= 7:
         return State("failed", f"exit code {code} before its first record")
-    return State("crashed", "unknown" if code is None else f"exit code {code} without a last word")
+    return State("crashed", "unknown" if code is None else f"exit code {code} without a final state")
 
 
 def exit_code(observation: Observation) -> int | None:
-    """What the run ended with, as the table of exit codes has it (130 stopped, 137 killed); None while it goes on or
-    where it cannot be told.
-    """
+    """Exit code of the run (130 stopped, 137 killed); None while it trains or if unknown."""
     if observation.held:
         return None
     ending, status = observation.exit or {}, observation.status
-    # a signal that comes after its last word changes nothing
+    # a signal after the terminal state changes nothing
     said = status is not None and status.state in TERMINAL and not observation.earlier
     if not said and (number := runfolder.integer_of(ending, "signal")):
         return (
@@ -233,7 +234,7 @@ def exit_code(observation: Observation) -> int | None:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The middle one, the upper of two. (The standard library's costs 10 ms of imports at every start.)"""
+    """Upper median. (The standard library's costs 10 ms of imports at every start.)"""
     return sorted(values)[len(values) // 2]
 
 
@@ -252,9 +253,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def observe(run: Run, reader: Reader | None = None) -> Observation:
-    """One look at a run, through `reader` if one is open on its metrics file. Raises nothing that a file
-    could cause.
-    """
+    """Look at a run once, through `reader` if one is open on its metrics file. Never raises for file contents."""
     document = run.document
     local = runfolder.is_local(document)
     held = runfolder.probe(run.path)
@@ -295,9 +294,8 @@ def _exists(path: Path) -> bool:
 
 def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
     header, status = reader.header, reader.status()
-    # While a resumed worker imports, the file of the session before it still lies there, with its last word. The pid
-    # tells them apart (`launch.start` clears it, so there is no moment at which the old one could be taken for the
-    # new).
+    # While a resumed worker imports, the metrics file of the earlier session is still there, with its terminal state.
+    # The pid distinguishes them; `launch.start` clears it, so that the old file is never mistaken for the new one.
     pid, ticks = runfolder.integer_of(document, "pid"), runfolder.integer_of(document, "pid_start_ticks")
     another = (header.pid, header.pid_start_ticks) != (pid, ticks or 0)
     if look.held and another:
@@ -329,9 +327,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
 
 
 def state(run: Run) -> State:
-    """The state of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its
-    own clock.
-    """
+    """State of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its clock."""
     return judge(observe(run), None, time.monotonic()).state
 
 
@@ -340,10 +336,10 @@ def state(run: Run) -> State:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What `--json` prints of a run; keys are an interface. Times in seconds, `created` in ISO 8601 UTC, None for what
-    is unknown or NaN.
+    """Summary of a run, as `--json` prints it; the keys are an interface. Times in seconds, `created` in ISO 8601 UTC,
+    None for unknown and NaN.
 
-    `return`, `length` and the evaluations are the newest there are, the other numbers those of the newest record.
+    `return`, `length` and evaluations are the newest ones, all other numbers those of the newest record.
     """
     recent: dict[str, float] = {}
     try:
@@ -396,8 +392,8 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def target_reached(document: Mapping[str, Any], score: float | None) -> bool | None:
-    """Whether a run has reached its target, as its trainer says, or for a run of before it said so, as its last
-    evaluation does; None without a target.
+    """Whether a run has reached its target, as its trainer recorded it, or in an early run as the last evaluation says;
+    None without a target.
     """
     target, told = runfolder.number_of(document, "target"), document.get("target_reached")
     if target is None:
@@ -406,7 +402,7 @@ def target_reached(document: Mapping[str, Any], score: float | None) -> bool | N
 
 
 def target_remark(document: Mapping[str, Any], score: float) -> str:
-    """What follows the last evaluation's mean: ` (target 475 reached)`; nothing without a target."""
+    """Text after the mean of the last evaluation: ` (target 475 reached)`; empty without a target."""
     target, reached = runfolder.number_of(document, "target"), target_reached(document, score)
     return (
         ""
@@ -416,9 +412,7 @@ def target_remark(document: Mapping[str, Any], score: float) -> str:
 
 
 def newest(reader: Reader, record: Record | None) -> dict[str, float]:
-    """The numbers of `record` by name, NaN and infinities left out; returns and evaluations from earlier records where
-    it has none.
-    """
+    """Finite values of `record` by name; returns and evaluations it lacks come from earlier records."""
     if record is None:
         return {}
     values = values_of(reader, record)
@@ -438,7 +432,7 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
 
 
 def values_of(reader: Reader, record: Record) -> dict[str, float]:
-    """The finite numbers of a record by name."""
+    """Finite values of a record by name."""
     return {
         metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)
     }

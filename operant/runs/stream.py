@@ -1,9 +1,8 @@
-"""All records of a run, oldest first, from its history and then its metrics file: once, or as they come. Standard
-library only. For one thread.
+"""Records of a run, oldest first, from its history and then its metrics file: once, or as they come. Standard library
+only. For one thread.
 
-Opens everything for reading: the trainer does not notice. Records that a resume trained again from an earlier step are
-left out of what is read at first; while a run is followed they have been handed out already, and those of the later
-session come after them.
+Opens everything for reading. Records that a resume trained again from an earlier step are left out at the first read;
+if they have been yielded before the resume, the records of the later session follow them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _IDLE_S = 30.0
 
 
 class Stream:
-    """`poll` hands out the records that are new since the last call, in chunks of one session."""
+    """Stream of records: `poll` yields the new ones since the last call, in chunks of one session."""
 
     def __init__(self, run: Run) -> None:
         self._follower, self._last, self._begun = Follower(run), (-1, -1), False
 
     @property
     def over(self) -> bool:
-        """Whether there is no more to come: at the last look the run had ended, or could not be read."""
+        """Whether no more records follow: at the last look the run had ended or was unreadable."""
         return self._follower.state.ended or self._follower.state.word == "unreadable"
 
     def poll(self) -> Iterator[Chunk]:
-        """Look once: the new records, oldest first. Never raises for what the files hold."""
+        """Look once: the new records, oldest first. Never raises for file contents."""
         follower = self._follower
         follower.poll(time.monotonic())
         expected, records = follower.next, follower.new_records()
@@ -51,7 +50,7 @@ class Stream:
                 yield from self._new(_chunk(follower.reader.metrics, list(some)))
 
     def _new(self, chunk: Chunk) -> Iterator[Chunk]:
-        """The records of a chunk that were not handed out."""
+        """Records of a chunk that have not been yielded yet."""
         session, n = self._last
         first = bisect_right(chunk.n, n) if chunk.session == session else 0 if chunk.session > session else len(chunk.n)
         if first < len(chunk.n):
@@ -67,12 +66,12 @@ class Stream:
             )
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._follower.close()
 
 
 def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
-    """Records of the metrics file as the history has them."""
+    """Records of the metrics file as a chunk of the history."""
     values = zip(*(record.values for record in records), strict=True)
     return Chunk(
         records[0].session,
@@ -88,7 +87,7 @@ def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
 
 
 class Columns(NamedTuple):
-    """A run's records as columns of equal length; NaN where a metric had no value."""
+    """Records of a run as columns of equal length; NaN where a metric has no value."""
 
     session: array[int]
     n: array[int]  # counts from 0 in each session
@@ -100,7 +99,7 @@ class Columns(NamedTuple):
 
 
 def columns(run: Run) -> Columns:
-    """All records of a run that there are now. Never raises for what the files hold."""
+    """All records of a run so far. Never raises for file contents."""
     stream = Stream(run)
     found = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
     clock = _Clock()
@@ -125,8 +124,8 @@ def columns(run: Run) -> Columns:
 
 
 class _Clock:
-    """Seconds of training at each record: what lies between sessions is left out, and so is a wait of more than half a
-    minute within one.
+    """Seconds of training at each record, without the time between sessions and waits of more than half a minute within
+    one.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
-"""Looks after run folders: their sizes, an archive of one file and back. Standard library only; knows nothing of
-training.
+"""Maintenance of run folders: sizes, archives. Standard library only; knows nothing of training.
 
-An archive is a gzipped tar of one folder. What comes out of one is not entered in this
-user's index: code in it is run only when it is trusted, as with any run of a stranger.
+An archive is a gzipped tar of one folder. A restored run is not entered in this user's index: its code runs only after
+--trust, as in any run of a stranger.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CHUNK = 1 << 20
 
 
 def sizes(run: Run) -> dict[str, int]:
-    """Bytes on the disk of a run, in all and by the folders that grow. Never raises; links are not followed."""
+    """Disk usage of a run in bytes: in total, and of the folders that grow. Never raises; links are not followed."""
     found = {"total": 0, "checkpoints": 0, "history": 0}
     for folder, _, files in os.walk(run.path):
         part = os.path.relpath(folder, run.path).split(os.sep)[0]
@@ -39,26 +38,24 @@ def sizes(run: Run) -> dict[str, int]:
 
 
 def archive(run: Run, path: Path) -> None:
-    """Pack a run into one file. Raises BusyError while it trains, MachineError where it cannot be written."""
+    """Pack a run into one file. Raises BusyError while it trains, and MachineError."""
     if runs.taken(run.path):
         raise BusyError(runs.busy(run.path))
-    place = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with tarfile.open(place, "w:gz", compresslevel=6, format=tarfile.PAX_FORMAT) as packed:
+        with tarfile.open(temporary, "w:gz", compresslevel=6, format=tarfile.PAX_FORMAT) as packed:
             packed.add(run.path, arcname=run.path.name, filter=_packed)
-        os.replace(place, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise MachineError(
-            f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out"
+            f"cannot write {runs.shown(path)} ({error.strerror or error}): choose another file with --out"
         ) from None
     finally:
-        place.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """What goes into an archive: regular files and folders, without what belongs to a process, and without who owned
-    it.
-    """
+    """Filter of an archive: regular files and folders, without files of a process, without owners."""
     inside = PurePosixPath(member.name).parts[1:]
     if not (member.isfile() or member.isdir()) or (inside and inside[0] in _LEFT_OUT):
         return None
@@ -68,31 +65,31 @@ def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def restore(path: Path, root: Path) -> Run:
-    """Unpack an archive into a root, under its own id. Raises BadFileError for what is none, UsageError where the id is
-    taken, MachineError.
+    """Unpack an archive into a root, under its own id. Raises BadFileError for any other file, UsageError if the id
+    exists, and MachineError.
     """
-    place = root / f".restore-{os.getpid()}-{os.urandom(4).hex()}"
+    temporary = root / f".restore-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        place.mkdir(parents=True, mode=0o700)
-        id_ = _unpack(path, place)
+        temporary.mkdir(parents=True, mode=0o700)
+        id_ = _unpack(path, temporary)
         if os.path.lexists(root / id_):
-            raise UsageError(f"there is a run {id_} in {runs.shown(root)} already: choose another folder with --runs")
-        os.rename(place / id_, root / id_)
+            raise UsageError(f"the run {id_} exists already in {runs.shown(root)}: choose another folder with --runs")
+        os.rename(temporary / id_, root / id_)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError) as error:
-        raise BadFileError(f"{runs.shown(path)} is no archive of a run, or damaged ({error})") from None
+        raise BadFileError(f"{runs.shown(path)} is damaged or not an archive of a run ({error})") from None
     except OSError as error:
         raise MachineError(
-            f"{runs.shown(path)} cannot be unpacked into {runs.shown(root)} ({error.strerror or error})"
+            f"cannot unpack {runs.shown(path)} into {runs.shown(root)} ({error.strerror or error})"
         ) from None
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     run = runs.load(root / id_)
     assert run is not None
     return run
 
 
-def _unpack(path: Path, place: Path) -> str:
-    """Unpack files and folders of one run, and nothing else, whatever an archive names; the run's id."""
+def _unpack(path: Path, folder: Path) -> str:
+    """Unpack the files and folders of one run, and nothing else that an archive names; returns the id."""
     id_ = ""
     with tarfile.open(path, "r:gz") as packed:
         for member in packed:
@@ -106,8 +103,8 @@ def _unpack(path: Path, place: Path) -> str:
                 and not member.name.startswith("/")
             )
             if not sound or not (member.isfile() or member.isdir()):
-                raise BadFileError(f"{runs.shown(path)} is no archive of a run: it holds {ascii(member.name)[:80]}")
-            target = place.joinpath(*parts)
+                raise BadFileError(f"{runs.shown(path)} is not an archive of a run: it holds {ascii(member.name)[:80]}")
+            target = folder.joinpath(*parts)
             if member.isdir():
                 target.mkdir(mode=0o700, parents=True, exist_ok=True)
                 continue
@@ -120,6 +117,6 @@ def _unpack(path: Path, place: Path) -> str:
             ):
                 shutil.copyfileobj(content, file, _CHUNK)
             os.utime(target, (member.mtime, member.mtime))
-    if not id_ or runs.load(place / id_) is None:
-        raise BadFileError(f"{runs.shown(path)} is no archive of a run: it holds no run.json")
+    if not id_ or runs.load(folder / id_) is None:
+        raise BadFileError(f"{runs.shown(path)} is not an archive of a run: run.json is missing")
     return id_

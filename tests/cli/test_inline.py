@@ -218,7 +218,7 @@ def test_evaluations_are_not_written_through_a_symbolic_link(here, tmp_path, cap
     path.symlink_to(other)
     with caplog.at_level(logging.WARNING):
         train.work(run.path, resume=str(ITERATION))
-    assert other.read_text() == "precious\n" and "eval/evaluations.jsonl could not be written" in caplog.text
+    assert other.read_text() == "precious\n" and "cannot write eval/evaluations.jsonl" in caplog.text
 
 
 def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_path, monkeypatch, caplog):
@@ -499,7 +499,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("train", "one", "--env", "two.py"), 2, "two environments"),
         (("train", "--inline", "--detach"), 2, "give one"),
         (("train", "--resume", "x", "--config", "ppo"), 2, "--config cannot be used with --resume"),
-        (("train", "--resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("train", "--resume", "nosuch"), 3, "no run named 'nosuch'"),
         (("train", "--name", "latest"), 2, "cannot be the name of a run"),
         (("train", "--nonsense"), 2, "No such option"),
         (("nonsense",), 2, "No such command"),
@@ -507,13 +507,13 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("train", "--inline", "algo.gamma=1.5", "algo.clip=x", "run.steps=0"), 2, "3 problems"),
         (("train", "--inline", "env.lanes=100", "algo.horizon=3"), 2, "do not divide"),
         (("train", "--dry-run", "algo.gamma=1.5"), 2, "algo.gamma"),
-        (("resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("resume", "nosuch"), 3, "no run named 'nosuch'"),
         (("resume", "nosuch", "--from", "first"), 2, "--from is 'first'"),
         (("resume", "nosuch", "stray"), 2, "'stray' is not an override"),
-        (("eval", "nosuch"), 3, "no run is called 'nosuch'"),
-        (("eval", "nosuch/checkpoints/step-1"), 3, "there is no run in"),
+        (("eval", "nosuch"), 3, "no run named 'nosuch'"),
+        (("eval", "nosuch/checkpoints/step-1"), 3, "no run in "),
         (("eval", "nosuch", "--episodes", "0"), 2, "--episodes is 0"),
-        (("show", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("show", "nosuch"), 3, "no run named 'nosuch'"),
         (("show", "latest"), 3, "no runs yet"),
         (("logs", "live"), 3, "no runs yet"),
         (("config", "check", "nosuch"), 3, "no configuration file 'nosuch'"),
@@ -555,7 +555,7 @@ def test_a_place_that_cannot_be_written_ends_with_4(here, tmp_path, root):
     (tmp_path / "a_file").write_text("")
     (tmp_path / "locked").mkdir(mode=0o500)
     done = here("train", "--runs", root)
-    assert done.code == 4 and "no run folder can be made" in done.err and "--runs" in done.err
+    assert done.code == 4 and "cannot make a run folder" in done.err and "--runs" in done.err
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):

@@ -167,7 +167,7 @@ def test_a_disk_without_room_for_it_costs_no_checkpoint(here, tmp_path, caplog, 
     run = the_run(tmp_path)
     assert (
         replays(run) == []
-        and "is not saved: the disk is short of room" in caplog.text
+        and "is not saved: not enough disk space" in caplog.text
         and list(run.checkpoints_path.glob("step-*"))
     )
 

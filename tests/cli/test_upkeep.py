@@ -127,7 +127,7 @@ def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
     before = json.loads(here("show", "one", "--json").out)
     assert here("archive", "one").code == 0 and here("archive", "one").code == 2
     taken = here("restore", "one.tar.gz")
-    assert taken.code == 2 and "there is a run one in runs already" in taken.err
+    assert taken.code == 2 and "the run one exists already in runs" in taken.err
     here("rm", "one", "--yes")
     done = here("restore", "one.tar.gz")
     assert done.out == "runs/one\n", done.err
@@ -162,7 +162,7 @@ def test_an_archive_reaches_nothing_outside(here, tmp_path, name):
                 entry.name, entry.type, entry.linkname, entry.size, data = "one/link", tarfile.SYMTYPE, "/etc", 0, b""
             packed.addfile(entry, io.BytesIO(data))
     done = here("restore", "bad.tar.gz")
-    assert done.code == 3 and "bad.tar.gz is no archive of a run: it holds" in done.err
+    assert done.code == 3 and "bad.tar.gz is not an archive of a run: it holds" in done.err
     assert sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs", "state"] or sorted(os.listdir(tmp_path)) == [
         "bad.tar.gz",
         "runs",

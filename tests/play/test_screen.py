@@ -288,7 +288,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play cartpole --keys left=7", 2, "'7' is not an action"),
         ("play go --clock", 2, "go has more actions than keys"),
         ("play", 2, "Missing argument 'ENV'"),
-        ("eval nosuch --render term", 3, "no run is called 'nosuch'"),
+        ("eval nosuch --render term", 3, "no run named 'nosuch'"),
         (
             "eval nosuch --render gif",
             2,

@@ -644,7 +644,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(store, said, monkeypatch
         for failures in (1, 2, 3):
             assert store.save(200, {"w": torch.ones(4)}, {}, session=1) is None
             assert store.failing == (failures == 3)
-    assert "the disk is short of room: 0.1 MB needed, 0.1 MB free" in said[0]
+    assert "not enough disk space: 0.1 MB needed, 0.1 MB free" in said[0]
     assert "(3 failures in a row)" in said[2]
     assert store.steps() == [100]
     assert store.save(200, {"w": torch.ones(4)}, {}, session=1) is not None

@@ -274,7 +274,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_in_the_log(fresh):
     run = fresh()
     launch.start(run, ["/nonexistent/python", "-m", "x"])
     assert ending(run)["exit"] == MachineError.exit_code
-    assert log.log_end(run).startswith("error: the trainer cannot be started: /nonexistent/python (No such file")
+    assert log.log_end(run).startswith("error: cannot start the trainer: /nonexistent/python (No such file")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -282,11 +282,11 @@ def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
     run = fresh()
     make(run.log_path)
     with pytest.raises(
-        MachineError, match=r"log.txt is no regular file, and a trainer writes its log there: move it away"
+        MachineError, match=r"log.txt is not a regular file, and the trainer writes its log there: move it away"
     ):
         launch.start(run, fake(run, "finish"))
     done = here("logs", run.id)
-    assert done.code == 3 and "has no log that can be read (log.txt is no regular file)" in done.err
+    assert done.code == 3 and "(log.txt is not a regular file)" in done.err
 
 
 def test_the_usage_of_the_waiter():
