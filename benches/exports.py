@@ -112,7 +112,7 @@ def main() -> None:
             run = trained(worker, place, recipe, arguments)
             seconds = time.perf_counter() - began
             loaded = load_policy.load(
-                str(run.path), runs.Reach(place / "runs"), which="last", device="cpu", report=lambda line: None
+                str(run.path), runs.Scope(place / "runs"), which="last", device="cpu", report=lambda line: None
             )
         except Exception as error:
             worker.close()

@@ -42,14 +42,14 @@ def main(arguments: list[str]) -> int:
     fps = _fps(options.fps)
     if options.run is not None and options.latest:
         raise UsageError(f"give a run ('{safe(options.run, 80)}') or --latest, not both")
-    reach = runs.reach(options.runs)
-    run, group = _choose("latest" if options.latest else options.run, reach)
+    scope = runs.scope(options.runs)
+    run, group = _choose("latest" if options.latest else options.run, scope)
     if options.once or not has_terminal():
         return _without_screen(
-            run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group
+            run, scope, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group
         )
     return _open(
-        run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group
+        run, scope, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group
     )
 
 
@@ -60,8 +60,8 @@ def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = Fa
     Raises UsageError where the terminal is too small.
     """
     if not has_terminal():
-        return _without_screen(run, runs.Reach(run.path.parent))
-    return _open(run, runs.Reach(run.path.parent), readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
+        return _without_screen(run, runs.Scope(run.path.parent))
+    return _open(run, runs.Scope(run.path.parent), readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
 
 
 def has_terminal() -> bool:
@@ -116,45 +116,45 @@ def _fps(given: str | None) -> int:
 # WHICH RUN
 
 
-def _choose(name: str | None, reach: runs.Reach) -> tuple[runs.Run | None, str | None]:
+def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
     """The run that is meant, None where the user has to choose between those that train; and the folder of the group
     that is. Raises NotFoundError.
     """
     if name is not None:
         from monitor.data import grouped
 
-        if (group := grouped.find(name, *reach)) is None:
-            return runs.resolve(name, *reach), None
+        if (group := grouped.find(name, *scope)) is None:
+            return runs.resolve(name, *scope), None
         members = list(group.runs.values())
         if not members:
             raise NotFoundError(f"none of the runs of {safe(group.id)} has begun: operant show {safe(group.id)}")
         return next((run for run in members if runs.probe(run.path)), members[0]), str(group.path)
-    found = runs.list_runs(*reach)
+    found = runs.list_runs(*scope)
     if not found:
-        raise NotFoundError(f"no runs yet in {runs.shown(reach.root)}. Start one: operant train")
+        raise NotFoundError(f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train")
     live = [run for run in found if runs.probe(run.path)]
     return (None if len(live) > 1 else (live or found)[0]), None
 
 
 class Folders:
-    """The runs within reach, for the picker."""
+    """The runs in scope, for the picker."""
 
-    def __init__(self, reach: runs.Reach, *, readonly: bool) -> None:
-        self._reach, self._readonly = reach, readonly
+    def __init__(self, scope: runs.Scope, *, readonly: bool) -> None:
+        self._scope, self._readonly = scope, readonly
         self._listing: Listing | None = None
 
     def rows(self) -> Sequence[RunRow]:
         """A line for each run, the newest first."""
         from monitor.data.listing import Listing
 
-        self._listing = self._listing or Listing(self._reach)
+        self._listing = self._listing or Listing(self._scope)
         return self._listing.rows()
 
     def overlays(self) -> Sequence[RunRow]:
         """Groups, then runs."""
         from monitor.data import grouped
 
-        return [*grouped.rows(*self._reach), *self.rows()]
+        return [*grouped.rows(*self._scope), *self.rows()]
 
     def open(self, path: str) -> Source:
         """A feed of the run or the group in the folder `path`. Raises NotFoundError for a folder that holds none any
@@ -176,7 +176,7 @@ class Folders:
 
 def _without_screen(
     run: runs.Run | None,
-    reach: runs.Reach,
+    scope: runs.Scope,
     *,
     once: bool = False,
     ascii_only: bool = False,
@@ -186,7 +186,7 @@ def _without_screen(
     from monitor.data.feed import LiveFeed
 
     if run is None:
-        run = runs.resolve("live", *reach)  # which says what is ambiguous
+        run = runs.resolve("live", *scope)  # which says what is ambiguous
     feed = LiveFeed(run, readonly=True)
     try:
         if once:
@@ -242,7 +242,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _open(
     run: runs.Run | None,
-    reach: runs.Reach,
+    scope: runs.Scope,
     *,
     readonly: bool,
     ascii_only: bool,
@@ -268,7 +268,7 @@ def _open(
 
         app = MonitorApp(
             feed,
-            Folders(reach, readonly=readonly),
+            Folders(scope, readonly=readonly),
             overlay=_over(group),
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),

@@ -157,7 +157,7 @@ def list_runs(
     []
     """
     listed = [
-        Run(run) for run in runs.list_runs(*runs.reach(root)) if pattern is None or fnmatch.fnmatchcase(run.id, pattern)
+        Run(run) for run in runs.list_runs(*runs.scope(root)) if pattern is None or fnmatch.fnmatchcase(run.id, pattern)
     ]
     filters = {"env": env, "algo": algo, "state": state}
     return [
@@ -235,7 +235,7 @@ def load(
     what = str(run.path if isinstance(run, Run) else run)
     which = None if checkpoint is None else str(checkpoint)
     loaded = load_policy.load(
-        what, runs.reach(root), which=which, device=device, report=lambda line: None, trusted=trust
+        what, runs.scope(root), which=which, device=device, report=lambda line: None, trusted=trust
     )
     return Policy(loaded.policy, loaded.step)
 

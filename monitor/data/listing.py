@@ -19,17 +19,17 @@ _SETTLED: Final = runs.ENDED | {"unreadable"}
 
 
 class Listing:
-    """The runs within reach, row by row; remembers those that no longer change."""
+    """The runs in scope, row by row; remembers those that no longer change."""
 
-    def __init__(self, reach: runs.Reach) -> None:
-        self._reach = reach
+    def __init__(self, scope: runs.Scope) -> None:
+        self._scope = scope
         self._known: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
 
     def rows(self) -> list[RunRow]:
         """A row for each run, the newest first."""
         found = []
         kept: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
-        for run in runs.list_runs(*self._reach):
+        for run in runs.list_runs(*self._scope):
             place = str(run.path)
             signature = _signature(run)
             known = self._known.get(place)

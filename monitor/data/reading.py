@@ -23,10 +23,10 @@ from monitor.data.timeline import Timeline
 from operant import runs, text
 from operant.runs import (
     LIVE,
+    Assessment,
     Event,
     Follower,
     Header,
-    Judgement,
     Metric,
     Observation,
     RawFrame,
@@ -122,7 +122,7 @@ class Reading:
             self._pace.clear()
         if self.timeline is not None and self.reader is not None and self.timeline.metrics != self.reader.metrics:
             self.timeline = None
-        if self._too_early(follower.judgement, follower.look, now_s):
+        if self._too_early(follower.assessment, follower.look, now_s):
             return
         self.look, self.state, self._looked = follower.look, follower.state, True
         if self.state.word != self._state_since[0]:
@@ -132,9 +132,9 @@ class Reading:
         self._take_records()
         self._take_status(now_s)
 
-    def _too_early(self, judgement: Judgement, look: Observation, now_s: float) -> bool:
+    def _too_early(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
         """A trainer has just ended without a terminal state: the waiter writes the cause in a moment."""
-        if judgement.state.word != "crashed" or look.exit is not None:
+        if assessment.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None
             return False
         if self.state.word not in LIVE or not self._looked:

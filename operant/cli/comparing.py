@@ -130,13 +130,13 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     if axis not in _AXES:
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
-    reach = runs.reach(root)
-    found = [(name, groups.find(name, *reach)) for name in names]
+    scope = runs.scope(root)
+    found = [(name, groups.find(name, *scope)) for name in names]
     return plot.usable(
         [
             run
             for name, group in found
-            for run in (group.runs.values() if group is not None else [runs.resolve(name, *reach)])
+            for run in (group.runs.values() if group is not None else [runs.resolve(name, *scope)])
         ]
     )
 

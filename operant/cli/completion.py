@@ -19,7 +19,7 @@ def run_ids(ctx: Any, incomplete: str) -> list[str]:
     `ctx` holds the options typed before.
     """
     with contextlib.suppress(OSError):
-        ids = runs.list_ids(*runs.reach(ctx.params.get("root")))
+        ids = runs.list_ids(*runs.scope(ctx.params.get("root")))
         matching = [id_ for id_ in (*ids, *_RESERVED) if id_.startswith(incomplete)]
         ends = (id_.rpartition("-")[2] for id_ in ids)
         return (matching or [end for end in ends if incomplete and end.startswith(incomplete)])[:_MOST]

@@ -85,7 +85,7 @@ def export_policy(
     loaded = consented(
         trust,
         lambda trusted: load_policy.load(
-            what, runs.reach(root), which=checkpoint, device="cpu", report=say, trusted=trusted
+            what, runs.scope(root), which=checkpoint, device="cpu", report=say, trusted=trusted
         ),
     )
     from operant.export import policy
@@ -152,7 +152,7 @@ def export_metrics(
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
     if offline and to != "wandb":
         raise UsageError("--offline needs --to wandb")
-    run = runs.resolve(what, *runs.reach(root))
+    run = runs.resolve(what, *runs.scope(root))
     out_path = None if path is None else Path(path).expanduser()
     if to in metrics.FILES:
         target = out_path or Path(f"{run.id}{metrics.FILES[to]}")

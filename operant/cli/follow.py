@@ -352,7 +352,8 @@ class _Viewer:
         self._screen.end()
         short = text.safe(run.short)
         if detach:
-            where = f"reattach `operant monitor {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
+            log_path = runs.display_path(run.log_path)
+            where = f"reattach `operant monitor {short}` · stop `operant stop {short}` · log {log_path}"
             self._screen.above(f"Detached. Still training: {where}")
         return 0
 
@@ -369,7 +370,7 @@ class _Viewer:
         if self._is_deleted():
             self._screen.above(
                 f"✖ {text.safe(run.id)} has ended: its folder was deleted or moved during training: "
-                f"{runs.shown(run.path)} does not exist"
+                f"{runs.display_path(run.path)} does not exist"
             )
             return code or MachineError.exit_code
         if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
@@ -384,12 +385,12 @@ class _Viewer:
         own = run.source_path / f"{run.document.get('env')}.py"
         # most likely an index out of range in the user's environment
         if integer_of(look.exit or {}, "signal") == signal.SIGSEGV and own.is_file():
-            commands.append(f"operant check {runs.shown(own)}")
+            commands.append(f"operant check {runs.display_path(own)}")
         self._screen.above(
             f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   "
             f"{' · '.join(self._facts(look))}".rstrip()
         )
-        self._screen.above(f"  run   {runs.shown(run.path)}")
+        self._screen.above(f"  run   {runs.display_path(run.path)}")
         self._screen.above(f"  next  {'   '.join([*commands, f'operant show {short}'])}")
         return code
 

@@ -22,9 +22,9 @@ _HEADS = ("seed", "state", "id", "eval", "return", "sps", "progress")
 _RIGHT = (0, *range(3, 7))
 
 
-def find(text: str, reach: tuple[Path, bool]) -> Group | None:
+def find(text: str, scope: tuple[Path, bool]) -> Group | None:
     """Group with a name; None if the name belongs to something else."""
-    return groups.find(text, *reach)
+    return groups.find(text, *scope)
 
 
 def make(*words: Any, **fields: Any) -> Group:
@@ -32,22 +32,22 @@ def make(*words: Any, **fields: Any) -> Group:
     return groups.create(*words, **fields)
 
 
-def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
+def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
     """Ask all groups and sweeps to start no further run."""
     from operant.cli import sweeping
 
-    for group in groups.list_groups(*reach):
+    for group in groups.list_groups(*scope):
         groups.ask_stop(group)
-    sweeping.stop_all(reach, now=now)
+    sweeping.stop_all(scope, now=now)
 
 
-def stop_members(text: str, reach: tuple[Path, bool], *, now: bool) -> list[Run] | None:
+def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run] | None:
     """Ask a group or sweep to start no further run, and return its runs; None for anything else."""
     from operant.cli import sweeping
 
-    if (folder := sweeping.find(text, reach)) is not None:
+    if (folder := sweeping.find(text, scope)) is not None:
         return sweeping.stop(folder, now=now)
-    if (group := find(text, reach)) is None:
+    if (group := find(text, scope)) is None:
         return None
     groups.ask_stop(group)
     made = group.runs
@@ -159,14 +159,14 @@ def mean(described: Mapping[str, Any]) -> str:
     return f"{number(band['mean'])}{half}"
 
 
-def show(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
+def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
     """Describe a group or a sweep. Returns False for anything else."""
     from operant.cli import sweeping
 
-    if (folder := sweeping.find(text, reach)) is not None:
+    if (folder := sweeping.find(text, scope)) is not None:
         sweeping.show(folder, as_json=as_json)
         return True
-    if (group := find(text, reach)) is None:
+    if (group := find(text, scope)) is None:
         return False
     described = groups.describe(group)
     if as_json:
@@ -181,9 +181,9 @@ def show(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
     return True
 
 
-def overview(reach: tuple[Path, bool], limit: int) -> list[str]:
+def overview(scope: tuple[Path, bool], limit: int) -> list[str]:
     """Table of groups, newest first; empty without groups."""
-    described = [groups.describe(group) for group in groups.list_groups(*reach)[: limit or None]]
+    described = [groups.describe(group) for group in groups.list_groups(*scope)[: limit or None]]
     rows = [
         (f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row))
         for row in described

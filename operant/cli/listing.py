@@ -20,15 +20,15 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Listing:
-    """Descriptions of the runs in reach, newest first; with `wanted`, only of runs in these states."""
+    """Descriptions of the runs in scope, newest first; with `wanted`, only of runs in these states."""
 
-    def __init__(self, reach: runs.Reach, wanted: Collection[str]) -> None:
-        self._reach, self._wanted = reach, wanted
+    def __init__(self, scope: runs.Scope, wanted: Collection[str]) -> None:
+        self._scope, self._wanted = scope, wanted
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
         """Current description of each run, as `states.describe` returns it."""
-        described = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
+        described = [(run, self._describe(run)) for run in runs.list_runs(*self._scope)]
         self._ended = {run.path: row for run, row in described if row["state"] in ENDED}
         return [row for _, row in described if not self._wanted or row["state"] in self._wanted]
 

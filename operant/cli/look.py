@@ -75,7 +75,7 @@ def evaluate(
 
         playing.spectate(
             what,
-            runs.reach(root),
+            runs.scope(root),
             which=checkpoint,
             device=device,
             seed=seed,
@@ -92,7 +92,7 @@ def evaluate(
         trust,
         lambda trusted: load_policy.play(
             what,
-            runs.reach(root),
+            runs.scope(root),
             which=checkpoint,
             episodes=episodes,
             device=device,
@@ -151,29 +151,29 @@ def list_runs(
     if sort not in _ORDERS:
         raise UsageError(f"--sort is {safe(sort, 40)!r}; it must be one of {', '.join(_ORDERS)}")
     asked = {"tag": tag, "env": env, "algo": algo}
-    reach = runs.reach(root)
+    scope = runs.scope(root)
     empty = (
         "no such runs"
         if wanted or any(asked.values())
-        else f"no runs yet in {runs.shown(reach.root)}. Start one: operant train"
+        else f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train"
     )
     if watch:
         if as_json or sys.stdout is None or not sys.stdout.isatty():
             raise UsageError("--watch draws on a terminal. For a program: operant runs --json, repeatedly")
         from operant.cli.listing import Listing, draw
 
-        listing = Listing(reach, wanted)
+        listing = Listing(scope, wanted)
         draw(lambda: _lines(_chosen(listing.rows(), asked, sort), limit, empty), sys.stdout)
         return
-    described = (row for row in map(runs.describe, runs.list_runs(*reach)) if not wanted or row["state"] in wanted)
+    described = (row for row in map(runs.describe, runs.list_runs(*scope)) if not wanted or row["state"] in wanted)
     rows = _chosen(described, asked, sort)
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
         return
-    for name in runs.misnamed(reach.root):
+    for name in runs.misnamed(scope.root):
         say(
-            f"not listed: {safe(f'{runs.shown(reach.root)}/{name}', 400)} has a name that cannot be a run's id: "
+            f"not listed: {safe(f'{runs.display_path(scope.root)}/{name}', 400)} has a name that cannot be a run's id: "
             "rename it, or give its path"
         )
     if not shown:
@@ -181,7 +181,7 @@ def list_runs(
         return
     out(*_lines(shown, 0, empty))
     if not wanted and not any(asked.values()):
-        out(*grouped.overview(reach, limit))
+        out(*grouped.overview(scope, limit))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown)} more")
 
@@ -232,9 +232,9 @@ def show(run: RunName, as_json: JsonOption = False, root: RootOption = None) -> 
     from operant import runs
     from operant.cli import grouped
 
-    if grouped.show(run, runs.reach(root), as_json=as_json):
+    if grouped.show(run, runs.scope(root), as_json=as_json):
         return
-    described = runs.describe(runs.resolve(run, *runs.reach(root)))
+    described = runs.describe(runs.resolve(run, *runs.scope(root)))
     if as_json:
         print_json(described)
         return
@@ -266,7 +266,7 @@ def wait(
     from operant import runs
     from operant.cli import follow
 
-    found = runs.resolve(run, *runs.reach(root))
+    found = runs.resolve(run, *runs.scope(root))
     code = follow.wait(found, timeout)
     if as_json:
         print_json(runs.describe(runs.load(found.path) or found))
@@ -312,7 +312,7 @@ def logs(
     from operant import runs
     from operant.runs import log
 
-    for line in log.lines(runs.resolve(run, *runs.reach(root)), tail=tail, follow=follow):
+    for line in log.lines(runs.resolve(run, *runs.scope(root)), tail=tail, follow=follow):
         if as_json:
             print_json_line(log.document(line), flush=follow)
         else:

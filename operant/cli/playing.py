@@ -119,10 +119,10 @@ def render(
 
     from operant.play import load_policy
 
-    reach = runs.reach(root)
+    scope = runs.scope(root)
     loaded = consented(
         trust,
-        lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted),
+        lambda trusted: load_policy.load(what, scope, which=checkpoint, device=device, report=say, trusted=trusted),
     )
     seed = loaded.config.run.seed if seed is None else seed
     stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
@@ -291,7 +291,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
 
 def spectate(
     what: str,
-    reach: load_policy.runs.Reach,
+    scope: load_policy.runs.Scope,
     *,
     which: str | None,
     device: str,
@@ -308,7 +308,7 @@ def spectate(
     within("--fps", fps, 0.1, 120)
     screen.require("--render term")
     loaded = consented(
-        trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted)
+        trust, lambda trusted: load_policy.load(what, scope, which=which, device=device, report=say, trusted=trusted)
     )
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):

@@ -17,7 +17,7 @@ from operant.errors import MachineError, NotFoundError, OperantError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.runs import Reach, Run
+    from operant.runs import Run, Scope
     from operant.runs.control import Answer, Ticket
 
 app = typer.Typer(**TYPER)
@@ -45,14 +45,14 @@ def stop(
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
-    reach = runs.reach(root)
+    scope = runs.scope(root)
     if every:
-        grouped.stop_all(reach, now=now)
-        found = [run for run in runs.list_runs(*reach) if runs.state(run).live and runs.is_local(run.document)]
+        grouped.stop_all(scope, now=now)
+        found = [run for run in runs.list_runs(*scope) if runs.state(run).live and runs.is_local(run.document)]
         if not found:
             say("no run is training now")
     else:
-        found = list({run.path: run for name in names or () for run in _named(name, reach, now)}.values())
+        found = list({run.path: run for name in names or () for run in _named(name, scope, now)}.values())
     stops = [_Stop(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
@@ -62,13 +62,13 @@ def stop(
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
 
 
-def _named(name: str, reach: Reach, now: bool) -> list[Run]:
+def _named(name: str, scope: Scope, now: bool) -> list[Run]:
     """Run with a name, or the runs of a group or sweep, which starts no further run."""
     from operant import runs
     from operant.cli import grouped
 
-    members = grouped.stop_members(name, reach, now=now)
-    return [runs.resolve(name, *reach)] if members is None else members
+    members = grouped.stop_members(name, scope, now=now)
+    return [runs.resolve(name, *scope)] if members is None else members
 
 
 class _Stop:
@@ -214,7 +214,7 @@ def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
     def state_of(run: Run) -> runs.State:
         return runs.state(runs.load(run.path) or run)
 
-    run = runs.resolve(name, *runs.reach(root))
+    run = runs.resolve(name, *runs.scope(root))
     answer = control.ask(run, verb, _ANSWER_S, tell)
     if answer.result == "done":
         return run, answer.text

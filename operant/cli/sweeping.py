@@ -138,11 +138,11 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
     return 0
 
 
-def find(text: str, reach: tuple[Path, bool]) -> Path | None:
+def find(text: str, scope: tuple[Path, bool]) -> Path | None:
     """Folder of the sweep with a name; None if the name belongs to something else."""
     from operant.runs import sweeps
 
-    return sweeps.find(text, *reach)
+    return sweeps.find(text, *scope)
 
 
 def show(folder: Path, *, as_json: bool) -> None:
@@ -156,11 +156,11 @@ def show(folder: Path, *, as_json: bool) -> None:
         out(*report.lines(plan, search, (), 400))
 
 
-def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
+def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
     """Stop all sweeps that are worked on."""
     from operant.runs import sweeps
 
-    for folder in sweeps.list_sweeps(*reach):
+    for folder in sweeps.list_sweeps(*scope):
         if sweeps.working(folder):
             stop(folder, now=now)
 
@@ -193,7 +193,7 @@ def stop(folder: Path, *, now: bool) -> list[Run]:
             )
         time.sleep(_LOOK_S)
     live = [run for run in sweeps.trials(folder) if runs.state(run).live]
-    say(f"{folder.name}: {word}.  next: operant sweep --join {runs.shown(folder)}")
+    say(f"{folder.name}: {word}.  next: operant sweep --join {runs.display_path(folder)}")
     return live
 
 

@@ -290,14 +290,14 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
-    if (group := grouped.find(name, runs.reach(root))) is not None:
+    if (group := grouped.find(name, runs.scope(root))) is not None:
         if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
             raise UsageError(
                 f"{safe(group.id)} is a group, which is resumed unchanged; for other values or another checkpoint name "
                 "one of its runs"
             )
         raise typer.Exit(_resume_group(group, after))
-    run = runs.resolve(name, *runs.reach(root))
+    run = runs.resolve(name, *runs.scope(root))
     with launch.claimed(run) as release:
         raise typer.Exit(_resume_claimed(run, overrides, start, after, trust, release))
 
@@ -327,8 +327,8 @@ def _resume_claimed(
     from operant.runs import launch
     from operant.runs.checkpoints import Store
 
-    if runs.taken(run.path):
-        raise BusyError(runs.busy(run.path))
+    if runs.has_trainer(run.path):
+        raise BusyError(runs.busy_message(run.path))
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
     if not store.steps():
         raise NotFoundError(f"{safe(run.id)} has no checkpoint to resume from. To start again: operant train")

@@ -49,7 +49,7 @@ def note(
     from operant import runs
     from operant.runs import notes
 
-    found = runs.resolve(run, *runs.reach(root))
+    found = runs.resolve(run, *runs.scope(root))
     changes = text is not None or tag or untag
     noted = notes.write(found.path, text, tag or (), untag or ()) if changes else notes.read(found.path)
     if as_json:
@@ -73,16 +73,16 @@ def rm(
 
     if not names:
         raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
-    reach = runs.reach(root)
+    scope = runs.scope(root)
     found: list[Run | Group | Sweep] = [
-        sweeps.load(name, *reach) or groups.find(name, *reach) or runs.resolve(name, *reach)
+        sweeps.load(name, *scope) or groups.find(name, *scope) or runs.resolve(name, *scope)
         for name in dict.fromkeys(names)
     ]
     members = {one.path: [one] if isinstance(one, runs.Run) else list(one.runs.values()) for one in found}
     if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
         raise BusyError(f"{safe(busy[0].id)} is still running.  Stop it: operant stop {safe(busy[0].id)}")
-    if live := [run for every in members.values() for run in every if runs.taken(run.path)]:
-        raise BusyError(runs.busy(live[0].path))
+    if live := [run for every in members.values() for run in every if runs.has_trainer(run.path)]:
+        raise BusyError(runs.busy_message(live[0].path))
     if not yes:
         rows = [
             (
@@ -116,8 +116,8 @@ def du(names: RunNames = None, as_json: JsonOption = False, root: RootOption = N
     from operant import runs
     from operant.runs import upkeep
 
-    reach = runs.reach(root)
-    found = [runs.resolve(name, *reach) for name in names] if names else runs.list_runs(*reach)
+    scope = runs.scope(root)
+    found = [runs.resolve(name, *scope) for name in names] if names else runs.list_runs(*scope)
     rows: list[dict[str, Any]] = sorted(
         ({"id": run.id, **upkeep.sizes(run)} for run in found), key=lambda row: -row["total"]
     )
@@ -149,7 +149,7 @@ def archive(
     from operant import runs
     from operant.runs import upkeep
 
-    found = runs.resolve(run, *runs.reach(root))
+    found = runs.resolve(run, *runs.scope(root))
     target = Path(path or f"{found.id}{upkeep.ENDING}").expanduser()
     if not target.name.endswith(upkeep.ENDING):
         raise UsageError(f"--out is {safe(target, 200)!r}; its name must end in {upkeep.ENDING}")
@@ -172,4 +172,4 @@ def restore(
     if not path.is_file():
         raise NotFoundError(f"there is no file {safe(file, 200)!r}")
     run = upkeep.restore(path, runs.root(root))
-    out(runs.shown(run.path))
+    out(runs.display_path(run.path))

@@ -23,13 +23,17 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false and the configuration would import untrusted code."""
     if raw.source is None or trusted:
         return trusted
-    doubts = [(runs.shown(path), _doubt(raw.source, path)) for path in _code(raw)]
+    doubts = [(runs.display_path(path), _doubt(raw.source, path)) for path in _code(raw)]
     doubts += [(f"the module that {quoted(name)} imports", _doubt(raw.source, None)) for name in _modules(raw)]
     if lines := [f"{name}: {doubt}" for name, doubt in doubts if doubt is not None]:
         advice = "to run it anyway, after reading it: add --trust"
         raise UntrustedError(
             "\n  ".join(
-                [f"{runs.shown(raw.source)} names code that is not known to be yours, and was not run", *lines, advice]
+                [
+                    f"{runs.display_path(raw.source)} names code that is not known to be yours, and was not run",
+                    *lines,
+                    advice,
+                ]
             )
         )
     return trusted
@@ -79,7 +83,7 @@ def _doubt(source: Path, path: Path | None) -> str | None:
     name = real.relative_to(folder)
     if not all(map(_own, (folder / "run.json", real, *(folder / part for part in name.parents)))):
         return "the run belongs to another user"
-    if run is None or not runs.recorded(run):
+    if run is None or not runs.is_indexed(run):
         return "the run is not in your own index of runs: it was made elsewhere, copied or moved"
     if path is None:
         return None

@@ -262,5 +262,5 @@ def _opening(place: Path, path: Path) -> Iterator[None]:
             with suppress(OSError):
                 place.unlink()
         raise MachineError(
-            f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out"
+            f"{runs.display_path(path)} cannot be written ({error.strerror or error}): choose another place with --out"
         ) from None

@@ -69,14 +69,14 @@ class Loaded(NamedTuple):
 
 def load(
     what: str,
-    reach: runs.Reach,
+    scope: runs.Scope,
     *,
     which: str | None,
     device: str,
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> Loaded:
-    """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
+    """A checkpoint of the run `what`, looked for within `scope`, or one given by its path, ready to play.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each
     damaged checkpoint that is passed over. Raises NotFoundError, BadFileError, ConfigError, MachineError,
@@ -85,7 +85,7 @@ def load(
     given = _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
-    run = _run_around(given, what) if given is not None else runs.resolve(what, *reach)
+    run = _run_around(given, what) if given is not None else runs.resolve(what, *scope)
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
@@ -121,7 +121,7 @@ def load(
 
 def play(
     what: str,
-    reach: runs.Reach,
+    scope: runs.Scope,
     *,
     which: str | None,
     episodes: int,
@@ -137,7 +137,7 @@ def play(
     """
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
-    loaded = load(what, reach, which=which, device=device, report=report, trusted=trusted)
+    loaded = load(what, scope, which=which, device=device, report=report, trusted=trusted)
     config = loaded.config
     seed = config.run.seed if seed is None else seed
 

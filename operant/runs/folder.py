@@ -324,7 +324,7 @@ def acquire(path: Path) -> Lock:
     """
     lock_path = path / "run.lock"
     if worker(path) is not None:
-        raise BusyError(busy(path))
+        raise BusyError(busy_message(path))
     while True:
         lock = Lock(_locked(lock_path), lock_path)
         with contextlib.suppress(OSError):
@@ -338,7 +338,7 @@ def _locked(lock_path: Path) -> int:
     path = lock_path.parent
     with contextlib.suppress(OSError):
         if _key(os.stat(lock_path, follow_symlinks=False)) in _HELD:
-            raise BusyError(busy(path))
+            raise BusyError(busy_message(path))
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -350,7 +350,7 @@ def _locked(lock_path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise BusyError(busy(path)) from None
+            raise BusyError(busy_message(path)) from None
         raise MachineError(
             f"cannot lock {text.safe(lock_path)} ({error.strerror}): use a filesystem with locks for runs"
         ) from None
@@ -370,7 +370,7 @@ def probe(path: Path) -> bool | None:
         return None
 
 
-def taken(path: Path) -> bool:
+def has_trainer(path: Path) -> bool:
     """Whether a trainer of the run in the folder `path` may be alive: its lock is held, or the worker named in run.json
     lives. A second trainer must not start.
     """
@@ -415,7 +415,7 @@ def _key(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, os.getpid()
 
 
-def busy(path: Path) -> str:
+def busy_message(path: Path) -> str:
     """Message for a run whose trainer is alive: its process, how to watch it, how to stop it."""
     run = Run(path.name, path, read_json(path / "run.json"))
     facts = [f"pid {pid}"] if (pid := integer_of(run.document, "pid")) else []

@@ -16,7 +16,7 @@ from operant.runs import folder as runfolder
 from operant.runs import states
 from operant.runs.folder import Run
 from operant.runs.metrics import Event, Header, MetricSpec, RawFrame, Reader, Record, spec
-from operant.runs.states import Judgement, Observation, State
+from operant.runs.states import Assessment, Observation, State
 from operant.text import safe
 
 # Limits of a first look, however large the rings that a file claims. A trainer's rings hold 1024 of each.
@@ -48,7 +48,7 @@ class Follower:
 
     def __init__(self, run: Run) -> None:
         self.run, self.look = run, Observation(None)
-        self.judgement = Judgement(State("starting"))
+        self.assessment = Assessment(State("starting"))
         self.reader: Reader | None = None
         self.header: Header | None = None  # of the last metrics file
         self.notice = ""  # a sentence about the reading
@@ -56,12 +56,12 @@ class Follower:
         self.restarted = False  # this look found a metrics file of another worker
         self.next = 0  # number of the next record
         self._next_event, self._signature = 0, (0, 0)
-        self._judged: Judgement | None = None
+        self._previous: Assessment | None = None
 
     @property
     def state(self) -> State:
         """State of the run at the last look."""
-        return self.judgement.state
+        return self.assessment.state
 
     def poll(self, now_s: float) -> None:
         """Look once; `now_s` is any monotonic clock of this viewer."""
@@ -69,7 +69,7 @@ class Follower:
         self._reload_document()
         self._attach()
         self.look = states.observe(self.run, self.reader)
-        self.judgement = self._judged = states.judge(self.look, self._judged, now_s)
+        self.assessment = self._previous = states.assess(self.look, self._previous, now_s)
 
     def _reload_document(self) -> None:
         self.document_time_s = None
@@ -144,7 +144,7 @@ class Follower:
 
     def forget(self) -> None:
         """Judge the next look without the previous ones: the folder was gone in between."""
-        self._judged = None
+        self._previous = None
 
     def close(self) -> None:
         """Close the metrics file."""

@@ -67,7 +67,7 @@ class Group(NamedTuple):
     def live(self) -> bool:
         """Whether a process trains the group."""
         supervisor = self.document.get("supervisor")
-        return isinstance(supervisor, dict) and runs.lives(supervisor) is True
+        return isinstance(supervisor, dict) and runs.is_alive(supervisor) is True
 
 
 class Band(NamedTuple):
@@ -114,11 +114,11 @@ def create(
                 path.mkdir(mode=0o700)
                 break
             if name is not None:
-                raise UsageError(f"{runs.shown(path)} exists already: give the group another name")
+                raise UsageError(f"{runs.display_path(path)} exists already: give the group another name")
     except OSError as error:
         raise MachineError(
-            f"cannot make a group in {runs.shown(root)} ({error.strerror}): choose another folder with --runs or "
-            "$OPERANT_RUNS"
+            f"cannot make a group in {runs.display_path(root)} ({error.strerror}): choose another folder with --runs "
+            "or $OPERANT_RUNS"
         ) from None
     members = {str(seed): f"{path.name}.{seed}" for seed in seeds}
     document = {
@@ -158,7 +158,7 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
 
 def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
     """Folders in `root` that hold a file, with `everywhere` also in the parent folders of the index."""
-    roots = dict.fromkeys([root, *(runs.parents() if everywhere else ())])
+    roots = dict.fromkeys([root, *(runs.index_roots() if everywhere else ())])
     return [parent / name for parent in roots for name in _names(parent) if os.path.lexists(parent / name / file)]
 
 
@@ -175,7 +175,7 @@ def _names(folder: Path) -> list[str]:
 
 def remove(group: Group) -> None:
     """Delete a group and its runs. Raises BusyError while a run trains."""
-    busy = [run for run in group.runs.values() if runs.taken(run.path)]
+    busy = [run for run in group.runs.values() if runs.has_trainer(run.path)]
     if busy or group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
     for run in group.runs.values():
@@ -243,7 +243,7 @@ class Seeds(Journal[Trial]):
         while self._seeds:
             seed = self._seeds.pop(0)
             run = runs.load(self.root / self._group.members[seed])
-            if run is None or not (runs.taken(run.path) or runs.state(run).word == "finished"):
+            if run is None or not (runs.has_trainer(run.path) or runs.state(run).word == "finished"):
                 return Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
         return None
 

@@ -3,7 +3,7 @@
 Folders are in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). To make ids work from any directory, each new run also
 leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`), the index.
 Links to deleted runs are skipped, and removed when the next run is made. The index also distinguishes this user's own
-runs from others (`recorded`): without it the user is asked before code in a run folder is executed. A root that is
+runs from others (`is_indexed`): without it the user is asked before code in a run folder is executed. A root that is
 named limits the search to its runs; the index counts only if none was named.
 """
 
@@ -24,69 +24,18 @@ from operant import __version__
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
 from operant.runs.folder import (
     ID,
-    Lock,
     Run,
-    acquire,
     boot_id,
-    busy,
-    holder,
+    busy_message,
+    has_trainer,
     host,
-    identity,
     integer_of,
-    is_local,
     probe,
     read_json,
-    start_ticks,
-    taken,
-    update_document,
     write_json,
 )
-from operant.runs.states import Judgement, Observation, State, describe, exit_code, judge, observe, state
-from operant.text import age, count, duration, number, safe, user_name
-
-__all__ = [
-    "ID",
-    "Judgement",
-    "Lock",
-    "Observation",
-    "Reach",
-    "Run",
-    "State",
-    "acquire",
-    "age",
-    "boot_id",
-    "busy",
-    "count",
-    "create",
-    "describe",
-    "duration",
-    "exit_code",
-    "holder",
-    "host",
-    "identity",
-    "is_local",
-    "judge",
-    "list_ids",
-    "list_runs",
-    "load",
-    "misnamed",
-    "number",
-    "observe",
-    "probe",
-    "reach",
-    "read_json",
-    "recorded",
-    "remove",
-    "resolve",
-    "root",
-    "safe",
-    "shown",
-    "start_ticks",
-    "state",
-    "taken",
-    "update_document",
-    "write_json",
-]
+from operant.runs.states import exit_code, observe, state
+from operant.text import age, safe, user_name
 
 SWEEP_FILE = "sweep.toml"
 """File that marks the folder of a sweep."""
@@ -100,19 +49,19 @@ def root(override: str | None = None) -> Path:
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
-class Reach(NamedTuple):
+class Scope(NamedTuple):
     """Search scope of a command: a root, and whether the index counts."""
 
     root: Path
     everywhere: bool = True  # include the runs of the index
 
 
-def reach(override: str | None = None) -> Reach:
+def scope(override: str | None = None) -> Scope:
     """Search scope: the root named by `override` (--runs) or $OPERANT_RUNS alone; otherwise ./runs and the index."""
-    return Reach(root(override), not (override or os.environ.get("OPERANT_RUNS")))
+    return Scope(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path for messages: relative if below the working directory; printable."""
     with contextlib.suppress(ValueError, OSError):
         return safe(path.relative_to(Path.cwd()), 400)
@@ -141,8 +90,8 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
         path = _make_folder(root, name, stem)
     except OSError as error:
         raise MachineError(
-            f"cannot make a run folder in {shown(root)} ({error.strerror}): choose another folder with --runs or "
-            "$OPERANT_RUNS"
+            f"cannot make a run folder in {display_path(root)} ({error.strerror}): choose another folder with --runs "
+            "or $OPERANT_RUNS"
         ) from None
     created_ns = time.time_ns()
     document = {
@@ -167,7 +116,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
 def _make_folder(root: Path, name: str | None, stem: str) -> Path:
     """Make the folder under a free name; mkdir decides between two processes that choose the same one."""
     names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, target in _index() if os.path.lexists(target)]
-    endings = {taken[-4:] for taken in names}
+    endings = {used[-4:] for used in names}
     if name is not None and name not in names:
         with contextlib.suppress(FileExistsError):
             os.mkdir(root / name, 0o700)
@@ -180,7 +129,7 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(root / f"{stem}-{ending}", 0o700)
                 return root / f"{stem}-{ending}"
-    raise MachineError(f"no free name like {stem}-xxxx in {shown(root)}")
+    raise MachineError(f"no free name like {stem}-xxxx in {display_path(root)}")
 
 
 def remove(run: Run) -> None:
@@ -188,13 +137,13 @@ def remove(run: Run) -> None:
 
     Raises BusyError while a trainer holds the run, MachineError if the folder cannot be renamed.
     """
-    if taken(run.path):
-        raise BusyError(busy(run.path))
+    if has_trainer(run.path):
+        raise BusyError(busy_message(run.path))
     trash = run.path.with_name(f".trash-{run.id}-{os.urandom(4).hex()}")
     try:
         os.rename(run.path, trash)
     except OSError as error:
-        raise MachineError(f"cannot remove {shown(run.path)} ({error.strerror})") from None
+        raise MachineError(f"cannot remove {display_path(run.path)} ({error.strerror})") from None
     shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -224,12 +173,12 @@ def _index() -> Iterator[tuple[str, str, str]]:
                     yield name, found[2], target
 
 
-def parents() -> list[Path]:
+def index_roots() -> list[Path]:
     """Parent folders of all runs in the index."""
     return [Path(place) for place in sorted({os.path.dirname(target) for _, _, target in _index()})]
 
 
-def recorded(run: Run) -> bool:
+def is_indexed(run: Run) -> bool:
     """Whether this user's index holds the run: with this path and the creation time of its document."""
     folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
     if folder is None or created_ns is None:
@@ -333,7 +282,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         return _at_path(text)
     runs = list_runs(root, everywhere=everywhere)
     if not runs and text in (*_RESERVED, ""):
-        raise NotFoundError(f"no runs yet in {shown(root)}. Start one: operant train")
+        raise NotFoundError(f"no runs yet in {display_path(root)}. Start one: operant train")
     if text == "latest":
         return runs[0]
     if text == "live":
@@ -364,7 +313,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
             if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
                 _check_readable(path)
     if text in misnamed(root):
-        given = safe(f"{shown(root)}/{text}", 400)
+        given = safe(f"{display_path(root)}/{text}", 400)
         allowed = "letters, digits, '.', '_' and '-'"
         raise NotFoundError(
             f"'{safe(text, 80)}' cannot be a run's id (allowed: {allowed}): rename the folder, or give its "
@@ -381,10 +330,10 @@ def _check_readable(folder: Path) -> None:
     except PermissionError:
         with contextlib.suppress(OSError):
             raise MachineError(
-                f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)} and is not readable by you "
+                f"{display_path(folder)} belongs to {user_name(os.stat(folder).st_uid)} and is not readable by you "
                 "(Permission denied)"
             ) from None
-        raise MachineError(f"{shown(folder)} is not readable by you (Permission denied)") from None
+        raise MachineError(f"{display_path(folder)} is not readable by you (Permission denied)") from None
     except OSError:
         pass
 
@@ -412,7 +361,7 @@ def _ambiguous(text: str, fits: list[Run]) -> str:
                 f"them: operant show {text}"
             )
     same_id = len({run.id for run in fits}) < len(fits)
-    named = [f"{shown(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
+    named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
     way_out = "Name one." if text == "live" else "Give the path." if same_id else "Add a character."
     return f"'{safe(text, 80)}' matches {len(fits)} runs: {', '.join(named)}{more}. {way_out}"
@@ -431,7 +380,7 @@ def _when(run: Run) -> str:
 
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
     if not runs:
-        return f"no run named '{safe(text, 80)}'; no runs yet in {shown(root)}. Start one: operant train"
+        return f"no run named '{safe(text, 80)}'; no runs yet in {display_path(root)}. Start one: operant train"
     ids: dict[str, list[str]] = {}  # by lower case
     for run in runs[:1000]:
         ids.setdefault(run.id.lower(), []).append(run.id)
@@ -459,7 +408,7 @@ def discard_unstarted(run: Run, code: int) -> bool:
     return True
 
 
-def lives(identity: Mapping[str, Any]) -> bool | None:
+def is_alive(identity: Mapping[str, Any]) -> bool | None:
     """Whether the process of an identity (see `folder.identity`) is alive; None for one of another machine."""
     if identity.get("boot_id") != boot_id():
         return False if identity.get("host") in (None, host()) else None  # an earlier boot of this machine

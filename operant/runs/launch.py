@@ -76,8 +76,8 @@ def announce(run: Run) -> None:
 
     Raises BusyError if the run has a living trainer.
     """
-    if runs.taken(run.path):
-        raise BusyError(runs.busy(run.path))
+    if runs.has_trainer(run.path):
+        raise BusyError(runs.busy_message(run.path))
     with contextlib.suppress(OSError):  # an unwritable folder is reported by the next line
         run.exit_path.unlink()
     runs.update_document(
@@ -126,7 +126,9 @@ def _await_worker(run: Run, waiter: int) -> None:
         if runs.probe(run.path) or os.path.lexists(run.exit_path):
             return
         if gone:
-            raise MachineError(f"the trainer did not start; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+            raise MachineError(
+                f"the trainer did not start; see {runs.display_path(run.log_path)}\n{log_end(run)}".rstrip()
+            )
         time.sleep(_WAITER_POLL_S)
 
 
@@ -148,9 +150,9 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
         finally:
             os.close(log)
     except OSError as error:
-        raise MachineError(f"cannot start the trainer in {runs.shown(run.path)} ({error.strerror})") from None
+        raise MachineError(f"cannot start the trainer in {runs.display_path(run.path)} ({error.strerror})") from None
     if first.returncode or not first.stdout.strip().isdigit():
-        raise MachineError(f"the trainer did not start; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+        raise MachineError(f"the trainer did not start; see {runs.display_path(run.log_path)}\n{log_end(run)}".rstrip())
     return int(first.stdout)
 
 
@@ -169,7 +171,7 @@ def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.
                 start_new_session=True,
             )
     except OSError as error:
-        raise MachineError(f"cannot start a process in {runs.shown(log.parent)} ({error.strerror})") from None
+        raise MachineError(f"cannot start a process in {runs.display_path(log.parent)} ({error.strerror})") from None
 
 
 def module_command(module: str) -> list[str]:
@@ -213,7 +215,7 @@ def open_log(folder: Path, name: str = "log.txt") -> int:
     path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
         raise MachineError(
-            f"{runs.shown(path)} is not a regular file, and the trainer writes its log there: move it away"
+            f"{runs.display_path(path)} is not a regular file, and the trainer writes its log there: move it away"
         )
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
@@ -296,7 +298,7 @@ class Began:
             "ended_realtime_ns": time.time_ns(),
         }
         # A worker that found the run busy leaves the file to the waiter of the other one.
-        if code != _BUSY_CODE or not runs.taken(folder):
+        if code != _BUSY_CODE or not runs.has_trainer(folder):
             runs.write_json(folder / "exit.json", ending)
         return ending
 

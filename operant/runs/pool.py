@@ -64,14 +64,14 @@ class Worker:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise MachineError(f"cannot start a worker ({error.strerror}): {runs.shown(self._log)}") from None
+            raise MachineError(f"cannot start a worker ({error.strerror}): {runs.display_path(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
         """Train a run. Raises BusyError if the worker has a run or the run a trainer, and MachineError if no process
         can be started.
         """
         if self.run is not None:
-            raise BusyError(runs.busy(self.run.path))
+            raise BusyError(runs.busy_message(self.run.path))
         launch.announce(run)
         line = json.dumps({"run": str(run.path), "resume": resume, "trusted": trusted}).encode() + b"\n"
         for _ in range(2):  # a worker that died between runs is noticed at the first write
@@ -86,7 +86,7 @@ class Worker:
             else:
                 self.run = run
                 return
-        raise MachineError(f"workers end at their start: see {runs.shown(self._log)}")
+        raise MachineError(f"workers end at their start: see {runs.display_path(self._log)}")
 
     def fileno(self) -> int:
         """Descriptor for `select`: readable when the run has ended."""

@@ -161,7 +161,7 @@ class Scheduler(Generic[AnyTrial]):
     def _start(self, trial: AnyTrial, index: int, number: int) -> None:
         """Train a run of a trial on the worker of a number, or resume it."""
         worker, run, resume = self._workers[number], self._load(trial, index), None
-        if run is not None and not runs.taken(run.path):
+        if run is not None and not runs.has_trainer(run.path):
             if self._journal.is_resumable(run):
                 resume = "last"
                 request = run.document.get("request")
@@ -206,7 +206,7 @@ class Scheduler(Generic[AnyTrial]):
         """Record a trial of which all runs have ended; look at the runs that other processes train."""
         for index in [index for index, worker in trial.active.items() if worker is None]:
             run = self._load(trial, index)
-            if run is not None and runs.taken(run.path):
+            if run is not None and runs.has_trainer(run.path):
                 continue
             del trial.active[index]
             if run is not None and runs.state(run).word == "finished":

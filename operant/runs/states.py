@@ -1,6 +1,6 @@
 """States of a run: the one table of states. Standard library only.
 
-`observe` looks at a folder once, `judge` (pure) derives the state from looks, `describe` is the summary that `operant
+`observe` looks at a folder once, `assess` (pure) derives the state from looks, `describe` is the summary that `operant
 show` and `operant runs` print. Knows nothing of ids or listing, nor how a state is drawn.
 
     starting          lock held, no metrics file of this worker yet, or step 0
@@ -91,7 +91,7 @@ class Observation(NamedTuple):
     stopped_by: str | None = None  # the sender of the request, if not a signal
 
 
-class Judgement(NamedTuple):
+class Assessment(NamedTuple):
     """A state, and what the next look is compared with. Times are monotonic seconds of the viewer."""
 
     state: State
@@ -106,14 +106,14 @@ class Judgement(NamedTuple):
 # judging
 
 
-def judge(observation: Observation, previous: Judgement | None, now_s: float) -> Judgement:
-    """State at `now_s` (any monotonic clock of the viewer) by an observation and the previous judgement. Pure.
+def assess(observation: Observation, previous: Assessment | None, now_s: float) -> Assessment:
+    """State at `now_s` (any monotonic clock of the viewer) by an observation and the previous assessment. Pure.
 
     Without a previous one, the ages in the observation replace movement that has not been seen yet.
     """
     status = observation.status
     if status is None:
-        return Judgement(_name(observation, 0.0, 0.0, None))
+        return Assessment(_name(observation, 0.0, 0.0, None))
     if previous is None or previous.main_count < 0:
         heartbeat_s = now_s - max(0.0, observation.heartbeat_age_s or 0.0)
         main_s = now_s - max(0.0, observation.record_age_s or 0.0)
@@ -128,7 +128,7 @@ def judge(observation: Observation, previous: Judgement | None, now_s: float) ->
     state = _name(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
     if status.phase in _LONG_PHASES or status.state == "paused":
         main_s = now_s  # time in a long phase, or paused, is not part of an iteration
-    return Judgement(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
+    return Assessment(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
 
 
 def _name(observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None) -> State:
@@ -327,8 +327,8 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
 
 
 def state(run: Run) -> State:
-    """State of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its clock."""
-    return judge(observe(run), None, time.monotonic()).state
+    """State of a run by a single look. A viewer that keeps looking calls `observe` and `assess` with its clock."""
+    return assess(observe(run), None, time.monotonic()).state
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def describe(run: Run) -> dict[str, Any]:
             look = observe(run)
     except BadFileError as error:
         look = observe(run)._replace(broken=text.safe(error, 400))
-    word, cause = judge(look, None, time.monotonic()).state
+    word, cause = assess(look, None, time.monotonic()).state
     paused = word == "paused"
     document, record = run.document, look.record
     step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")

@@ -62,7 +62,7 @@ def working(folder: Path) -> list[dict[str, Any]]:
     here.
     """
     identities = (runs.read_json(path) for path in sorted(folder.glob("at-*.json")))
-    return [one for one in identities if one and runs.lives(one) is not False]
+    return [one for one in identities if one and runs.is_alive(one) is not False]
 
 
 @contextlib.contextmanager

@@ -39,8 +39,8 @@ def sizes(run: Run) -> dict[str, int]:
 
 def archive(run: Run, path: Path) -> None:
     """Pack a run into one file. Raises BusyError while it trains, and MachineError."""
-    if runs.taken(run.path):
-        raise BusyError(runs.busy(run.path))
+    if runs.has_trainer(run.path):
+        raise BusyError(runs.busy_message(run.path))
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with tarfile.open(temporary, "w:gz", compresslevel=6, format=tarfile.PAX_FORMAT) as packed:
@@ -48,7 +48,7 @@ def archive(run: Run, path: Path) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise MachineError(
-            f"cannot write {runs.shown(path)} ({error.strerror or error}): choose another file with --out"
+            f"cannot write {runs.display_path(path)} ({error.strerror or error}): choose another file with --out"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -73,13 +73,15 @@ def restore(path: Path, root: Path) -> Run:
         temporary.mkdir(parents=True, mode=0o700)
         id_ = _unpack(path, temporary)
         if os.path.lexists(root / id_):
-            raise UsageError(f"the run {id_} exists already in {runs.shown(root)}: choose another folder with --runs")
+            raise UsageError(
+                f"the run {id_} exists already in {runs.display_path(root)}: choose another folder with --runs"
+            )
         os.rename(temporary / id_, root / id_)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError) as error:
-        raise BadFileError(f"{runs.shown(path)} is damaged or not an archive of a run ({error})") from None
+        raise BadFileError(f"{runs.display_path(path)} is damaged or not an archive of a run ({error})") from None
     except OSError as error:
         raise MachineError(
-            f"cannot unpack {runs.shown(path)} into {runs.shown(root)} ({error.strerror or error})"
+            f"cannot unpack {runs.display_path(path)} into {runs.display_path(root)} ({error.strerror or error})"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -103,7 +105,9 @@ def _unpack(path: Path, folder: Path) -> str:
                 and not member.name.startswith("/")
             )
             if not sound or not (member.isfile() or member.isdir()):
-                raise BadFileError(f"{runs.shown(path)} is not an archive of a run: it holds {ascii(member.name)[:80]}")
+                raise BadFileError(
+                    f"{runs.display_path(path)} is not an archive of a run: it holds {ascii(member.name)[:80]}"
+                )
             target = folder.joinpath(*parts)
             if member.isdir():
                 target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,5 +122,5 @@ def _unpack(path: Path, folder: Path) -> str:
                 shutil.copyfileobj(content, file, _CHUNK)
             os.utime(target, (member.mtime, member.mtime))
     if not id_ or runs.load(folder / id_) is None:
-        raise BadFileError(f"{runs.shown(path)} is not an archive of a run: run.json is missing")
+        raise BadFileError(f"{runs.display_path(path)} is not an archive of a run: run.json is missing")
     return id_

@@ -80,7 +80,7 @@ class SweepJournal(Journal[SweepTrial]):
         for index, id_ in trial.ids.items():
             run = runs.load(self.root / id_)
             word = "" if run is None else runs.state(run).word
-            if run is not None and runs.taken(run.path):
+            if run is not None and runs.has_trainer(run.path):
                 trial.active[index] = None
             elif run is not None and word in ("finished", "failed", "diverged", "oom", "gpu_fault"):
                 self.run_ended(trial, index, run, 0 if word == "finished" else 1)

@@ -110,7 +110,7 @@ class Plan:
     @property
     def place(self) -> str:
         """Folder as a person types it."""
-        return runs.shown(self.folder)
+        return runs.display_path(self.folder)
 
 
 def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
@@ -141,7 +141,7 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     if (folder / FILE).is_file():
         _check_unchanged(folder, text, trusted)
     elif runs.load(folder) is not None:
-        raise UsageError(f"{runs.shown(folder)} is a run: give the sweep another name with --name")
+        raise UsageError(f"{runs.display_path(folder)} is a run: give the sweep another name with --name")
     _write(folder, text)
     return join(folder, trusted)
 
@@ -150,7 +150,7 @@ def join(folder: Path, trusted: bool = False) -> Plan:
     """Load the plan of a sweep from its folder. Raises NotFoundError and ConfigError."""
     if not (folder / FILE).is_file():
         raise NotFoundError(
-            f"{runs.shown(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
+            f"{runs.display_path(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
         )
     request = Request(folder / FILE, (), None, folder)
     written = raw.read(request.source)
@@ -231,8 +231,8 @@ def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
     changed = [".".join(key) for key in {**before, **after} if before.get(key) != after.get(key)]
     if changed:
         raise UsageError(
-            f"{runs.shown(folder)} has other values of {', '.join(changed[:4])}: its trials are not comparable with "
-            "new ones. Give this sweep another name with --name, or remove that folder. Only "
+            f"{runs.display_path(folder)} has other values of {', '.join(changed[:4])}: its trials are not comparable "
+            "with new ones. Give this sweep another name with --name, or remove that folder. Only "
             f"{', '.join(f'sweep.{key}' for key in _FREE)} may change"
         )
 
@@ -257,6 +257,6 @@ def _write(folder: Path, text: str) -> None:
         new.replace(folder / FILE)
     except OSError as error:
         raise MachineError(
-            f"cannot write to {runs.shown(folder)} ({error.strerror}): choose another folder with --runs or "
+            f"cannot write to {runs.display_path(folder)} ({error.strerror}): choose another folder with --runs or "
             "$OPERANT_RUNS"
         ) from None

@@ -172,7 +172,7 @@ def result(trial: Any) -> dict[str, Any]:
 
 def _is_gone(trial: Any) -> bool:
     """Whether the process of a trial is known to have ended; False for one of another machine."""
-    return runs.lives(claim(trial).get("owner") or {}) is False
+    return runs.is_alive(claim(trial).get("owner") or {}) is False
 
 
 def _sampler(plan: Plan) -> Any:

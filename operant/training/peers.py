@@ -374,7 +374,7 @@ def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) 
                 if answer and "over" in answer[0]:
                     raise MachineError(str(answer[0]["over"]))
         time.sleep(_TRY_S)
-    where, rank = runs.shown(folder), f"rank {hello['rank']} on {hello['host']}"
+    where, rank = runs.display_path(folder), f"rank {hello['rank']} on {hello['host']}"
     if seen:
         raise MachineError(
             f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{ADDRESS}: can this "

@@ -394,7 +394,7 @@ def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place
     for target in (1, 2):
         os.dup2(descriptor, target)
     launch.mark_session()
-    if here.rank == 0 and not runs.taken(folder):
+    if here.rank == 0 and not runs.has_trainer(folder):
         (folder / "exit.json").unlink(missing_ok=True)
     code = worked(folder, resume, trusted, here=here)
     if here.rank == 0:

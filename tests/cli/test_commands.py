@@ -362,7 +362,7 @@ def test_a_list_longer_than_the_terminal_is_cut_and_says_so():
 def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkeypatch):
     run = started("finish")
     wait_until(lambda: state(run).word == "finished" and not runs.probe(run.path) and runs.worker(run.path) is None)
-    seen = listing.Listing(runs.Reach(run.path.parent), ())
+    seen = listing.Listing(runs.Scope(run.path.parent), ())
     (first,) = seen.rows()
     described = []
     original = runs.describe
@@ -372,7 +372,7 @@ def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkey
     lock = runs.acquire(run.path)
     assert seen.rows()[0]["state"] == "finished" and described == [run.id], "a resumed worker is looked at again"
     lock.release()
-    assert listing.Listing(runs.Reach(run.path.parent), {"running"}).rows() == []
+    assert listing.Listing(runs.Scope(run.path.parent), {"running"}).rows() == []
 
 
 def test_runs_watch_draws_in_place_until_ctrl_c(started):
@@ -508,7 +508,7 @@ def test_lists_hold_the_runs_of_the_folder_that_was_named(fresh, here, tmp_path)
 
     assert listed() == ["newer", "mine"]
     assert listed("--runs", mine.path.parent) == ["mine"] and listed("--runs", tmp_path / "none") == []
-    assert [row["id"] for row in listing.Listing(runs.reach(str(mine.path.parent)), ()).rows()] == ["mine"]
+    assert [row["id"] for row in listing.Listing(runs.scope(str(mine.path.parent)), ()).rows()] == ["mine"]
 
 
 def test_ids_are_listed_without_reading_a_document(fresh, tmp_path):

@@ -163,7 +163,9 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
         other.communicate()
     assert len(calls) == (2 if taken else 4) and all(calls)
     assert caplog.text.count("run.lock had been deleted or replaced, and was put back") == (0 if taken else 1)
-    assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.taken(run.path)
+    assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.has_trainer(
+        run.path
+    )
 
 
 def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new_one(tmp_path, monkeypatch):

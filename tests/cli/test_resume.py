@@ -300,7 +300,7 @@ def test_of_three_resumes_at_once_one_trains_and_two_are_refused(here, tmp_path)
         assert runs.read_json(run.path / "run.json")["session"] == 2
     finally:
         operant_process(tmp_path, "stop", run.id)
-    wait_for(lambda: not runs.taken(run.path))
+    wait_for(lambda: not runs.has_trainer(run.path))
     assert os.path.exists(run.exit_path)
 
 

@@ -141,7 +141,7 @@ def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
         name for name in os.listdir(tmp_path / "runs") if name.startswith(".")
     ]
     elsewhere = here("restore", "one.tar.gz", "--runs", "other")
-    assert elsewhere.out == "other/one\n" and not runs.recorded(runs.load(tmp_path / "other" / "one")), (
+    assert elsewhere.out == "other/one\n" and not runs.is_indexed(runs.load(tmp_path / "other" / "one")), (
         "its code is not trusted"
     )
 

@@ -128,7 +128,7 @@ def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path, capsys):
 
 def test_the_library_lists_and_opens(tmp_path):
     make(tmp_path, "one-0001")
-    library = command.Folders(runs.Reach(tmp_path / "runs"), readonly=True)
+    library = command.Folders(runs.Scope(tmp_path / "runs"), readonly=True)
     (row,) = library.rows()
     assert (row.id, row.state) == ("one-0001", "finished")
     feed = library.open(row.path)

@@ -913,7 +913,7 @@ def test_rows_of_runs(tmp_path, started):
     (root / "odd").mkdir()
     found = {}
     end = time.monotonic() + DEADLINE_S
-    listing = Listing(runs.Reach(root))
+    listing = Listing(runs.Scope(root))
     while getattr(found.get("cartpole-ppo-77b0"), "sps", "-") == "-":  # its first record may have none
         assert time.monotonic() < end
         found = {row.id: row for row in listing.rows()}
@@ -930,14 +930,14 @@ def test_rows_of_runs(tmp_path, started):
     assert (found["cartpole-ppo-77b0"].state, found["cartpole-ppo-77b0"].sps) == ("running", "4.71 M") and found[
         "cartpole-ppo-77b0"
     ].path == str(live.path)
-    assert {row.id for row in Listing(runs.Reach(root)).rows()} == set(found)
+    assert {row.id for row in Listing(runs.Scope(root)).rows()} == set(found)
 
 
 def test_a_run_that_no_longer_changes_is_described_once(tmp_path, monkeypatch):
     done = Trainer(tmp_path / "runs")
     done.record(5)
     done.leave("finished", exit=0)
-    listing, described = Listing(runs.Reach(tmp_path / "runs")), []
+    listing, described = Listing(runs.Scope(tmp_path / "runs")), []
     real = runs.describe
     monkeypatch.setattr("monitor.data.listing.runs.describe", lambda run: described.append(run.id) or real(run))
     first = listing.rows()

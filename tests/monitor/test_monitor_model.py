@@ -457,4 +457,4 @@ def test_why_there_is_no_picture(tmp_path):
 def test_words_of_a_run_are_those_of_other_commands(tmp_path):
     """`operant runs` and the screen name a run alike."""
     run = runs.create(tmp_path, "cartpole-ppo-4f2a", "x", {})
-    assert model.facts(run, None, 0.0).path == runs.shown(run.path)
+    assert model.facts(run, None, 0.0).path == runs.display_path(run.path)

@@ -244,11 +244,11 @@ def test_the_index_finds_runs_from_anywhere_and_forgets_those_that_are_gone(root
 def test_where_a_root_is_named_only_its_runs_are_meant(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine, newer = make(root, "mine"), make(tmp_path / "elsewhere", "newer")
-    assert runs.reach() == (root, True) and runs.resolve("latest", *runs.reach()).path == newer.path
-    assert runs.reach(str(root)) == (root, False)
+    assert runs.scope() == (root, True) and runs.resolve("latest", *runs.scope()).path == newer.path
+    assert runs.scope(str(root)) == (root, False)
     monkeypatch.setenv("OPERANT_RUNS", str(root))
-    assert runs.reach() == (root, False)
-    assert runs.resolve("latest", *runs.reach(str(newer.path.parent))).path == newer.path, (
+    assert runs.scope() == (root, False)
+    assert runs.resolve("latest", *runs.scope(str(newer.path.parent))).path == newer.path, (
         "--runs comes before $OPERANT_RUNS"
     )
     assert runs.resolve("latest", root, False).path == mine.path and runs.list_ids(root, False) == ["mine"]
@@ -500,7 +500,7 @@ def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
         for second in (lambda: runs.acquire(run.path), lambda: runs.remove(run)):
             with pytest.raises(BusyError, match=rf"is still training \(pid {worker.pid}\)"):
                 second()
-        return runs.taken(run.path)
+        return runs.has_trainer(run.path)
 
     def put_back():
         worker.stdin.write("\n")
@@ -513,7 +513,7 @@ def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
         assert refused() and runs.probe(run.path) is True, "its worker lives, and lives in this folder"
         assert runs.state(runs.load(run.path)).word == "starting"
         shutil.copytree(run.path, root / "copy")
-        assert not runs.taken(root / "copy"), "a copy has no trainer"
+        assert not runs.has_trainer(root / "copy"), "a copy has no trainer"
         runs.acquire(root / "copy").release()
         assert put_back() and refused() and {entry.name for entry in run.path.iterdir()} == {"run.json", "run.lock"}
         lock_path.unlink()
@@ -521,7 +521,7 @@ def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
         assert refused() and put_back() and refused()
     finally:
         worker.kill()
-        wait_until(lambda: not runs.taken(run.path))  # nobody has reaped it: it is a zombie now
+        wait_until(lambda: not runs.has_trainer(run.path))  # nobody has reaped it: it is a zombie now
         worker.communicate()
     runs.acquire(run.path).release()
 
@@ -688,33 +688,33 @@ def look(held=True, *, record=RECORD, exit=None, **fields):
     ],
 )
 def test_the_table_of_states_at_one_look(observation, word, cause):
-    assert states.judge(observation, None, 1000.0).state == (word, cause)
+    assert states.assess(observation, None, 1000.0).state == (word, cause)
 
 
 def test_the_heartbeat_is_timed_by_the_viewers_clock():
     """Ages in the observation (another machine's clock, a jump) count for the first look only."""
-    judged = states.judge(look(heartbeat_count=5), None, 100.0)
-    judged = states.judge(look(heartbeat_count=5, heartbeat_age_s=1e6, main_count=2), judged, 101.9)
+    judged = states.assess(look(heartbeat_count=5), None, 100.0)
+    judged = states.assess(look(heartbeat_count=5, heartbeat_age_s=1e6, main_count=2), judged, 101.9)
     assert judged.state.word == "running"
-    judged = states.judge(look(heartbeat_count=5, heartbeat_age_s=0.0, main_count=3), judged, 102.1)
+    judged = states.assess(look(heartbeat_count=5, heartbeat_age_s=0.0, main_count=3), judged, 102.1)
     assert judged.state.word == "suspended"
-    judged = states.judge(look(heartbeat_count=6, main_count=4), judged, 102.2)
+    judged = states.assess(look(heartbeat_count=6, main_count=4), judged, 102.2)
     assert judged.state.word == "running"
 
 
 def test_stalled_is_measured_against_the_usual_iteration():
     judged = None
     for k in range(20):  # an iteration takes 2 s
-        judged = states.judge(look(heartbeat_count=k, main_count=k), judged, 2.0 * k)
+        judged = states.assess(look(heartbeat_count=k, main_count=k), judged, 2.0 * k)
     at = 2.0 * 19
-    assert states.judge(look(heartbeat_count=21, main_count=19), judged, at + 9.9).state.word == "running"
-    assert states.judge(look(heartbeat_count=21, main_count=19), judged, at + 10.1).state == (
+    assert states.assess(look(heartbeat_count=21, main_count=19), judged, at + 9.9).state.word == "running"
+    assert states.assess(look(heartbeat_count=21, main_count=19), judged, at + 10.1).state == (
         "stalled",
         "no iteration for 10 s (usual 2 s)",
     )
-    judged = states.judge(look(heartbeat_count=22, main_count=19, phase="eval"), judged, at + 60)
+    judged = states.assess(look(heartbeat_count=22, main_count=19, phase="eval"), judged, at + 60)
     assert judged.state.word == "running"
-    judged = states.judge(look(heartbeat_count=23, main_count=19), judged, at + 61)
+    judged = states.assess(look(heartbeat_count=23, main_count=19), judged, at + 61)
     assert judged.state.word == "running", "the time of a long phase is no part of an iteration"
 
 
@@ -786,10 +786,10 @@ def test_a_signal_after_the_last_word_does_not_change_how_a_run_ended(root):
 def test_time_in_a_pause_is_no_part_of_an_iteration():
     judged = None
     for k in range(5):
-        judged = states.judge(look(heartbeat_count=k, main_count=k), judged, 0.1 * k)
-    judged = states.judge(look(heartbeat_count=6, main_count=4, state="paused"), judged, 600.0)
+        judged = states.assess(look(heartbeat_count=k, main_count=k), judged, 0.1 * k)
+    judged = states.assess(look(heartbeat_count=6, main_count=4, state="paused"), judged, 600.0)
     assert judged.state.word == "paused"
-    assert states.judge(look(heartbeat_count=7, main_count=4), judged, 601.0).state.word == "running"
+    assert states.assess(look(heartbeat_count=7, main_count=4), judged, 601.0).state.word == "running"
 
 
 def test_a_run_of_another_machine_is_remote_and_never_dead(root):

@@ -385,10 +385,10 @@ def test_a_wall_clock_moved_by_a_day_changes_no_state(started, monkeypatch, move
     monkeypatch.setattr(time, "time", lambda: now() + moved_s)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + int(moved_s) * 10**9)
     assert state(living).word == "running" and state(ended) == ("crashed", "killed by SIGKILL")
-    judgement = None
+    assessment = None
     for _ in range(20):
-        judgement = runs.judge(runs.observe(runs.load(living.path)), judgement, time.monotonic())
-        assert judgement.state.word == "running"
+        assessment = runs.assess(runs.observe(runs.load(living.path)), assessment, time.monotonic())
+        assert assessment.state.word == "running"
         time.sleep(0.02)
 
 
@@ -586,7 +586,7 @@ def test_a_segmentation_fault_in_a_users_own_environment_names_the_command_that_
     assert follow.follow(run, stream=stream) == 137
     assert (
         "killed by SIGSEGV" in stream.getvalue()
-        and f"operant check {runs.shown(run.path / 'source' / 'cartpole.py')}" in stream.getvalue()
+        and f"operant check {runs.display_path(run.path / 'source' / 'cartpole.py')}" in stream.getvalue()
     )
     assert stream.getvalue().count("! cartpole.py: it prints\n") == 1
 

@@ -154,7 +154,7 @@ def test_a_fault_fails_a_trial_and_a_stop_prunes_it_and_ctrl_c_keeps_it_open(tmp
         and "trial 1 pruned: stopped" in said
         and "no trial has finished" in said
     )
-    assert not [run for run in trials_of(tmp_path) if runs.taken(run.path)]
+    assert not [run for run in trials_of(tmp_path) if runs.has_trainer(run.path)]
     (run,) = [run for run in trials_of(tmp_path) if run.id == "my-sweep.2.1"]
     session = run.document["session"]
     process = begun(tmp_path, "--workers", "2")
@@ -197,14 +197,14 @@ def test_a_detached_sweep_is_shown_stopped_and_joined_again(tmp_path):
     (run,) = wait_until(lambda: [run for run in trials_of(tmp_path) if runs.state(run).word == "running"])
     assert operant_process(tmp_path, "show", "my-sweep").stdout.startswith("my-sweep   0 of 2 trials   1 running")
     done = operant_process(tmp_path, "stop", "my-sweep")
-    assert done.returncode == 0 and not runs.taken(run.path), done.stderr
+    assert done.returncode == 0 and not runs.has_trainer(run.path), done.stderr
     assert any(run.checkpoints_path.glob("step-*")) and len(trials_of(tmp_path)) == 1
     assert json.loads(operant_process(tmp_path, "show", "my-sweep", "--json").stdout)["running"] == 1
     done = operant_process(tmp_path, "sweep", "--join", "runs/my-sweep", "--detach", "--workers", "1")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: runs.state(runs.load(run.path)).word == "running")
     assert operant_process(tmp_path, "stop", "--all", "--now").returncode == 0
-    assert not runs.taken(run.path)
+    assert not runs.has_trainer(run.path)
 
 
 def test_detach_reports_an_invalid_sweep_at_once(tmp_path, here):
