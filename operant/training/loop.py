@@ -313,7 +313,7 @@ class Trainer:
         saved = (
             "with a checkpoint"
             if not self._failures
-            else f"without a checkpoint: {self._problem.removesuffix('; training goes on')}"
+            else f"without a checkpoint: {self._problem.removesuffix('; training continues')}"
         )
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 

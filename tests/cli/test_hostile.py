@@ -630,7 +630,7 @@ OTHERS = (
     "logs {run} {source}",
     "runs --runs {source}",
 )
-SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is no sound checkpoint: "
+SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is not a valid checkpoint: "
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_damaged_or_gone_ends_every_command_with_3(here, tm
         ):
             done = here(*words)
             assert done.code == 3 and done.err.count(" skipped: ") <= 1, (words, done.err)
-        with pytest.raises(BadFileError, match="no sound checkpoint") as refused:
+        with pytest.raises(BadFileError, match="no valid checkpoint") as refused:
             go_on(run, "run.steps=1M")
         assert refused.value.exit_code == 3
 

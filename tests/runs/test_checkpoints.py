@@ -157,7 +157,7 @@ def test_nothing_there(store, said):
         store.load(150)
     with pytest.raises(NotFoundError, match=r"marked as best.*steps 100, 200"):
         store.load("best")
-    with pytest.raises(NotFoundError, match="say last, best or a step"):
+    with pytest.raises(NotFoundError, match="use last, best or a step"):
         store.load("first")
     with pytest.raises(NotFoundError):
         load_file(store.folder / "step-000000000999")
@@ -368,7 +368,7 @@ def test_a_damaged_one_is_skipped_with_a_reason(store, said, kind):
     assert store.load_files()[0].step == 100
     assert len(said) == 1
     assert re.match(r"checkpoint step-000000000200 skipped: .{8}", said[0])
-    with pytest.raises(BadFileError, match="no sound checkpoint of step 200"):
+    with pytest.raises(BadFileError, match="no valid checkpoint of step 200"):
         store.load_files(200)
 
 
@@ -406,7 +406,7 @@ RECORD = {"bytes": 1, "sha256": "0" * 64}
         ({"files": {"state.json": {"bytes": -1, "sha256": "0" * 64}}}, "no size"),
         ({"files": {"state.json": {"bytes": 10**30, "sha256": "0" * 64}}}, "instead of"),
         ({"files": {"state.json": {"bytes": 1, "sha256": "zz"}}}, "no size"),
-        ({"format": 2}, "its format is 2; this version reads 1"),
+        ({"format": 2}, "format 2; this version reads format 1"),
         ({"step": 300}, "says step 300"),
         ({"step": "200"}, "wrong type"),
         ({"session": True}, "wrong type"),
@@ -444,7 +444,7 @@ def test_all_damaged_is_not_the_same_as_none(store, said):
     for step in (100, 200):
         flip(store.folder / f"step-{step:012d}" / "state.json", 0)
     with pytest.raises(
-        BadFileError, match=r"(?s)no sound checkpoint in .*200: state.json is damaged.*100: state.json is damaged"
+        BadFileError, match=r"(?s)no valid checkpoint in .*200: state.json is damaged.*100: state.json is damaged"
     ):
         store.load_files()
     assert len(said) == 2
@@ -543,7 +543,7 @@ def test_a_fault_at_any_call_leaves_a_resume_point(tmp_path, monkeypatch, fault,
         new = check_after_fault(folder, new_step)
         if path is None:
             failures += 1
-            assert re.search(f"no checkpoint at step {new_step}: .*training goes on", said[-1])
+            assert re.search(f"no checkpoint at step {new_step}: .*training continues", said[-1])
         else:
             assert new
         if faulty.count < k:

@@ -809,7 +809,7 @@ def test_an_unreadable_metrics_file_is_a_state(root):
     run = make(root)
     (run.path / "metrics.mm").write_bytes(b"nonsense" * 2000)
     word, cause = runs.state(run)
-    assert word == "unreadable" and "no metrics file" in cause
+    assert word == "unreadable" and "not a metrics file" in cause
     assert runs.describe(run)["state"] == "unreadable"
 
 

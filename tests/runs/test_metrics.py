@@ -800,7 +800,7 @@ def test_after_close_and_with_two_threads(tmp_path, backend):
         lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1),
     )
     for call in calls:
-        with pytest.raises(OperantError, match="it was closed"):
+        with pytest.raises(OperantError, match="it is closed"):
             call()
     writer.close()
     with Reader(writer.path) as reader:
@@ -1026,13 +1026,13 @@ def test_damage_that_has_a_name(tmp_path):
     data[500] ^= 1
     refused(put(tmp_path, data), "damaged header")
     refused(put(tmp_path, bytes(golden()).replace(b"\r\n", b"\n")), "text-mode")
-    refused(put(tmp_path, b"#!/bin/sh\n" * 1000), "no metrics file")
+    refused(put(tmp_path, b"#!/bin/sh\n" * 1000), "not a metrics file")
     for change in (b"same", b""):
         data = golden()
         for index in range(2):
             data[8192 + 128 * index + 64 : 8192 + 128 * (index + 1)] = change.ljust(64, b"\0")
         struct.pack_into("<I", data, 288 + 28, zlib.crc32(data[8192:8704]))
-        refused(put(tmp_path, finish(data)), "schema that cannot be read")
+        refused(put(tmp_path, finish(data)), "unreadable schema")
 
 
 def test_a_head_that_cannot_be(tmp_path):

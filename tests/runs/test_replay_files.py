@@ -102,7 +102,7 @@ def test_a_write_that_fails_is_told_and_leaves_the_former_one(store, said, monke
     with monkeypatch.context() as patch:
         patch.setattr(atomic.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         assert not store.replays.save(2, ring(2), session=1)
-    assert said == ["the replay of step 2 is not saved: Input/output error. A resume from there would be a warm one"]
+    assert said == ["the replay of step 2 is not saved: Input/output error. A resume from it would be a warm one"]
     assert lying(store) == ["replay-step-000000000001"] and found(store, 1)[0] is None
 
 

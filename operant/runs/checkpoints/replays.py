@@ -1,15 +1,14 @@
-"""The replay of a checkpoint: what a run can collect anew, in a folder of its own, written and read in pieces. Without
-it no checkpoint is worth less.
+"""Replay buffer of a checkpoint: data that a run can collect again, in a separate folder, written and read in pieces. A
+checkpoint is valid without it.
 
-Knows named tensors and to which checkpoint they belong; nothing of algorithms. Torch is imported only where tensors are
-written or read.
+Knows named tensors and their checkpoint; nothing of algorithms. Imports torch only to write or read tensors.
 
     RUN/checkpoints/replay-step-000000300000/
-        replay.safetensors     the tensors
-        manifest.json          {run_uuid, session, step, files, checksum}: those of the checkpoint that it belongs to
+        replay.safetensors     tensors
+        manifest.json          {run_uuid, session, step, files, checksum}, with those of its checkpoint
 
-At most two lie there at any time: before one is written, and after its checkpoint is committed, all but the newest that
-has a checkpoint are deleted.
+At most two exist at any time: before one is written, and after its checkpoint is committed, all but the newest with a
+checkpoint are deleted.
 """
 
 from __future__ import annotations
@@ -43,43 +42,43 @@ _KINDS = {
 
 
 class Replays:
-    """The replays in the folder of a run's checkpoints. As with those, only the run's trainer saves and prunes."""
+    """Replay buffers beside the checkpoints of a run. Only the trainer of the run saves and prunes."""
 
     def __init__(self, folder: Path, run_uuid: str, report: Callable[[str], None]) -> None:
         self.folder, self._run_uuid, self._report = folder, run_uuid, report
 
     def free_bytes(self) -> int | None:
-        """Free room of the disk; None where the filesystem does not know."""
+        """Free bytes of the disk; None if unknown."""
         return atomic.free_bytes(self.folder.parent)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> bool:
-        """Write the tensors, on whatever device, for the checkpoint of this step that comes next; they must not change
-        meanwhile.
+        """Save tensors of any device for the checkpoint of this step, which is committed afterwards; they must not
+        change meanwhile.
 
-        False where that failed, which is reported: a resume is a warm one then.
+        Returns False after a failure, which is reported: a resume is then a warm one.
         """
-        name, place = f"replay-step-{step:012d}", (session, step)
+        name, identity = f"replay-step-{step:012d}", (session, step)
         try:
             atomic.make_root(self.folder)
             with atomic.opened(self.folder) as root:
                 atomic.sweep(root)
                 self.prune(root)
-                if self._place(root, name) != place:
+                if self._identity(root, name) != identity:
                     atomic.check_room(root, sum(tensor.nbytes for tensor in tensors.values()) + OVERHEAD_BYTES)
                     fields = {"run_uuid": self._run_uuid, "session": session, "step": step}
-                    # Not read back: that would double the pause, and a resume looks at every byte.
+                    # Not read back: that would double the pause, and a resume verifies every byte.
                     atomic.commit(root, name, {FILE: _pieces(tensors)}, fields, read_back=False)
         except (OSError, BadFileError, MemoryError) as error:
             reason = (
                 error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
             )
-            self._report(f"the replay of step {step} is not saved: {reason}. A resume from there would be a warm one")
+            self._report(f"the replay of step {step} is not saved: {reason}. A resume from it would be a warm one")
             return False
         return True
 
     def restore(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> str | None:
-        """Copy what was saved with a checkpoint into tensors of the same names and shapes; or the reason why not, and
-        then none of them is touched.
+        """Copy the saved tensors of a checkpoint into tensors of the same names and shapes; returns the reason if not
+        possible, and changes no tensor then.
         """
         from safetensors import SafetensorError
 
@@ -87,7 +86,7 @@ class Replays:
         try:
             with atomic.opened(self.folder) as root:
                 if name not in atomic.list_names(root):
-                    return "it was not saved with this checkpoint, or is deleted"
+                    return "not saved with this checkpoint, or deleted"
                 fields = atomic.verify(root, name)
                 if (fields.get("run_uuid"), fields.get("session"), fields.get("step")) != (
                     self._run_uuid,
@@ -100,23 +99,21 @@ class Replays:
             return f"{name}: {error}"
 
     def prune(self, root: int) -> None:
-        """Delete all but the newest of which there is a checkpoint. Another run's are left alone. OSError where the
-        disk does not let it.
-        """
-        places = {name: self._place(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
+        """Delete all but the newest replay with a checkpoint. Replays of another run stay. Raises OSError."""
+        places = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
         own = [
             (place, name)
             for name, place in places.items()
-            if place is not None and place == self._place(root, name.removeprefix("replay-"))
+            if place is not None and place == self._identity(root, name.removeprefix("replay-"))
         ]
         newest = max(own)[1] if own else None
         for name, place in places.items():
             if name != newest and place != (-1, -1):
                 atomic.discard(root, name)
 
-    def _place(self, root: int, name: str) -> tuple[int, int] | None:
-        """Session and step of a replay, or of a checkpoint; None where there is none that can be read, (-1, -1) of
-        another run's.
+    def _identity(self, root: int, name: str) -> tuple[int, int] | None:
+        """Session and step of a replay or a checkpoint; None if it is unreadable, (-1, -1) if it belongs to another
+        run.
         """
         try:
             fields = atomic.read_manifest(root, name)
@@ -129,7 +126,7 @@ class Replays:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, of which no more than a piece lies in the host's memory at a time."""
+    """Bytes of a safetensors file, with at most one piece in host memory at a time."""
     import torch
 
     header, end = {}, 0
@@ -140,7 +137,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
 
-    # What lies in pinned memory may still be on its way from the device.
+    # Copies from the device to pinned memory may still be running.
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     pinned = None
@@ -155,8 +152,8 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Copy a file's tensors into those of the same names, a piece at a time; the reason where it has others, and then
-    none.
+    """Copy the tensors of a file into those of the same names, piece by piece; returns the reason if they differ, and
+    changes none then.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: `Store` saves, finds, loads and deletes them so that some valid one always exists.
+"""Store of the checkpoints of one run: saves, finds, loads and deletes them so that a valid one exists at any time.
 
 Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders.
 """
@@ -35,23 +35,21 @@ if TYPE_CHECKING:
     import torch
 
 FAILURES_TO_TELL = 3
-OVERHEAD_BYTES = 65536  # the manifest, and blocks that are not filled
+OVERHEAD_BYTES = 65536  # manifest and partly filled blocks
 
 Result = TypeVar("Result")
 Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
 class Found(NamedTuple):
-    """A checkpoint whose files were not looked at: what its manifest says, and the file of its configuration, if it has
-    one.
-    """
+    """A checkpoint by its manifest, files not read, and the text of its configuration if it has one."""
 
     manifest: Manifest
     config: Path | None
 
 
 class _Job(NamedTuple):
-    """One save, everything about it that may change under way already fixed."""
+    """A save with all of its inputs fixed."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -74,7 +72,7 @@ class Store:
 
     def __init__(self, folder: Path, *, run_uuid: str, keep: int = 3, report: Callable[[str], None]) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}; it must be at least 1")
+            raise ValueError(f"keep={keep} must be at least 1")
         self.folder, self._run_uuid, self._keep, self._report = folder, run_uuid, keep, report
         self.replays = Replays(folder, run_uuid, report)
         self._lock = threading.RLock()
@@ -82,16 +80,16 @@ class Store:
         self._last: Path | None = None
         self._failures = 0
         self._parent_step: int | None = None
-        self._verified: dict[str, tuple[Any, Candidate]] = {}  # name -> (signature of the folder then, what was found)
+        self._verified: dict[str, tuple[Any, Candidate]] = {}  # name -> (signature of the folder, candidate)
 
     @property
     def failing(self) -> bool:
-        """Whether the last three saves, or more, all failed."""
+        """Whether the last three or more saves have all failed."""
         return self._failures >= FAILURES_TO_TELL
 
     @property
     def saving(self) -> bool:
-        """Whether a save in the background is still under way."""
+        """Whether a save in the background is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     # -------------------------------------------------------------- saving
@@ -107,13 +105,13 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> Path | None:
-        """Commit a checkpoint and collect the old ones; its folder, or None where that failed, which is reported and no
-        reason to stop.
+        """Commit a checkpoint and delete old ones; returns its folder, or None after a failure, which is reported and
+        does not stop training.
 
-        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
-        `best_value` ranks a `best` one among those of its `task`; `config` is the text of the configuration that they
-        belong to. Where a tensor named in `must_be_finite` is not finite the state goes into quarantine instead, and
-        None is returned. Raises ValueError or TypeError for what can never be saved.
+        `tensors` are on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
+        `best_value` ranks a `best` checkpoint among those of its `task`; `config` is the text of the configuration. If
+        a tensor named in `must_be_finite` is not finite, the state is quarantined instead, and None is returned. Raises
+        ValueError or TypeError for inputs that can never be saved.
         """
         self.wait()
         self._last = self._attempt(_job(step, tensors, document, session, best, must_be_finite, config))
@@ -130,7 +128,7 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> None:
-        """As `save`, in a background thread, after the one before it. The tensors must not change until `wait` has
+        """Like `save`, in a background thread, after the previous one. The tensors must not change until `wait` has
         returned.
         """
         self.wait()
@@ -142,14 +140,13 @@ class Store:
             except Exception as error:
                 self._failed(step, error)
 
-        # A daemon: a trainer past its deadline may leave; what it abandons is a temporary folder, never half a
-        # checkpoint.
+        # A daemon: a trainer past its deadline may exit and leaves a temporary folder, never half a checkpoint.
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> Path | None:
-        """Wait for a save in the background; the last save's folder, None where it failed or is not finished within
-        `timeout_s`.
+        """Wait for a save in the background; returns the folder of the last save, None if it failed or has not finished
+        within `timeout_s`.
         """
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -161,14 +158,14 @@ class Store:
     def quarantine(
         self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int
     ) -> Path | None:
-        """Keep a state that is not finite for a post-mortem, as quarantine-step-*; never a candidate of `load`.
-        Otherwise as `save`.
+        """Save a state that is not finite for a post-mortem, as quarantine-step-*, which `load` never considers.
+        Otherwise like `save`.
         """
         self.wait()
         return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, (), "")))
 
     def _attempt(self, job: _Job) -> Path | None:
-        """Save, or put into quarantine, on whichever thread."""
+        """Save or quarantine, on any thread."""
 
         def work() -> Path | None:
             problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
@@ -179,15 +176,14 @@ class Store:
                 )
             path = self._quarantine(job)
             self._report(
-                f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run "
-                "is resumed"
+                f"no checkpoint at step {job.step}: {problem}. The state is saved in {path}, which no run resumes from"
             )
             return None
 
         return self._guarded(job.step, work)
 
     def _guarded(self, step: int, work: Callable[[], Path | None]) -> Path | None:
-        """Do a save; what the machine does to it is counted and reported, because training goes on without this
+        """Run a save; failures of the machine are counted and reported, because training continues without this
         checkpoint.
         """
         try:
@@ -204,7 +200,7 @@ class Store:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         again = f" ({self._failures} failures in a row)" if self._failures > 1 else ""
         self._report(
-            f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} stay as they are; training goes on"
+            f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} are unchanged; training continues"
         )
 
     def save_files(
@@ -219,9 +215,8 @@ class Store:
         best_value: object = None,
         task: int = 0,
     ) -> Path:
-        """The part of `save` that comes after packing, without torch: commit the files, collect the old checkpoints.
-
-        Raises OSError, or BadFileError where what was written does not read back.
+        """Second part of `save`, without torch: commit the packed files, delete old checkpoints. Raises OSError, or
+        BadFileError if the files read back differ.
         """
         value = (
             float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
@@ -239,14 +234,13 @@ class Store:
         return self._write(f"quarantine-step-{job.step:012d}", {TENSORS: pack(job.tensors), STATE: job.state}, manifest)
 
     def _write(self, name: str, files: Mapping[str, bytes], manifest: Manifest) -> Path:
-        """Commit a folder `name`, after clearing up what dead writers left and a look at the room on the disk."""
+        """Commit a folder `name`, after cleaning up after dead writers and a check of the free disk space."""
         atomic.make_root(self.folder)
         with atomic.opened(self.folder) as root:
             atomic.sweep(root)
             atomic.check_room(root, sum(map(len, files.values())) + OVERHEAD_BYTES)
             if not manifest.best:
-                # The mark of a best one survives when its session saves the same step again, as it does when it ends
-                # there.
+                # A best checkpoint stays marked if its session saves the same step again, as at its end.
                 with suppress(BadFileError):
                     former = read_manifest(atomic.read_manifest(root, name))
                     if (former.run_uuid, former.session, former.task) == (
@@ -262,7 +256,7 @@ class Store:
     # -------------------------------------------------------------- loading
 
     def steps(self) -> list[int]:
-        """The steps of which there is a folder, damaged ones included, ascending."""
+        """Steps of all checkpoint folders, damaged ones included, ascending."""
         try:
             with atomic.opened(self.folder) as root:
                 return sorted({step for _, step in names_in(root)})
@@ -270,7 +264,7 @@ class Store:
             return []
 
     def newest(self, which: str | int = "last") -> Found | None:
-        """The checkpoint that `load` tries first; None where there is none. Reads no tensor."""
+        """Checkpoint that `load` tries first; None without one. Reads no tensor."""
         try:
             with atomic.opened(self.folder) as root:
                 candidates = [
@@ -294,24 +288,22 @@ class Store:
         return Found(found[1], config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
-        """The last checkpoint, the best one, or that of a step, the first of which everything is sound; each one
-        skipped is reported.
+        """Load the last checkpoint, the best one, or that of a step: the first valid one; each skipped one is reported.
 
-        NotFoundError (with the steps there are) where there is none; BadFileError where there is, but all that could
-        serve are damaged.
+        Raises NotFoundError, with the existing steps, if there is none; BadFileError if all suitable ones are damaged.
         """
         found = self._find(which, unpack)
         self._parent_step = found.step
         return found
 
     def load_files(self, which: str | int = "last") -> tuple[Manifest, dict[str, bytes]]:
-        """As `load`, but the files' bytes instead of what is in them; without torch."""
+        """Like `load`, but returns the bytes of the files; without torch."""
         return self._find(which, lambda _path, manifest, files: (manifest, files))
 
     def _find(self, which: str | int, accept: Accept[Result]) -> Result:
         step = int(which) if isinstance(which, int) or (which.isascii() and which.isdigit()) else None
         if step is None and which not in ("last", "best"):
-            raise NotFoundError(f"no checkpoint is called {which!r}: say last, best or a step. {self._there_is()}")
+            raise NotFoundError(f"no checkpoint named {which!r}: use last, best or a step. {self._existing()}")
         try:
             with atomic.opened(self.folder) as root:
                 candidates = [
@@ -328,9 +320,7 @@ class Store:
                     self._report(f"checkpoint {candidate.name} skipped: {problem}")
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                raise BadFileError(
-                    f"the checkpoints in {self.folder} cannot be read: {error.strerror or error}"
-                ) from None
+                raise BadFileError(f"cannot read the checkpoints in {self.folder}: {error.strerror or error}") from None
             reasons = []
         wanted = (
             f"checkpoint of step {step}"
@@ -340,11 +330,11 @@ class Store:
             else "checkpoint"
         )
         if reasons:
-            raise BadFileError(f"no sound {wanted} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons))
-        raise NotFoundError(f"no {wanted} in {self.folder}. {self._there_is()}")
+            raise BadFileError(f"no valid {wanted} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons))
+        raise NotFoundError(f"no {wanted} in {self.folder}. {self._existing()}")
 
     def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
-        """What `accept` makes of a candidate whose every byte is sound; None and the reason where that is nothing."""
+        """Result of `accept` for a candidate with valid files; None and the reason otherwise."""
         if candidate.manifest is None:
             return None, candidate.problem
         try:
@@ -353,21 +343,21 @@ class Store:
         except BadFileError as error:
             return None, str(error)
 
-    def _there_is(self) -> str:
+    def _existing(self) -> str:
         steps = self.steps()
         return f"There are those of steps {', '.join(map(str, steps))}" if steps else "There are no checkpoints yet"
 
     def _own(self, fields: dict[str, Any], step: int) -> Manifest:
-        """The manifest, if it is this run's and of this step; BadFileError otherwise."""
+        """Manifest of this run and this step; raises BadFileError otherwise."""
         manifest = read_manifest(fields)
         if manifest.run_uuid != self._run_uuid:
-            raise ForeignError(f"it belongs to another run, {ascii(manifest.run_uuid)[:80]}")
+            raise ForeignError(f"belongs to another run, {ascii(manifest.run_uuid)[:80]}")
         if manifest.step != step:
-            raise BadFileError(f"its manifest says step {manifest.step}")
+            raise BadFileError(f"the manifest has step {manifest.step}")
         return manifest
 
     def _candidate(self, root: int, name: str, step: int, look: Callable[[int, str], dict[str, Any]]) -> Candidate:
-        """An entry with what its manifest says; `look` reads just the manifest, or verifies all its files."""
+        """Entry with its manifest; `look` reads only the manifest, or verifies all files."""
         try:
             return Candidate(name, step, self._own(look(root, name), step), "", False)
         except BadFileError as error:
@@ -376,11 +366,11 @@ class Store:
     # -------------------------------------------------------------- collecting
 
     def collect(self) -> None:
-        """Delete what is no longer needed: all but the last `keep` sound checkpoints, the best one and one replay; what
-        dead processes left.
+        """Delete all but the last `keep` valid checkpoints, the best one and one replay; and leftovers of dead
+        processes.
 
-        Nothing is deleted that has fewer than two newer sound ones; another run's checkpoints are left alone. Never
-        raises for the disk.
+        A checkpoint is deleted only if two newer valid ones exist; those of another run stay. Never raises for the
+        disk.
         """
         try:
             with self._lock, atomic.opened(self.folder) as root:
@@ -402,12 +392,10 @@ class Store:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._report(f"old checkpoints in {self.folder} could not be deleted: {error.strerror or error}")
+            self._report(f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}")
 
     def _verify(self, root: int, name: str, step: int) -> Candidate:
-        """An entry with every byte of it read and compared, unless this store has done so and the files are untouched
-        since.
-        """
+        """Entry with every byte verified, unless this store has done so before and the files have not changed."""
         signature = atomic.signature(root, name)
         known = self._verified.get(name)
         if known is not None and known[0] == signature:
@@ -419,10 +407,9 @@ class Store:
 
 
 def load_file(path: Path) -> Checkpoint:
-    """A checkpoint given by its folder, or by a file in it, whatever run it is of.
+    """Load a checkpoint by its folder, or by a file in it, of any run.
 
-    NotFoundError where there is nothing; BadFileError where it is no checkpoint or a byte of it is not as it was
-    written.
+    Raises NotFoundError if the path does not exist; BadFileError if it is not a checkpoint or damaged.
     """
     folder = path.parent if path.is_file() else path
     try:
@@ -430,9 +417,9 @@ def load_file(path: Path) -> Checkpoint:
         fields, files = atomic.read(None, str(found))
         return unpack(found, read_manifest(fields), files)
     except FileNotFoundError:
-        raise NotFoundError(f"there is no checkpoint {path}") from None
+        raise NotFoundError(f"no checkpoint at {path}") from None
     except (BadFileError, OSError) as error:
-        raise BadFileError(f"{path} is no sound checkpoint: {error}") from None
+        raise BadFileError(f"{path} is not a valid checkpoint: {error}") from None
 
 
 def _job(
@@ -444,11 +431,11 @@ def _job(
     must_be_finite: Collection[str],
     config: str,
 ) -> _Job:
-    """Check and fix what is to be saved. ValueError or TypeError for what never can be."""
+    """Check and fix the inputs of a save. Raises ValueError or TypeError for those that can never be saved."""
     import torch
 
     if not 0 <= step < 10**18:
-        raise ValueError(f"step is {step}; it must be at least 0 and below 10**18")
+        raise ValueError(f"step={step} must be at least 0 and below 10**18")
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise ValueError(

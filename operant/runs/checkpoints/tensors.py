@@ -19,8 +19,8 @@ TENSORS, STATE, CONFIG = "tensors.safetensors", "state.json", "config.toml"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name), the document, and the file
-    of its configuration, if it has one.
+    """A loaded checkpoint: its folder, its session and step, the tensors (CPU, by name), the document, and the text of
+    the configuration if it has one.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class Checkpoint(NamedTuple):
 
 
 def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """A sentence naming the first tensor that holds NaN or infinity, how many and where; None where all is finite."""
+    """Message with the first tensor that holds NaN or infinity, how many and where; None if all are finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.is_complex():
             bad = ~tensor.isfinite().flatten()
@@ -45,7 +45,7 @@ def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are
+    """Pack tensors into the bytes of a safetensors file. It takes only contiguous ones that share no memory: views are
     copied.
     """
     from safetensors.torch import save
@@ -61,12 +61,12 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkpoint:
-    """A checkpoint from its files' bytes. BadFileError where they are not what their names say."""
+    """Unpack a checkpoint from the bytes of its files. Raises BadFileError for invalid content."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     if TENSORS not in files or STATE not in files:
-        raise BadFileError(f"its manifest does not name {TENSORS} and {STATE}")
+        raise BadFileError(f"the manifest does not name {TENSORS} and {STATE}")
     try:
         tensors = load(files[TENSORS])
         document = json.loads(files[STATE])
@@ -77,9 +77,9 @@ def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkp
         TypeError,
         RuntimeError,
     ) as error:  # RecursionError is a RuntimeError
-        raise BadFileError(f"its content cannot be read: {error}") from None
+        raise BadFileError(f"cannot read the content: {error}") from None
     if not isinstance(document, dict):
-        raise BadFileError(f"{STATE} holds no object")
+        raise BadFileError(f"{STATE} does not hold an object")
     return Checkpoint(
         path, manifest.step, manifest.session, tensors, document, path / CONFIG if CONFIG in files else None
     )

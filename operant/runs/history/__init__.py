@@ -1,13 +1,12 @@
-"""The history of a run: every record beyond the ring of the metrics file, in append-only segments. Standard library
-only.
+"""History of a run: every record beyond the ring of the metrics file, in append-only segments. Standard library only.
 
-`History` is a thread of the trainer that copies records from the ring to the disk; nothing of it can slow or fail the
-training. `read` gives them back, to any process, while they are being written or years later. Knows nothing of run
-folders, nor of what a metric means.
+`History` is a thread of the trainer that copies records from the ring to the disk; it can neither slow nor fail the
+training. `read` returns them to any process, while they are being written or years later. Knows nothing of run folders,
+nor of what a metric means.
 
-A folder holds `seg-000001.opl`, `seg-000002.opl`, ...; operant.runs.history.segment describes the bytes. A record read
-back is the record that was published, bit for bit, unless its segment was thinned to keep within the quota
-(operant.runs.history.thinning).
+A folder holds `seg-000001.opl`, `seg-000002.opl`, ...; operant/runs/history/segment.py describes the bytes. A record
+read back equals the published one, bit for bit, unless its segment was thinned to stay within the quota
+(operant/runs/history/thinning.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reading a history, whole or damaged, while it is being written or after. Standard library only.
+"""Reader of a history, complete or damaged, while it is being written or after. Standard library only.
 
-Only `pread`. Nothing in the files is trusted: whatever does not check is skipped and counted.
+Uses only `pread`. Nothing in the files is trusted: invalid parts are skipped and counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CHUNK_ROWS, _CHUNK_BYTES = 4096, 1 << 24
 
 
 class Chunk(NamedTuple):
-    """Some records of one session that follow one another, column by column: arrays of equal length."""
+    """Consecutive records of one session, column by column: arrays of equal length."""
 
     session: int
     metrics: tuple[Metric, ...]
-    every: int  # 1, or how many published records were merged into each one here
+    every: int  # 1, or the number of published records merged into each one
     n: array[int]  # "Q", ascending
     step: array[int]  # "Q"
     boottime_ns: array[int]  # "Q"
@@ -38,15 +38,15 @@ class Chunk(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics' names."""
+        """Names of the metrics."""
         return tuple(self.columns)
 
 
 class Reading:
-    """The chunks of a history, oldest first; iterate once.
+    """Chunks of a history, oldest first; iterate once.
 
-    `damaged` counts the frames and stretches of bytes that were skipped so far because they could not be read, `torn`
-    the segments so far whose end was cut off (as a kill leaves it: nothing that was safe on the disk is lost by that).
+    `damaged` counts the frames and byte ranges skipped so far because they are unreadable, `torn` the segments so far
+    with an incomplete end (left by a kill; no synced record is lost by that).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class Reading:
         heads = [segments.describe(path) for path in paths]
         schemas = {head.schema_crc: head.metrics for head in heads if head is not None}
         rewinds = [(head.session, head.rewind_to) for head in heads if head is not None and head.rewind_to is not None]
-        last: dict[int, int] = {}  # the highest number seen of each session
+        last: dict[int, int] = {}  # highest record number of each session
         for path, head in zip(paths, heads, strict=True):
             gathered: _Gathered | None = None
             for session, schema, rows in self._rows(path, schemas):
@@ -86,7 +86,7 @@ class Reading:
                 yield gathered.chunk()
 
     def _rows(self, path: Path, schemas: dict[int, tuple[Metric, ...]]) -> Iterator[tuple[int, int, list[array[int]]]]:
-        """Session, schema and columns of words of every frame of records."""
+        """Session, schema and columns of words of every record frame."""
         try:
             descriptor = segments.open_segment(path)
         except (OSError, ValueError):
@@ -113,16 +113,16 @@ class Reading:
 
 
 def read(folder: Path) -> Reading:
-    """The records of the history in `folder`, oldest first, those left out that a later session trained again from
-    before.
+    """Read the records of the history in `folder`, oldest first, without those that a later session trained again from
+    an earlier step.
 
-    Never raises for what the folder or its files contain; `Reading.damaged` and `Reading.torn` tell what was skipped.
+    Never raises for the content of the folder; `Reading.damaged` and `Reading.torn` count what was skipped.
     """
     return Reading(folder)
 
 
 def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[int]]:
-    """The columns of a frame's words, as arrays of "Q"."""
+    """Columns of the words of a frame, as arrays of "Q"."""
     view = memoryview(words)
     columns = []
     for place in range(0, len(view), 8 * rows):
@@ -133,8 +133,8 @@ def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[i
 
 
 def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array[int]] | None:
-    """The rows numbered beyond `after`, of steps up to `limit`; None where the numbers do not ascend, which no writer
-    does.
+    """Rows with numbers above `after` and steps up to `limit`; None if the numbers do not ascend, which no writer
+    produces.
     """
     numbers, steps = rows[segments.N], rows[segments.STEP]
     if not all(map(operator.lt, numbers, numbers[1:])):
@@ -149,7 +149,7 @@ def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array
 
 
 class _Gathered:
-    """Frames on their way to become one chunk."""
+    """Frames to be merged into one chunk."""
 
     def __init__(self, session: int, schema: int, metrics: tuple[Metric, ...], every: int) -> None:
         self.key, self.rows = (session, schema, every), 0

@@ -1,20 +1,21 @@
-"""The bytes of a history: segments made of frames, each with a checksum of its own. Standard library only.
+"""Format of a history: segments of frames with a checksum each. Standard library only.
 
-A segment is a row of frames and nothing else, little-endian:
+A segment is a sequence of frames, little-endian:
 
-    frame      "OPLF" | length u32 | crc32 u32 | kind u32 | payload of `length` bytes, at most 1 MiB; the CRC covers
-    length, kind and payload kind 1     a segment's head, stored twice at its beginning: {major u16, minor u16, session
-    u32, every u32, metrics u32, run uuid 16, rewind u64,
-               first n u64, realtime u64} and the schema as in a metrics file, 128 bytes a metric
+    frame      "OPLF" | length u32 | crc32 u32 | kind u32 | payload of `length` bytes, at most 1 MiB;
+               the CRC covers length, kind and payload
+    kind 1     head of a segment, stored twice at its beginning: {major u16, minor u16, session u32, every u32,
+               metrics u32, run uuid 16, rewind u64, first n u64, realtime u64} and the schema as in a metrics file,
+               128 bytes per metric
     kind 2     records: {crc of the schema u32, rows u32, columns u32, 0 u32} and the records' words from byte 16 on,
-    column by column, 8 bytes each:
-               n, step, boottime, realtime, session | flags << 32, nonfinite, then the metrics
-    kind 3     as 2, but the words are split by byte (all first bytes, all second bytes, ...) and deflated with zlib
+               column by column, 8 bytes each: n, step, boottime, realtime, session | flags << 32, nonfinite, then the
+               metrics
+    kind 3     like 2, but the words are split by byte (all first bytes, all second bytes, ...) and deflated with zlib
 
-So every frame can be read by itself once any head with its schema was seen. `every` is 1, or how many records were
-merged into one by thinning. `rewind` is the step from which the session trained on, 2^64 - 1 for none: records of older
-sessions beyond it were never part of what followed. Nothing is changed in place: a reader drops a torn tail, and after
-damage goes on at the next valid frame. Kinds it does not know are skipped; another major version is.
+Every frame can be read alone once any head with its schema was seen. `every` is 1, or the number of records merged into
+one by thinning. `rewind` is the step from which the session continued, 2^64 - 1 for none: records of older sessions
+beyond it do not precede it. Nothing is changed in place: a reader drops an incomplete end, and continues after damage
+at the next valid frame. Unknown kinds are skipped, and so is another major version.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ ROWS = struct.Struct("<IIII")
 MAXIMUM_PAYLOAD: Final = 1 << 20
 MAXIMUM_SEGMENT: Final = 1 << 28
 N, STEP, BOOTTIME, REALTIME, FLAGS, NONFINITE, FIXED = range(7)
-"""The columns before those of the metrics, and how many they are."""
+"""Columns before those of the metrics, and their number (FIXED)."""
 
 _NEVER_REWOUND = (1 << 64) - 1
 _BLOCK_BYTES, _HEAD_BYTES = 1 << 21, 1 << 22
-# checksums over what turns out to be no frame: a file made of false beginnings shall not take for ever
+# limit of checksums over invalid frames: a file of false beginnings must not take forever
 _WASTE_BYTES = 1 << 26
 _NAME = re.compile(r"seg-(\d{6})\.opl")
 
 
 class Segment(NamedTuple):
-    """What a segment says of itself."""
+    """Head of a segment."""
 
     session: int
     run_uuid: bytes
@@ -65,14 +66,14 @@ class Segment(NamedTuple):
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The numbers and paths of a history's segments, oldest first; none where there is no such folder."""
+    """Numbers and paths of the segments of a history, oldest first; empty without a folder."""
     with contextlib.suppress(OSError, ValueError):
         return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
     return []
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Where segment `number` lies."""
+    """Path of the segment of a number."""
     return folder / f"seg-{number:06d}.opl"
 
 
@@ -81,12 +82,12 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def pack_frame(kind: int, payload: bytes) -> bytes:
-    """A frame's bytes."""
+    """Pack a frame."""
     return FRAME.pack(MAGIC, len(payload), _checksum(len(payload), kind, payload), kind) + payload
 
 
 def pack_head(segment: Segment) -> bytes:
-    """The two frames a segment begins with."""
+    """Pack the two frames at the beginning of a segment."""
     rewind = _NEVER_REWOUND if segment.rewind_to is None else segment.rewind_to
     fixed = SEGMENT.pack(
         *ABI,
@@ -102,8 +103,8 @@ def pack_head(segment: Segment) -> bytes:
 
 
 def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
-    """A frame with records, given as columns of 8-byte words; deflated where that is shorter. At most `rows_per_frame`
-    rows.
+    """Pack records, given as columns of 8-byte words, into a frame; deflated if that is shorter. At most
+    `rows_per_frame` rows.
     """
     plain = b"".join([column.tobytes() for column in columns])
     head = ROWS.pack(schema_crc, len(columns[0]), len(columns), 0)
@@ -116,7 +117,7 @@ def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
 
 
 def rows_per_frame(columns: int) -> int:
-    """How many records fit a frame."""
+    """Most records in a frame."""
     return (MAXIMUM_PAYLOAD - ROWS.size) // (8 * columns)
 
 
@@ -129,7 +130,7 @@ def _checksum(length: int, kind: int, payload: bytes | memoryview) -> int:
 
 
 def unpack_head(payload: bytes | memoryview) -> Segment | None:
-    """What a frame of kind 1 says; None if it says nothing this version understands."""
+    """Unpack a frame of kind 1; None if this version does not understand it."""
     if len(payload) < SEGMENT.size:
         return None
     major, _, session, every, count, run_uuid, rewind, first_n, realtime = SEGMENT.unpack_from(payload)
@@ -154,17 +155,17 @@ def unpack_head(payload: bytes | memoryview) -> Segment | None:
 
 
 def schema_of(payload: bytes | memoryview) -> int:
-    """The checksum of the schema that a frame of records needs; -1 for a frame too short to say."""
+    """Checksum of the schema of a record frame; -1 for a frame that is too short."""
     return int(ROWS.unpack_from(payload)[0]) if len(payload) >= ROWS.size else -1
 
 
 def unpack_rows(
     kind: int, payload: bytes | memoryview, columns: int
 ) -> tuple[int, bytes | bytearray | memoryview] | None:
-    """The number of records of a frame of kind 2 or 3, and their words column by column; None if it holds anything but
+    """Unpack a frame of kind 2 or 3 to its number of records and their words column by column; None if it does not hold
     `columns` columns.
 
-    What the frame claims is checked before anything is allocated, and nothing is inflated beyond that.
+    The claimed size is checked before any allocation, and nothing is inflated beyond it.
     """
     if len(payload) < ROWS.size:
         return None
@@ -189,11 +190,11 @@ def unpack_rows(
 
 
 class Scan:
-    """The valid frames of one open segment, in order: (kind, payload).
+    """Valid frames of one open segment, in order: (kind, payload). Iterate once.
 
-    `damaged` counts the stretches between them that hold none, `torn` tells whether the file ends in one, `end` is
-    where the last valid frame ended. Only what was there at the beginning is read, and of that at most `limit_bytes`.
-    Iterate once. A read that fails ends it like the end of the file does.
+    `damaged` counts the byte ranges between them without a valid frame, `torn` is true if the file ends in one, `end`
+    is the end of the last valid frame. Reads at most `limit_bytes` of what was there at the beginning. A read that
+    fails ends it like the end of the file.
     """
 
     def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES, limit_bytes: int = MAXIMUM_SEGMENT) -> None:
@@ -231,18 +232,18 @@ class Scan:
 
 
 def open_segment(path: Path) -> int:
-    """A descriptor to read a segment by. Raises OSError for what is absent, a link, or no regular file."""
+    """Open a segment for reading; returns the descriptor. Raises OSError if it is missing, a link, or not a regular
+    file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     return descriptor
 
 
 def describe(path: Path) -> Segment | None:
-    """What a segment says of itself, from the first of its heads that is whole; None if there is none, or the file
-    cannot be read.
-    """
+    """Read the head of a segment from its first valid copy; None if there is none or the file is unreadable."""
     try:
         descriptor = open_segment(path)
     except (OSError, ValueError):

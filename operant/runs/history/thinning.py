@@ -1,7 +1,7 @@
-"""Thinning a segment of a history: four records become one, so that a long run keeps all of its past in a bounded
-space. Standard library only.
+"""Thinning of a history segment: four records become one, so that a long run keeps its whole past in bounded space.
+Standard library only.
 
-Knows nothing of quotas, nor of which segment comes first.
+Knows nothing of quotas, nor which segment comes first.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ _ROWS = 256  # read before they are merged and written as one frame
 
 
 def thin(path: Path) -> Generator[None, None, None]:
-    """Put a segment with a quarter of the records in the place of the one at `path`. Does about a millisecond of work
-    between two steps of the iterator.
+    """Replace the segment at `path` by one with a quarter of the records. Each step of the iterator takes about a
+    millisecond.
 
-    A merged record has the number, step and times of the last of its four, all their flags, the sums of counters and
-    buckets, the last of integer gauges, and the means of all else over those that have a value. What is not finite
-    where it must be stays visible. Damaged frames are left out. The old segment stays as it is until the new one is
-    safe on the disk.
+    A merged record has the number, step and times of the last of its four, the flags of all, the sums of counters and
+    buckets, the last value of integer gauges, and the means of all else over the records with a value. A non-finite
+    value of a metric that must be finite stays visible. Damaged frames are left out.
 
-    Raises OSError when the disk does not take it, ValueError for a segment whose head cannot be read; nothing is left
-    behind then.
+    The old segment stays until the new one is synced. Raises OSError if the disk refuses it, ValueError for a segment
+    with an unreadable head; nothing is left over then.
     """
     head = segments.describe(path)
     if head is None:
-        raise ValueError(f"{path.name} has no head that can be read")
+        raise ValueError(f"{path.name} has no readable head")
     temporary, descriptor = path.with_name(f".{path.name}.tmp"), segments.open_segment(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -58,7 +57,7 @@ def thin(path: Path) -> Generator[None, None, None]:
 
 
 def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
-    """Frames of merged records; empty ones too, so that no step takes long."""
+    """Frames of merged records; also empty ones, so that no step takes long."""
     columns = FIXED + len(head.metrics)
     most = FACTOR * min(_ROWS // FACTOR, segments.rows_per_frame(columns))
     gathered: list[array[int]] = [array("Q") for _ in range(columns)]
@@ -77,7 +76,7 @@ def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
 
 
 def merge(columns: list[array[int]], metrics: tuple[Metric, ...]) -> list[array[int]]:
-    """The columns of words with every four rows made one; the last group may be smaller."""
+    """Merge every four rows of columns of words; the last group may be smaller."""
     flags = array("Q", map(functools.partial(functools.reduce, operator.or_), _groups(columns[segments.FLAGS])))
     not_finite = array("Q", (next(filter(None, group), 0) for group in _groups(columns[segments.NONFINITE])))
     last = [_last(column) for column in columns[: segments.FLAGS]]
@@ -129,9 +128,7 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
-    """The mean or sum over those that have a value; the first one that is not finite where that may not be
-    overlooked.
-    """
+    """Mean or sum of the values that exist; the first non-finite one if the metric must be finite."""
     told = [value for value in values if must_be_finite or not math.isnan(value)]
     wrong = [value for value in told if not math.isfinite(value)]
     if wrong or not told:

@@ -1,9 +1,9 @@
-"""Writing the history of a run: a thread that copies records from the ring of the metrics file to segments on the disk.
-Standard library only.
+"""Writer of the history of a run: a thread that copies records from the ring of the metrics file to segments on the
+disk. Standard library only.
 
-It reads the ring as any other reader does, so the one who publishes never waits for it. Whatever goes wrong on the disk
-becomes a word in the status, and is tried again later: the ring holds the records meanwhile. If that takes longer than
-the ring lasts, an event says how many were lost.
+It reads the ring like any other reader, so that `publish` never waits for it. A failure of the disk is shown in the
+status words and retried later; the ring holds the records meanwhile. If that takes longer than the ring lasts, an event
+reports how many were lost.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from operant.runs.metrics import Metric, Reader, Writer
 from operant.runs.metrics.layout import pack_schema
 
 _LOOK_S, _WRITE_S, _SYNC_S, _RETRY_S, _TELL_S = 0.25, 1.0, 5.0, 5.0, 10.0
-_ROWS: Final = 64  # written at once where they come faster than that
-_MOST_ROWS: Final = 512  # in one frame, where the history has to catch up
+_ROWS: Final = 64  # written at once if more have come
+_MOST_ROWS: Final = 512  # in one frame, to catch up
 _THIN_LOOK_S = 0.02
-_LOOK_BACK: Final = 8  # frames, in search of the last record that is safe
+_LOOK_BACK: Final = 8  # frames searched for the last record
 _THINNEST: Final = FACTOR**8
 
 
 class History:
-    """The thread, from `start` to `close`; making one touches no disk. All public methods return at once, but for
-    `close`, and raise nothing.
+    """Thread that writes the history, from `start` to `close`; the constructor touches no disk. All public methods but
+    `close` return at once, and none raises.
 
-    `folder` is the run's `history/`; `writer` is asked to show how the history stands; `rewind_to` is the step a
-    resumed session trains on from (None for a new run): records of older sessions beyond it are left out by readers.
-    Over `quota_bytes` the oldest segments are thinned, 4 to 1, as often as needed.
+    `folder` is the run's `history/`; `writer` takes the status of the history; `rewind_to` is the step from which a
+    resumed session continues (None for a new run): readers leave out records of older sessions beyond it. Over
+    `quota_bytes` the oldest segments are thinned, 4 to 1, as often as needed.
     """
 
     def __init__(
@@ -69,27 +69,27 @@ class History:
         )
         self._quota = quota_bytes
         self._reader: Reader | None = None
-        self._next = self._synced = 0  # the first record not written, and not safe on the disk
+        self._next = self._synced = 0  # the first record not written, and not synced
         self._lost = 0
         self._written_s = self._synced_s = self._told_s = self._looked_s = time.monotonic()
         self._retry_s = self._thin_s = 0.0
         self._thinning: Generator[None, None, None] | None = None
-        self._shown: tuple[int, int, int] | None = None
+        self._status: tuple[int, int, int] | None = None
         self._wake, self._closing, self._asked = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def start(self) -> None:
-        """Begin to copy."""
+        """Start to copy."""
         self._thread.start()
 
     def sync(self) -> None:
-        """Bring everything published so far safely to the disk, soon; `Status.history_synced` tells when."""
+        """Sync everything published so far to the disk, soon; `Status.history_synced` shows when."""
         self._asked = True
         self._wake.set()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Write and sync what is left in the ring, then end; whether that was done within `timeout_s`. Before the
-        metrics file is closed.
+        """Write and sync the rest of the ring, then end; True if done within `timeout_s`. Call it before the metrics
+        file is closed.
         """
         self._closing = True
         self._wake.set()
@@ -97,7 +97,7 @@ class History:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # THE THREAD
+    # thread
 
     def _run(self) -> None:
         try:
@@ -115,7 +115,7 @@ class History:
                 self._thinning.close()
 
     def _turn(self, flush: bool) -> None:
-        """Look once: copy what is due, sync when it is time."""
+        """Look once: copy due records, sync at intervals."""
         now = time.monotonic()
         if now < self._retry_s:
             return
@@ -128,13 +128,13 @@ class History:
                 self._synced_s = now
             self._keep_quota(now)
             self._show(0)
-        except BadFileError:  # the metrics file is being replaced, or was: look again later
+        except BadFileError:  # the metrics file is being replaced: retried later
             self._detach()
             self._asked, self._retry_s = flush, now + 1.0
         except OSError as error:
             self._asked, self._retry_s = flush, now + _RETRY_S
             self._show(error.errno or 1)
-        except OperantError:  # the writer is closed, or this is a forked process
+        except OperantError:  # the writer is closed, or this process was forked
             self._closing = True
 
     def _copy(self, now: float, flush: bool) -> None:
@@ -151,7 +151,7 @@ class History:
             missing = batch[-1][0] + 1 - expected - len(batch)
             expected = self._next = batch[-1][0] + 1
             self._lost += missing
-        if expected < head:  # a slot that could not be read now has been overtaken
+        if expected < head:  # an unreadable slot has been overwritten
             self._lost += head - expected
             self._next = head
         self._written_s = now
@@ -164,7 +164,7 @@ class History:
             self._lost, self._told_s = 0, now
 
     def _attached(self, now: float, *, look: bool) -> Reader | None:
-        """A reader of this session's file, or None while another lies there. Raises BadFileError."""
+        """Reader of this session's file; None while another file is in its place. Raises BadFileError."""
         if self._reader is not None and (look or now - self._looked_s >= 1.0):
             self._looked_s = now
             if self._reader.replaced():
@@ -185,15 +185,15 @@ class History:
         try:
             self._disk.sync()
         except OSError:
-            # What the kernel could not write it may have dropped: write it again, elsewhere, as far as the ring still
-            # has it.
+            # The kernel may have dropped the pages of a failed sync: write them again, to a new segment, as far as
+            # the ring still has them.
             self._disk.leave()
             self._next = self._synced
             raise
         self._synced = self._next
 
     def _keep_quota(self, now: float) -> None:
-        """Thin a segment, a little at a time, while the history is over its quota."""
+        """Thin a segment step by step while the history exceeds its quota."""
         if self._thinning is None and self._disk.total > self._quota and now >= self._thin_s:
             self._thin_s = now + _RETRY_S
             victim = self._disk.thickest()
@@ -204,23 +204,21 @@ class History:
                 return
             except StopIteration:
                 self._thin_s = 0.0
-            except (OSError, ValueError):  # no room for the thinner one beside it, or no segment at all: try later
+            except (OSError, ValueError):  # disk full, or no segment: retried later
                 self._thin_s = now + 12 * _RETRY_S
             self._thinning = None
             self._disk.count()
 
     def _show(self, errno: int) -> None:
-        shown = (self._disk.total, self._synced, errno)
-        if shown != self._shown:
+        status = (self._disk.total, self._synced, errno)
+        if status != self._status:
             with contextlib.suppress(OperantError):
-                self._writer.set_history(*shown)
-            self._shown = shown
+                self._writer.set_history(*status)
+            self._status = status
 
 
 class _Disk:
-    """The segments of a history, of which this one appends to the newest, its own. Methods raise OSError, after which
-    they may be called again.
-    """
+    """Segments of a history, and the newest one to append to. Methods raise OSError and may then be called again."""
 
     def __init__(
         self,
@@ -235,7 +233,7 @@ class _Disk:
         self._schema_crc = zlib.crc32(pack_schema(metrics))
         self._head = Segment(session, run_uuid, rewind_to, 0, 1, time.time_ns(), metrics, self._schema_crc)
         self._descriptor, self._path, self._end, self._dirty = -1, folder, 0, False
-        self._others = 0  # bytes of the segments that are finished
+        self._others = 0  # bytes of finished segments
         self._ready = False
 
     @property
@@ -244,20 +242,20 @@ class _Disk:
         return self._others + self._end
 
     def prepare(self) -> None:
-        """Make the folder, cut the torn tail a kill left, and begin a segment; once."""
+        """Make the folder, cut an incomplete end left by a kill, and begin a segment; once."""
         if self._ready:
             return
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # no parents: a run folder that was deleted stays so
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # no parents: a deleted run folder is not made again
         present = segments.segments(self._folder)
         if present:
             _cut_tail(present[-1][1])
-        for left in self._folder.glob(".seg-*.opl.tmp"):  # of a trainer that was killed while it thinned
+        for left in self._folder.glob(".seg-*.opl.tmp"):  # left by a trainer killed while thinning
             left.unlink(missing_ok=True)
         self._begin(0)
         self._ready = True
 
     def append(self, columns: list[array[int]]) -> None:
-        """Write records as one frame, in the next segment if this one is full."""
+        """Write records as one frame, in a new segment if this one is full."""
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             if self._descriptor >= 0:
                 self.sync()
@@ -272,18 +270,18 @@ class _Disk:
         self._end, self._dirty = self._end + len(frame), True
 
     def sync(self) -> None:
-        """Wait until everything appended is safe."""
+        """Wait until all appended frames are on the disk."""
         if self._dirty:
             os.fdatasync(self._descriptor)
             self._dirty = False
 
     def leave(self) -> None:
-        """Append to this segment no more."""
+        """Close this segment for good."""
         self.close()
         self.count()
 
     def count(self) -> None:
-        """Take note of the sizes of the finished segments."""
+        """Update the sizes of the finished segments."""
         total = 0
         for _, path in segments.segments(self._folder):
             with contextlib.suppress(OSError):
@@ -291,7 +289,7 @@ class _Disk:
         self._others = total
 
     def thickest(self) -> Path | None:
-        """The finished segment that was thinned least, the oldest of those; None if none is worth it."""
+        """Finished segment that was thinned least, the oldest of those; None if no segment is worth it."""
         found: list[tuple[int, int, Path]] = []
         for number, path in segments.segments(self._folder):
             head = segments.describe(path) if path != self._path else None
@@ -300,7 +298,7 @@ class _Disk:
         return min(found)[2] if found else None
 
     def close(self) -> None:
-        """Let go of the segment."""
+        """Close the segment."""
         descriptor, self._descriptor, self._path, self._end, self._dirty = self._descriptor, -1, self._folder, 0, False
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -324,15 +322,15 @@ class _Disk:
 
 
 def salvage(folder: Path, metrics_path: Path) -> int:
-    """Append the records of the metrics file that the history lacks, after a kill: how many there were. Before a
-    resumed session replaces that file.
+    """Append the records that the metrics file has and the history lacks, after a kill; returns their number. Called
+    before a resumed session replaces the metrics file.
 
-    Raises nothing: where the file or the history cannot be read or written, nothing is saved, or less.
+    Never raises: if the file or the history is unreadable or unwritable, fewer records are saved.
     """
     try:
         with Reader(metrics_path) as reader:
             session, uuid, metrics = reader.header.session, reader.header.run_uuid, reader.metrics
-            found = _where_it_ends(folder, session)
+            found = _last_record(folder, session)
             after, rewind = found if found is not None else (-1, _resumed_at(reader))
             disk = _Disk(Path(folder), metrics, uuid, session, rewind, segments.MAXIMUM_SEGMENT)
             slots = reader.raw_since(after + 1)
@@ -351,9 +349,9 @@ def salvage(folder: Path, metrics_path: Path) -> int:
         return 0
 
 
-def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
-    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at; None
-    where nothing of it was written.
+def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
+    """Highest record number of a session in a history (-1 for none), and the step from which the session was resumed;
+    None if nothing of the session was written.
     """
     for _, path in reversed(segments.segments(folder)):
         head = segments.describe(path)
@@ -379,8 +377,8 @@ def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
 
 
 def _resumed_at(reader: Reader) -> int | None:
-    """The step at which a session went on that was killed before its history began: as its event says, or else just
-    before its first record.
+    """Step from which a session continued that was killed before its history began: by its event, otherwise just before
+    its first record.
     """
     if reader.header.session <= 1:
         return None
@@ -390,7 +388,7 @@ def _resumed_at(reader: Reader) -> int | None:
 
 
 def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
-    """Records as they lie in the ring, as columns of their words from byte 16 on."""
+    """Records of the ring as columns of their words from byte 16 on."""
     words = array("Q")
     words.frombytes(b"".join([data[16:] for data in slots]))
     width = len(words) // len(slots)
@@ -398,7 +396,7 @@ def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
 
 
 def _cut_tail(path: Path) -> None:
-    """Cut off what follows the last valid frame. A segment without any stays as it is."""
+    """Truncate a segment after its last valid frame. A segment without one stays unchanged."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -1,13 +1,12 @@
-"""The metrics file: what a trainer tells the world about its run, lock-free, in one small file of fixed size. Standard
-library only.
+"""Metrics file: metrics and status of a run in one small file of fixed size, without locks. Standard library only.
 
-One writer (the trainer) stores through a memory map, or by `pwrite` where a map cannot be trusted; any number of
-readers use `pread`, hold no lock and cannot disturb it. Knows nothing of run folders, of locks, of what a metric means,
-or of who is alive: readers of heartbeats decide that.
+One writer (the trainer) stores through a memory map, or by `pwrite` on filesystems whose maps are unreliable. Any
+number of readers use `pread`, hold no lock and cannot disturb it. Knows nothing of run folders, of locks, of what a
+metric means, or of liveness, which readers of heartbeats decide.
 
-Why a reader never sees half a record: `seq` is 2n+1 while record n is being stored and 2n+2 after, which filters nearly
-all; the CRC-32, which covers n itself, decides. x86-64 keeps stores in order. Other processors (ARM) may not, and no
-fence is issued there: the CRC alone carries the promise.
+A reader never accepts half a record: `seq` is 2n+1 while record n is being stored and 2n+2 after, which filters nearly
+all of them; the CRC-32, which covers n itself, decides. x86-64 keeps stores in order. Other processors (ARM) may not,
+and no fence is issued there: they rely on the CRC alone.
 """
 
 from __future__ import annotations

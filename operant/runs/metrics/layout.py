@@ -1,28 +1,27 @@
-"""The bytes of a metrics file: where everything lies, the words that codes stand for, and the values read back.
-Standard library only.
+"""Layout of a metrics file: offsets, codes, and the values read back. Standard library only.
 
 Little-endian, 8-byte aligned fields, the file a multiple of 64 KiB. ABI 1.1:
 
     0      header    magic, versions, run and process identity, table of at most 8 sections {kind, count, offset,
-    length, stride, crc}, crc at 4092 4096   status    words stored one by one: heartbeat, main count, phase | state |
-    heads | events | control, checkpoint | faults | history  (kind 1) 8192   schema    128 bytes a metric: id, dtype,
-    kind, unit, flags, divergence bounds, name                     (kind 2, crc in the table) ...    ring
-    `capacity` records of 64 + 8N bytes; record n lies in slot n & (capacity - 1)                 (kind 3)
-                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | boottime u64 | realtime u64 | session u32,
-                     flags u32 | nonfinite u64 | N x 8}
-    ...    events    256 bytes each, slots as in the ring                                                          (kind
-    5, since 1.1)
-                     {seq u64 | crc u32, length u16, level u8, code u8 | n u64 | boottime u64 | realtime u64 | step u64
-                     | text 208}
-    ...    frames    two slots of 64 bytes and the pixels; absent where no room was asked for                      (kind
-    6, since 1.1)
-                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | lanes, height, width, channels u16 | mode u16,
-                     0 | boottime u64 | 0}
+                     length, stride, crc}, crc at 4092
+    4096   status    words stored one by one: heartbeat, main count, phase | state | heads | events |
+                     control, checkpoint | faults | history                                   (kind 1)
+    8192   schema    128 bytes per metric: id, dtype, kind, unit, flags, divergence bounds, name
+                                                                                              (kind 2, crc in the table)
+    ...    ring      `capacity` records of 64 + 8N bytes; record n is in slot n & (capacity - 1)
+                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | boottime u64 | realtime u64 |
+                     session u32, flags u32 | nonfinite u64 | N x 8}                          (kind 3)
+    ...    events    256 bytes each, slots as in the ring
+                     {seq u64 | crc u32, length u16, level u8, code u8 | n u64 | boottime u64 | realtime u64 |
+                     step u64 | text 208}                                                     (kind 5, since 1.1)
+    ...    frames    two slots of 64 bytes and the pixels; absent without frames
+                     {seq u64 | crc u32, nbytes u32 | n u64 | step u64 | lanes, height, width, channels u16 |
+                     mode u16, 0 | boottime u64 | 0}                                          (kind 6, since 1.1)
 
 `seq` is 2n+1 while number n is being stored and 2n+2 after. The CRC-32 (zlib's) covers byte 12 to the end of what is
-stored, n itself included. Kinds of sections, compat bits and codes a reader does not know are skipped, and a newer
-minor version is read; another major version or an unknown incompat bit is refused. Fields are only appended, never
-re-typed; what is reserved is written as zero and not looked at.
+stored, n included. Readers skip unknown kinds of sections, compat bits and codes, and read a newer minor version; they
+refuse another major version or an unknown incompat bit. Fields are only appended, never re-typed; reserved ones are
+written as zero and ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ STATES: Final = (
     "gpu_fault",
     "oom",
 )
-"""The states a trainer stores; the index is the byte in the file, so words are only ever appended, here and in the
+"""States that a trainer stores; the index is the byte in the file, so that words are only appended, here and in the
 tuples below.
 """
 TERMINAL: Final = frozenset(("finished", "stopped", "failed", "diverged", "gpu_fault", "oom"))
@@ -70,9 +69,9 @@ EVENTS: Final = (
     "file",
     "history",
 )
-"""What an event is about."""
+"""Subjects of events."""
 MODES: Final = ("greedy", "sampled")
-"""How the agent of a frame chose its actions."""
+"""Ways in which the agent of a frame chooses actions."""
 
 FLAG_NONFINITE, FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONE = 1, 2, 4, 8
 """Bits of `Record.flags`. NONFINITE: an infinity, or NaN in a column that must be finite. NONE: NaN elsewhere, which
@@ -103,14 +102,14 @@ STATUS_WORDS = struct.Struct("<64Q")
 
 
 class Metric(NamedTuple):
-    """One column of the records. NaN means "no value" unless `must_be_finite`. `low` and `high` are the divergence
-    bounds (kept as float32).
+    """Column of the records. NaN means "no value" unless `must_be_finite`. `low` and `high` are the divergence bounds
+    (stored as float32).
     """
 
     name: str  # [A-Za-z0-9_./-]{1,63}
     kind: str = "gauge"  # of KINDS
     unit: str = ""  # text of at most 40 bytes
-    dtype: str = "f64"  # of DTYPES; the integers are stored bit for bit
+    dtype: str = "f64"  # of DTYPES; integers are stored bit for bit
     low: float = -math.inf
     high: float = math.inf
     higher_better: bool = False
@@ -121,8 +120,8 @@ class Metric(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Who writes the file, fixed for its life. Realtime is for display only; `host` and `version` are untrusted text,
-    made printable.
+    """Writer of the file, constant while it exists. Realtime is for display only; `host` and `version` are untrusted
+    text, made printable.
     """
 
     abi: tuple[int, int]
@@ -139,12 +138,12 @@ class Header(NamedTuple):
     version: str
     capacity: int
     file_size: int
-    event_capacity: int = 0  # 0: an older format, without events
-    frame_bytes: int = 0  # room for the pixels of one frame; 0: no frames
+    event_capacity: int = 0  # 0: an older format without events
+    frame_bytes: int = 0  # most bytes of pixels in a frame; 0: no frames
 
 
 class Status(NamedTuple):
-    """The status words. `state` and `phase` are "unknown" where a newer trainer wrote a code without a word here."""
+    """Status words. `state` and `phase` are "unknown" if a newer trainer stored a code without a word here."""
 
     heartbeat_count: int
     heartbeat_boottime_ns: int
@@ -161,17 +160,17 @@ class Status(NamedTuple):
     divergence_bits: int
     cuda_error: int
     event_head: int = 0  # events ever stored
-    events_dropped: int = 0  # events that could not be stored
+    events_dropped: int = 0  # events that were not stored
     control_sequence: int = 0  # requests answered; 0 before the first
-    control_result: int = 0  # what came of the last one
-    checkpoint_failures: int = 0  # checkpoints in a row that could not be saved
-    history_bytes: int = 0  # what the history takes on the disk
-    history_synced: int = 0  # records of this session before this number are safe on the disk
-    history_errno: int = 0  # why the history is not being written; 0 while it is
+    control_result: int = 0  # result of the last one
+    checkpoint_failures: int = 0  # failed checkpoints in a row
+    history_bytes: int = 0  # size of the history on the disk
+    history_synced: int = 0  # records of this session below this number are synced
+    history_errno: int = 0  # error that stops the history; 0: none
 
 
 class Record(NamedTuple):
-    """One row: `n` counts records from 0 in each session, `values` follow `Reader.metrics`."""
+    """A record: `n` counts from 0 in each session, `values` follow `Reader.metrics`."""
 
     n: int
     step: int
@@ -183,8 +182,8 @@ class Record(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened; `n` counts from 0 in each session. `level` is "info" and `code` "note" where a newer
-    trainer wrote another.
+    """An event; `n` counts from 0 in each session. `level` is "info" and `code` "note" if a newer trainer stored
+    another.
     """
 
     n: int
@@ -197,7 +196,7 @@ class Event(NamedTuple):
 
 
 class RawFrame(NamedTuple):
-    """Pictures of the agent at one moment; `n` counts from 0 in each session. `mode` is "" where a newer trainer wrote
+    """Pictures of the agent at one moment; `n` counts from 0 in each session. `mode` is "" if a newer trainer stored
     another.
     """
 
@@ -213,12 +212,12 @@ class RawFrame(NamedTuple):
 
 
 def encode(text: str, size: int) -> bytes:
-    """UTF-8, cut at a whole character so that `size` bytes hold it and a closing NUL."""
+    """Encode to UTF-8, cut at a whole character so that `size` bytes hold it and a NUL."""
     return text[:size].encode("utf-8", "replace")[: size - 1].decode("utf-8", "ignore").encode()
 
 
 def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
-    """The schema's bytes, 128 a metric."""
+    """Pack the schema, 128 bytes per metric."""
     return b"".join(
         METRIC.pack(
             index,
@@ -238,5 +237,5 @@ def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
 
 
 def _float32(bound: float) -> float:
-    """A bound beyond float32 is none."""
+    """A bound as float32; infinite beyond its range."""
     return math.copysign(math.inf, bound) if abs(bound) > 3.4e38 else bound

@@ -1,9 +1,8 @@
-"""A file of fixed size that appears complete and then takes 8-byte words and numbered records in place: by a memory
-map, or by `pwrite`.
+"""Storage of a metrics file: a file of fixed size that appears complete, then takes 8-byte words and numbered records
+in place, by a memory map or by `pwrite`. Standard library only.
 
-The storage under operant.runs.metrics. Standard library only. Knows nothing of what the bytes mean, except the first
-two words of a record: `seq`, which is 2n+1 while record n is being stored and 2n+2 after, and its checksum, which the
-caller has already put in.
+Knows only the first two words of a record: `seq`, which is 2n+1 while record n is being stored and 2n+2 after, and the
+checksum, which the caller has filled in.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ _MAPPABLE: Final = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C
 
 
 class Mapped:
-    """The file through a shared map. Closed by its last reference, so that another thread's store never meets an
+    """Metrics file through a shared map. Unmapped with its last reference, so that no other thread stores to an
     unmapped page.
     """
 
     backend: Final = "map"
-    mark: Final = 1  # what `staged` shall hold in `seq`, besides 2n
+    mark: Final = 1  # added to 2n in the staged `seq`
     errors: Final = 0
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.identity = _identity(descriptor)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self._map = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        os.close(descriptor)  # the map keeps one of its own
-        self._words = memoryview(self._map).cast("Q")  # one store a word; struct.pack_into would show a zero first
+        os.close(descriptor)  # the map has a duplicate
+        self._words = memoryview(self._map).cast("Q")  # one store per word; struct.pack_into would store zero first
         if hasattr(mmap, "MADV_DONTFORK"):
             self._map.madvise(mmap.MADV_DONTFORK)
 
     def word(self, index: int, value: int) -> None:
-        """Store the 8 bytes from byte 8 * `index`, at once."""
+        """Store 8 bytes at byte 8 * `index`, atomically."""
         self._words[index] = value
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
@@ -54,12 +53,12 @@ class Mapped:
         words[slot] = 2 * n + 2
 
     def content(self) -> bytes:
-        """The whole file."""
+        """Content of the file."""
         return self._map[:]
 
     def forget(self) -> None:
-        """In a forked child: the pages are not there (MADV_DONTFORK), and unmapping their addresses could hit what the
-        child mapped since.
+        """Leave the map alone in a forked child: its pages are absent (MADV_DONTFORK), and unmapping their addresses
+        could hit other maps.
         """
         import ctypes
 
@@ -67,8 +66,8 @@ class Mapped:
 
 
 class Written:
-    """The file by `pwrite`. A write that fails is counted and forgotten: the next one is as good, and
-    training goes on.
+    """Metrics file by `pwrite`. A failed write is counted, not repeated: the next one replaces it, and training
+    continues.
     """
 
     backend: Final = "pwrite"
@@ -89,25 +88,25 @@ class Written:
             self.errors += 1
 
     def word(self, index: int, value: int) -> None:
-        """Store the 8 bytes from byte 8 * `index`."""
+        """Store 8 bytes at byte 8 * `index`."""
         self._write(struct.pack("<Q", value), 8 * index)
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n` in one call: the mark "being stored" would cost a second one, and the checksum decides
+        """Store record `n` in one call: marking the slot first would cost a second one, and the checksum decides
         anyway.
         """
         self._write(staged, offset)
 
     def content(self) -> bytes:
-        """The whole file."""
+        """Content of the file."""
         return os.pread(self._descriptor, self._size, 0).ljust(self._size, b"\0")
 
     def forget(self) -> None:
-        """In a forked child: nothing to keep; the child's descriptor closes with this object."""
+        """Nothing to do in a forked child: its descriptor closes with this object."""
 
 
 class Gone:
-    """Stands where the file was, once this process may not write it any more."""
+    """Placeholder for the file after `close` or in a forked child."""
 
     backend: Final = "none"
     mark: Final = 2
@@ -118,40 +117,40 @@ class Gone:
         self._why = why
 
     def word(self, index: int, value: int) -> NoReturn:
-        """Raises OperantError."""
-        raise OperantError(f"nothing can be written to the metrics file: {self._why}")
+        """Raise OperantError."""
+        raise OperantError(f"cannot write to the metrics file: {self._why}")
 
     def record(self, offset: int, staged: memoryview, n: int) -> NoReturn:
-        """Raises OperantError."""
+        """Raise OperantError."""
         self.word(0, n)
 
     def content(self) -> NoReturn:
-        """Raises OperantError."""
+        """Raise OperantError."""
         self.word(0, 0)
 
     def forget(self) -> None:
-        """Nothing to keep."""
+        """Nothing to do."""
 
 
 Store: TypeAlias = "Mapped | Written | Gone"
 
 
 def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> Mapped | Written:
-    """Build a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode
+    """Create a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode
     0600.
 
-    All its room is allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps where map and
-    read are known to agree. Raises MachineError when the disk is full or the folder cannot be written; nothing is left
-    behind then.
+    All blocks are allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps if map and read
+    are known to agree. Raises MachineError if the disk is full or the folder is not writable; nothing is left over
+    then.
     """
     temporary, descriptor = path.with_name(f".{path.name}.tmp"), -1
     try:
-        temporary.unlink(missing_ok=True)  # of a trainer that was killed here; the run's lock keeps a living one away
+        temporary.unlink(missing_ok=True)  # left by a trainer killed here; the lock excludes a living one
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         _allocate(descriptor, size)
         _write_all(descriptor, content)
         kind = Mapped if backend == "map" or (backend == "auto" and _mappable(descriptor)) else Written
-        store, descriptor = kind(descriptor, size), -1  # the descriptor is the store's now
+        store, descriptor = kind(descriptor, size), -1  # the store owns the descriptor now
         os.rename(temporary, path)
     except (OSError, ValueError) as error:
         if descriptor >= 0:
@@ -168,9 +167,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _mappable(descriptor: int) -> bool:
-    """Whether the file lies on a local filesystem known to keep maps and reads coherent; no where that cannot
-    be told.
-    """
+    """Whether the file is on a local filesystem that keeps maps and reads coherent; False if unknown."""
     import ctypes
 
     answer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first word

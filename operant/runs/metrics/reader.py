@@ -1,7 +1,7 @@
-"""Readers of a metrics file: while it is being written, or after. Standard library only.
+"""Reader of a metrics file, while it is being written or after. Standard library only.
 
-Only `pread`, so that a file cut short is a sentence and no signal. All that a file claims is checked before it is used:
-nothing in it is trusted.
+Uses only `pread`, so that a truncated file raises an error and no signal. Every field of the file is checked before
+use: nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 262144
 
 
 class _Section(NamedTuple):
-    """A line of the table of sections, checked to lie inside the file."""
+    """Entry of the table of sections, checked to be inside the file."""
 
     slots: int
     offset: int
@@ -43,11 +43,9 @@ _ABSENT = _Section(0, 0, 0, 0, 0)
 
 
 class Reader:
-    """Reads a metrics file.
-
-    Every method raises BadFileError with a sentence and nothing else: for a file that is absent, no regular file,
-    damaged, cut short, or of an incompatible version. All counts and offsets of the file are checked before they are
-    used.
+    """Reader of a metrics file. Every method raises only BadFileError, with a message: for a file that is absent, not a
+    regular file, damaged, truncated, or of an incompatible version. All counts and offsets of the file are checked
+    before use.
     """
 
     header: Header
@@ -68,7 +66,7 @@ class Reader:
             self.close()
             raise
 
-    # ATTACH
+    # opening
 
     def _attach(self) -> None:
         try:
@@ -76,11 +74,11 @@ class Reader:
         except OSError as error:
             raise self._bad(f"cannot be read ({error.strerror})") from None
         if not stat.S_ISREG(found.st_mode):
-            raise self._bad("is no regular file")
+            raise self._bad("is not a regular file")
         if not layout.MINIMUM_SIZE <= found.st_size <= layout.MAXIMUM_SIZE:
             raise self._bad(
                 f"has {found.st_size} bytes: a metrics file has {layout.MINIMUM_SIZE} to {layout.MAXIMUM_SIZE}, so it "
-                "was cut short or is something else"
+                "was truncated or is another file"
             )
         head = self._read(layout.HEADER_SIZE, 0)
         (
@@ -111,7 +109,7 @@ class Reader:
             raise self._bad(
                 "was damaged, perhaps by a text-mode transfer"
                 if damaged
-                else "is no metrics file (its first bytes say so)"
+                else "is not a metrics file (wrong first bytes)"
             )
         if mark != layout.BYTE_ORDER_MARK:
             raise self._bad("has the wrong byte order")
@@ -153,7 +151,7 @@ class Reader:
         )
 
     def _take_sections(self, head: bytes, section_count: int, file_size: int) -> None:
-        """Find the first section of each kind; kinds that are not known are skipped."""
+        """Find the first section of each kind; unknown kinds are skipped."""
         known = (layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND, layout.EVENTS_KIND, layout.FRAMES_KIND)
         sections: dict[int, _Section] = {}
         for index in range(section_count):
@@ -166,7 +164,7 @@ class Reader:
                     or section.slots * section.stride > section.length
                 )
                 if section.offset % 8 or section.stride % 8 or outside:
-                    raise self._bad(f"has a section of kind {kind} that does not lie inside it")
+                    raise self._bad(f"has a section of kind {kind} outside the file")
                 sections[kind] = section
         if not {layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND} <= sections.keys():
             raise self._bad("lacks its status page, its schema or its ring")
@@ -188,7 +186,7 @@ class Reader:
         try:
             self.metrics = unpack_schema(data, schema.stride)
         except ValueError as error:
-            raise self._bad(f"has a schema that cannot be read ({error})") from None
+            raise self._bad(f"has an unreadable schema ({error})") from None
         self._payload = struct.Struct("<" + "".join(layout.CODES[metric.dtype] for metric in self.metrics))
         self._check_ring("ring of {} records", self._ring)
         if not 64 + 8 * schema.slots <= self._ring.stride <= 64 + 16 * layout.MAXIMUM_METRICS:
@@ -206,9 +204,7 @@ class Reader:
             1 <= self._frames.slots <= 16
             and layout.FRAME.size <= self._frames.stride <= layout.FRAME.size + layout.MAXIMUM_FRAME
         ):
-            raise self._bad(
-                f"has an impossible place for pictures ({self._frames.slots} of {self._frames.stride} bytes)"
-            )
+            raise self._bad(f"has an impossible frame section ({self._frames.slots} of {self._frames.stride} bytes)")
 
     def _check_ring(self, what: str, ring: _Section) -> None:
         if not 2 <= ring.slots <= layout.MAXIMUM_RECORDS or ring.slots & (ring.slots - 1):
@@ -216,10 +212,10 @@ class Reader:
                 f"has a {what.format(ring.slots)}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}"
             )
 
-    # READ
+    # reading
 
     def status(self) -> Status:
-        """The status words as they are now."""
+        """Status words now."""
         words = layout.STATUS_WORDS.unpack(self._read(layout.STATUS_WORDS.size, self._status))
         state = words[layout.STATE]
         for head, what in ((words[layout.HEAD], "records"), (words[layout.EVENT_HEAD], "events")):
@@ -251,8 +247,8 @@ class Reader:
         )
 
     def latest(self) -> Record | None:
-        """The newest valid record, never an older one than was returned before; None while there is none. Tries a
-        bounded number of times.
+        """Newest valid record, never older than one that was returned before; None without one. Bounded number of
+        attempts.
         """
         ring = self._ring
         for _ in range(4):
@@ -267,20 +263,18 @@ class Reader:
         return self._shown
 
     def since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> list[Record]:
-        """All valid records numbered `n` or higher that are still in the ring, oldest first; of more than `limit`, the
-        newest.
-        """
+        """Valid records from number `n` on that are still in the ring, oldest first; at most `limit`, the newest."""
         return [self._record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
-        """As `since`: each record's number and its bytes as they lie in the ring, `layout.RECORD` and the payload."""
+        """Like `since`, as numbers and raw bytes of the ring: `layout.RECORD` and the payload."""
         for number, data in self._slots(self._ring, n, self.status().head, limit):
             if self._valid(number, data):
                 yield number, data
 
     def events(self, since: int = 0, limit: int = layout.MAXIMUM_RECORDS) -> list[Event]:
-        """All valid events numbered `since` or higher that are still there, oldest first; of more than `limit`, the
-        newest. None in a file of format 1.0.
+        """Valid events from number `since` on that are still there, oldest first; at most `limit`, the newest. Empty
+        for a file of format 1.0.
         """
         found = []
         for number, data in self._slots(self._events, since, self.status().event_head, limit):
@@ -301,8 +295,8 @@ class Reader:
         return found
 
     def frame(self, after: int = -1) -> RawFrame | None:
-        """The newest valid pictures, if they are newer than number `after`; None in a file without any. Tries a bounded
-        number of times.
+        """Newest valid pictures if their number is above `after`; None for a file without any. Bounded number of
+        attempts.
         """
         frames, head = self._frames, layout.FRAME.size
         for _ in range(4):
@@ -320,9 +314,7 @@ class Reader:
         return None
 
     def replaced(self) -> bool:
-        """Whether the path no longer leads to the file being read (deleted, or another one by a resume), or the file
-        was cut short.
-        """
+        """Whether the path no longer names the open file (deleted, or replaced by a resume), or it was truncated."""
         try:
             found, own = os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)
         except OSError:
@@ -330,7 +322,7 @@ class Reader:
         return (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino) or own.st_size < self.header.file_size
 
     def close(self) -> None:
-        """Let go of the file; everything read so far stays valid."""
+        """Close the file; everything read so far stays valid."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -343,10 +335,10 @@ class Reader:
     ) -> None:
         self.close()
 
-    # ONE BY ONE
+    # slots
 
     def _slots(self, ring: _Section, first: int, head: int, limit: int) -> Iterator[tuple[int, memoryview]]:
-        """The slots of numbers `first` to `head` - 1 as far as the ring still has them, whatever they hold."""
+        """Slots of numbers `first` to `head` - 1 as far as the ring still has them, unchecked."""
         n = max(first, head - ring.slots, head - limit, 0)
         while n < head and ring.slots:
             slot = n & (ring.slots - 1)
@@ -357,7 +349,7 @@ class Reader:
             n += count
 
     def _valid(self, n: int, data: bytes | memoryview) -> bool:
-        """Whether a slot's bytes are record `n`, and not another, or half of one."""
+        """Whether the bytes of a slot are record `n`, complete."""
         seq, crc, byte_count, number, *_ = layout.RECORD.unpack_from(data)
         return bool(
             seq == 2 * n + 2
@@ -371,7 +363,7 @@ class Reader:
         return Record(n, step, boottime, realtime, session, flags, self._payload.unpack_from(data, layout.RECORD.size))
 
     def _frame(self, n: int, offset: int) -> RawFrame | None:
-        """The pictures from a slot at byte `offset`, or None if they are not number `n`, or half stored."""
+        """Pictures of the slot at byte `offset`; None if they are not number `n` or incomplete."""
         size = layout.FRAME.size
         head = layout.FRAME.unpack(self._read(size, offset))
         seq, crc, nbytes, number, step, lanes, height, width, channels, mode, _, _, boottime, _ = head
@@ -396,7 +388,7 @@ class Reader:
         except OSError as error:
             raise self._bad("was closed" if self._descriptor < 0 else f"cannot be read ({error.strerror})") from None
         if len(data) != size:
-            raise self._bad(f"was truncated: {size} bytes were expected at byte {offset}, {len(data)} are there")
+            raise self._bad(f"was truncated: expected {size} bytes at byte {offset}, got {len(data)}")
         return data
 
     def _bad(self, what: str) -> BadFileError:
@@ -404,7 +396,7 @@ class Reader:
 
 
 def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric, ...]:
-    """The metrics of a schema's bytes. Raises ValueError for what no writer makes."""
+    """Unpack the metrics of a schema. Raises ValueError for a schema that no writer produces."""
     metrics: list[Metric] = []
     seen: set[str] = set()
     for offset in range(0, len(data), stride):

@@ -1,9 +1,9 @@
-"""What a metric means: its label, its place on a screen, and when it is a warning. Travels with the run as
-`metrics.json`. Standard library only.
+"""Declaration of a metric: label, position on a screen, thresholds of warnings. Stored with the run as `metrics.json`.
+Standard library only.
 
-The code that makes a metric declares it here once; a viewer knows metrics only through these values and the metrics
-file's schema. Thresholds are data: a viewer applies them to the recent records (those of the last ten seconds, at least
-twenty). Knows no file: `encode` and `decode` are for the document.
+A metric is declared once, beside the code that computes it; a viewer knows metrics only through these values and the
+schema of the metrics file. Thresholds are data: a viewer applies them to the recent records (those of the last ten
+seconds, at least twenty). Knows no file: `encode` and `decode` are for the document.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from operant.text import safe
 
 FILE: Final = "metrics.json"
 LIMIT_BYTES: Final = 1 << 18
-"""A larger document is not read."""
+"""Size limit of a document."""
 MOST: Final = 4096
-"""Metrics in a document, as in a metrics file."""
+"""Most metrics in a document, as in a metrics file."""
 LEVELS: Final = ("warn", "bad")
 RELATIONS: Final = ("", "minute", "highest")
 EXCEPTIONS: Final = ("", "best", "target")
 RETURN, EVALUATION, ITERATIONS, SECONDS = "return", "eval/return", "iterations", "seconds/"
-"""Names that mean the same in every run, whatever its algorithm: the training's and the evaluation's mean return,
-iterations a record, time a phase.
+"""Names with the same meaning in every run: mean return of training, mean return of the evaluation, iterations per
+record, prefix of the seconds of a phase.
 """
 BOOKKEEPING: Final = 900
-"""The order from which on a metric is bookkeeping: behind those that declare none."""
+"""Orders from this one on are bookkeeping: displayed after metrics without an order."""
 UNORDERED: Final = 500
 _MOST_THRESHOLDS = 16
 _FORM: Final = (
@@ -41,19 +41,17 @@ _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanat
 
 
 class Threshold(NamedTuple):
-    """One rule: the metric deserves a `level` while its recent values lie in [at_least, below) and all conditions hold.
-    The first rule that applies counts.
+    """Rule: the metric deserves a `level` while its recent values are in [at_least, below) and all conditions hold. The
+    first rule that applies counts.
     """
 
     level: str  # of LEVELS
     at_least: float | None = None  # None: no lower bound
     below: float | None = None  # None: no upper bound
-    advice: str = ""  # what to try, in one sentence; "": the metric's own
-    records: float = (
-        0.5  # the share of the recent records in the range: 0.5 judges the median, 0 the newest record alone
-    )
-    after: float = 0.0  # only once this share of the run is done
-    until: float = 1.0  # only before this share of the run is done; 1: to the end
+    advice: str = ""  # advice in one sentence; "": that of the metric
+    records: float = 0.5  # share of recent records in the range: 0.5 tests the median, 0 the newest record alone
+    after: float = 0.0  # only after this share of the run
+    until: float = 1.0  # only before this share of the run; 1: to the end
     # "": the value itself; "minute": divided by the median of the last minute; "highest": by the run's largest value
     relative_to: str = ""
     unless: str = ""  # "best": not while the evaluation is at its best; "target": not once it has reached the target
@@ -62,33 +60,29 @@ class Threshold(NamedTuple):
 
 
 class MetricSpec(NamedTuple):
-    """One metric, declared where it is made. `name` is that of the metrics file."""
+    """Declaration of a metric, beside the code that computes it. `name` is that of the metrics file."""
 
     name: str  # [A-Za-z0-9_./-]{1,63}
     label: str = ""  # of its chart; "": the name
     unit: str = ""
     higher_better: bool = False
-    figure: str = ""  # what it is called among the key figures; "": it is none of them
-    order: int = UNORDERED  # among charts and figures, the lowest first; from BOOKKEEPING on: last
-    thresholds: tuple[Threshold, ...] = ()  # the first that applies counts; with none the metric has no health line
-    advice: str = ""  # what to try where a threshold says nothing of its own, and where a value is not finite
-    explanation: str = ""  # what the number is, and what is usual
+    figure: str = ""  # label among the key figures; "": not one of them
+    order: int = UNORDERED  # order of charts and figures, lowest first; from BOOKKEEPING on: last
+    thresholds: tuple[Threshold, ...] = ()  # the first that applies counts; empty: no health line
+    advice: str = ""  # advice if a threshold has none, and for a non-finite value
+    explanation: str = ""  # explanation and usual values
     kind: str = "gauge"  # of the metrics file: gauge, counter (summed where records are merged), rate
-    absent: str = (
-        ""  # what its chart says for as long as it has no value, where that has a reason: "not measured with NCCL"
-    )
+    absent: str = ""  # text of an empty chart that has a reason: "not measured with NCCL"
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
-    """The document of some metrics; what equals the default is left out. Raises ConfigError for a metric that a reader
-    would not take as it is.
-    """
+    """Encode metrics to a document, without default values. Raises ConfigError for one that a reader would reject."""
     metrics = [
         _fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs
     ]
     document = {"schema": 1, "metrics": metrics}
-    taken = decode(document)
-    if problems := [f"{safe(spec.name)!r}: {_FORM}" for spec in specs if taken.get(spec.name) != spec]:
+    decoded = decode(document)
+    if problems := [f"{safe(spec.name)!r}: {_FORM}" for spec in specs if decoded.get(spec.name) != spec]:
         raise ConfigError("the list of metrics", problems)
     return document
 
@@ -99,8 +93,8 @@ def _fields(one: MetricSpec | Threshold) -> dict[str, Any]:
 
 
 def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
-    """The metrics of an untrusted document by name, all text printable. Of what does not fit its form there is nothing:
-    never raises.
+    """Decode the metrics of an untrusted document by name, all text printable. Invalid parts are left out; never
+    raises.
     """
     entries = document.get("metrics")
     if document.get("schema") != 1 or not isinstance(entries, list) or len(entries) > MOST:
@@ -130,8 +124,8 @@ def _threshold(entry: dict[str, Any]) -> Threshold | None:
 
 
 def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skipped: str = "") -> dict[str, Any] | None:
-    """The fields of a NamedTuple that an entry has, each of its default's type; None where one is of another, or a
-    required one (a text) is missing.
+    """Fields of a NamedTuple in an entry, each of the type of its default; None if one has another type or a required
+    text is missing.
     """
     defaults, fields = kind._field_defaults, dict[str, Any]()
     for key in kind._fields:

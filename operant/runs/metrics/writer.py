@@ -1,7 +1,6 @@
-"""The one writer of a metrics file: records, events, pictures, and the words that say how it stands. Standard library
-only.
+"""Writer of a metrics file: records, events, pictures, status words. Standard library only.
 
-Knows nothing of who reads, nor of how the bytes get into the file: `operant.runs.metrics.mapped` stores them.
+Knows nothing of readers, nor of how the bytes get into the file: `operant.runs.metrics.mapped` stores them.
 """
 
 from __future__ import annotations
@@ -39,17 +38,15 @@ _EVENT_WAIT_S = 0.1
 
 
 class Writer:
-    """The one writer of a metrics file.
+    """Writer of a metrics file, the only one. `publish`, `frame`, `tick`, `restore` and the `set_` methods without a
+    note belong to the main loop, `heartbeat` to a separate thread; `event` may be called from any thread.
 
-    `publish`, `frame`, `tick`, `restore` and the `set_` methods without a note belong to the main loop, `heartbeat` to
-    a thread of its own; `event` may be called from any thread. The file appears complete, by rename, with mode 0600, in
-    state "starting"; one that lay there before is replaced and its readers see `replaced()`. `run_uuid` has 16 bytes;
-    `session` is 1 and grows by one with each resume; `capacity` and `event_capacity` are powers of two; `frame_bytes`
-    is room for the pixels of the largest frame (0: none); `backend` "auto" maps on ext4, xfs, btrfs, tmpfs and overlay
-    and writes everywhere else (NFS, FUSE, Lustre).
+    The file appears complete, by rename, with mode 0600, in state "starting"; an existing one is replaced, and its
+    readers see `replaced()`. `run_uuid` has 16 bytes; `session` is 1 and grows by one with each resume; `capacity` and
+    `event_capacity` are powers of two; `frame_bytes` is the size of the largest frame (0: none); `backend` "auto" maps
+    on ext4, xfs, btrfs, tmpfs and overlay and writes elsewhere (NFS, FUSE, Lustre).
 
-    Raises ConfigError for metrics that cannot be stored, MachineError when the disk is full or the folder cannot be
-    written.
+    Raises ConfigError for invalid metrics, MachineError if the disk is full or the folder is not writable.
     """
 
     def __init__(
@@ -68,21 +65,21 @@ class Writer:
     ) -> None:
         if sys.byteorder != "little":
             raise MachineError(
-                "the metrics file is little-endian, and this machine is big-endian: operant does not train here"
+                "the metrics file is little-endian and this machine big-endian: operant does not support it"
             )
         _check(metrics, capacity, event_capacity, frame_bytes, run_uuid, session)
         self.path, self.metrics, self.session = Path(path), tuple(metrics), session
         self.capacity, self.event_capacity, self.frame_bytes = capacity, event_capacity, frame_bytes
         self._stride = 64 + 8 * len(metrics)
-        self._places = _place(len(metrics), capacity, event_capacity, frame_bytes)
-        self.file_size = self._places.file_size
+        self._layout = _place(len(metrics), capacity, event_capacity, frame_bytes)
+        self.file_size = self._layout.file_size
         self._head = _head(
-            self._places, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host
+            self._layout, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host
         )
-        self._words: dict[int, int] = {}  # of the status page, as they were set last
+        self._words: dict[int, int] = {}  # last values on the status page
         self._store: fixedfile.Store = fixedfile.create(self.path, self._head, self.file_size, backend)
         self._chosen = backend
-        self._ring = self._places.ring
+        self._ring = self._layout.ring
         self._stage = bytearray(self._stride)
         self._staged = memoryview(self._stage)
         self._checked, self._crc, self._payload = (
@@ -93,9 +90,9 @@ class Writer:
         codes = itertools.groupby(layout.CODES[metric.dtype] for metric in metrics)
         self._pack = struct.Struct(
             "@" + "".join(f"{len(list(equal))}{code}" for code, equal in codes)
-        ).pack  # native is faster, the same bytes here
+        ).pack  # native order: the same bytes, faster
         self._event_stage = bytearray(layout.EVENT.size)
-        self._frame_stage = memoryview(bytearray(self._places.frame_stride))
+        self._frame_stage = memoryview(bytearray(self._layout.frame_stride))
         self._count = self._heartbeats = self._ticks = self._states = self._events = self._dropped = self._frames = 0
         self._turn, self._event_turn = threading.Lock(), threading.Lock()
         _watch_forks()
@@ -103,21 +100,21 @@ class Writer:
 
     @property
     def backend(self) -> str:
-        """How the file is written: "map" or "pwrite"; "none" after `close` and in a forked child."""
+        """Backend of the file: "map" or "pwrite"; "none" after `close` and in a forked child."""
         return self._store.backend
 
     @property
     def write_errors(self) -> int:
-        """Writes that failed since the file was made (pwrite only). They are not repeated, and training goes on."""
+        """Number of failed writes since the file was made (pwrite only). They are not repeated; training continues."""
         return self._store.errors
 
-    # WHAT HAPPENS
+    # records
 
     def publish(self, step: int, values: Sequence[float], *, flags: int = 0) -> int:
         """Store one record and return its number. `values` follow `metrics`; FLAG_NONFINITE and FLAG_NONE are set here.
 
-        Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and
-        when two threads publish at once.
+        Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and if
+        two threads publish at once.
         """
         if not self._turn.acquire(False):
             raise OperantError("two threads publish to the metrics file at once; it has one writer")
@@ -143,7 +140,7 @@ class Writer:
                 )
             except (struct.error, TypeError, OverflowError) as error:
                 raise ValueError(
-                    f"a record is a step >= 0 and {len(self.metrics)} values that fit their dtypes: {error}"
+                    f"a record needs a step >= 0 and {len(self.metrics)} values that fit their dtypes: {error}"
                 ) from None
             self._crc[0] = zlib.crc32(self._checked)
             store.record(self._ring + (n & (self.capacity - 1)) * self._stride, self._staged, n)
@@ -154,9 +151,7 @@ class Writer:
             self._turn.release()
 
     def _examine(self, values: Sequence[float], flags: int) -> tuple[int, int]:
-        """The flags with NONFINITE and NONE as they apply, and the word {u32 first column that is not finite, u32 how
-        many}.
-        """
+        """Add NONFINITE and NONE to flags; returns them and the word {u32 first non-finite column, u32 count}."""
         odd = [
             column
             for column, finite in enumerate(map(math.isfinite, values))
@@ -168,11 +163,11 @@ class Writer:
         return (flags | FLAG_NONFINITE, bad[0] | len(bad) << 32) if bad else (flags, 0)
 
     def event(self, text: str, *, level: str = "info", code: str = "note", step: int = 0) -> int:
-        """Tell what happened, in one line, and return the event's number. From any thread.
+        """Store an event, one line, and return its number. From any thread.
 
-        `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. When
-        the one who holds the lock does not let go of it (a signal's handler may have interrupted it), the event is
-        dropped and counted, and -1 returned: no caller waits for long here.
+        `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. If the
+        lock is not released in time (a signal handler may have interrupted its holder), the event is dropped and
+        counted, and -1 returned: no caller waits for long.
 
         Raises ValueError for an unknown level or code and a negative step, OperantError in a forked child and after
         `close`.
@@ -199,9 +194,9 @@ class Writer:
                     data,
                 )
             except struct.error as error:
-                raise ValueError(f"an event has a step >= 0: {error}") from None
+                raise ValueError(f"an event needs a step >= 0: {error}") from None
             struct.pack_into("<I", stage, 8, zlib.crc32(memoryview(stage)[12:]))
-            store.record(self._places.events + (n & (self.event_capacity - 1)) * len(stage), memoryview(stage), n)
+            store.record(self._layout.events + (n & (self.event_capacity - 1)) * len(stage), memoryview(stage), n)
             store.word(_WORDS + layout.EVENT_HEAD, n + 1)
             self._events = n + 1
             return n
@@ -211,8 +206,8 @@ class Writer:
     def frame(
         self, step: int, pixels: bytes | memoryview, *, lanes: int, height: int, width: int, mode: str = "greedy"
     ) -> None:
-        """Store the agent's pictures, `pixels` being (lanes, height, width, channels) bytes with 1 to 4 channels;
-        `mode` is one of MODES.
+        """Store pictures of the agent: `pixels` are (lanes, height, width, channels) bytes with 1 to 4 channels; `mode`
+        is one of MODES.
 
         Raises ValueError for pixels that do not fit, OperantError in a forked child and after `close`.
         """
@@ -220,7 +215,7 @@ class Writer:
         channels, rest = divmod(len(data), max(1, lanes * height * width))
         if rest or min(lanes, height, width) < 1 or not 1 <= channels <= 4 or len(data) > self.frame_bytes:
             raise ValueError(
-                f"{len(data)} bytes are no {lanes} pictures of {height} x {width} pixels in at most "
+                f"{len(data)} bytes do not hold {lanes} pictures of {height} x {width} pixels in at most "
                 f"{self.frame_bytes} bytes"
             )
         n, store, stage, size = self._frames, self._store, self._frame_stage, layout.FRAME.size + len(data)
@@ -244,63 +239,61 @@ class Writer:
                 0,
             )
         except struct.error as error:
-            raise ValueError(f"a frame has a step >= 0 and at most 65535 lanes, rows and columns: {error}") from None
+            raise ValueError(f"a frame needs a step >= 0 and at most 65535 lanes, rows and columns: {error}") from None
         stage[layout.FRAME.size : size] = data
         struct.pack_into("<I", stage, 8, zlib.crc32(stage[12:size]))
-        store.record(self._places.frames + n % layout.FRAME_SLOTS * self._places.frame_stride, stage[:size], n)
+        store.record(self._layout.frames + n % layout.FRAME_SLOTS * self._layout.frame_stride, stage[:size], n)
         self._frames = n + 1
 
-    # HOW IT STANDS
+    # status
 
     def heartbeat(self) -> None:
-        """Say that the process lives, about 4 times a second, from a thread of its own; stop that thread before
-        `close`.
-        """
+        """Store a heartbeat, about 4 times a second, from a separate thread; stop that thread before `close`."""
         self._heartbeats += 1
         self._set(layout.HEARTBEAT_TIME, time.clock_gettime_ns(BOOTTIME))
         self._set(layout.HEARTBEAT_COUNT, self._heartbeats)
 
     def tick(self) -> None:
-        """Say that the main loop moves: once an iteration."""
+        """Count an iteration of the main loop."""
         self._ticks += 1
         self._store.word(_WORDS + layout.MAIN_COUNT, self._ticks)
 
     def set_phase(self, phase: str) -> None:
-        """What the main loop does: one of PHASES."""
+        """Set the phase of the main loop: one of PHASES."""
         self._set(layout.PHASE, layout.PHASES.index(phase))
 
     def set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """What the run is: one of STATES. `reason` (0-255) is the signal's number where one was the reason; `exit_code`
-        goes with a terminal state.
+        """Set the state of the run: one of STATES. `reason` (0-255) is the number of a signal; `exit_code` belongs to a
+        terminal state.
         """
         if not (0 <= reason < 256 and 0 <= exit_code < 65536):
-            raise ValueError(f"reason {reason} must lie in 0-255 and exit_code {exit_code} in 0-65535")
+            raise ValueError(f"reason {reason} must be in 0-255 and exit_code {exit_code} in 0-65535")
         code, self._states = layout.STATES.index(state), self._states + 1
         self._set(layout.STATE, code | reason << 8 | exit_code << 16 | (self._states & 0xFFFFFFFF) << 32)
 
     def set_checkpoint(self, step: int) -> None:
-        """A checkpoint of this step is safe on the disk."""
+        """Set the step of the last checkpoint on the disk."""
         self._set(layout.CHECKPOINT_STEP, step)
         self._set(layout.CHECKPOINT_TIME, time.clock_gettime_ns(BOOTTIME))
 
     def set_checkpoint_failures(self, count: int) -> None:
-        """How many checkpoints in a row could not be saved; 0 once one could."""
+        """Set the number of failed checkpoints in a row; 0 after a success."""
         self._set(layout.CHECKPOINT_FAILURES, count)
 
     def set_nonfinite(self, total: int) -> None:
-        """How many numbers of the training were not finite so far."""
+        """Set the total number of non-finite values."""
         self._set(layout.NONFINITE, total)
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """The answer to request number `sequence`, counted from 1 in each session, is `result`. From the one thread
-        that takes requests.
+        """Set the result of request number `sequence`, counted from 1 in each session. From the thread that takes
+        requests.
         """
         self._set(layout.CONTROL_RESULT, result)
         self._set(layout.CONTROL_SEQUENCE, sequence)
 
     def set_history(self, bytes_written: int, synced_n: int, errno: int = 0) -> None:
-        """How the history stands: its bytes on the disk, the first record that is not safe there yet, why it is not
-        being written (0: it is).
+        """Set the status of the history: its bytes on the disk, the first record that is not synced, the error that
+        stops it (0: none).
 
         From the thread that writes the history.
         """
@@ -312,22 +305,22 @@ class Writer:
         self._words[word] = value
         self._store.word(_WORDS + word, value)
 
-    # THE FILE
+    # file
 
     def restore(self) -> bool:
-        """Put the file back, contents and all, if it was deleted, replaced or cut short; True if that was needed. From
-        the main loop, every few seconds.
+        """Create the file again, with its content, if it was deleted, replaced or truncated; True if so. Called by the
+        main loop every few seconds.
 
-        Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with a file
+        Raises MachineError on failure (the folder is gone, the disk is full); the writer then continues with a file
         that no reader can see.
         """
         with contextlib.suppress(OSError):
             found = os.stat(self.path, follow_symlinks=False)
             if (found.st_dev, found.st_ino) == self._store.identity and found.st_size >= self.file_size:
                 return False
-        with self._event_turn:  # no event shall go into the file that is being left
-            # Of a file that was cut short there is what was written since: the header and the schema, which never
-            # change, are put in again.
+        with self._event_turn:  # no event may go into the old file
+            # A truncated file has only what was written since: header and schema, which never change, are written
+            # again.
             content, head = bytearray(self._store.content()), self._head
             content[: layout.HEADER_SIZE], content[layout.SCHEMA_OFFSET : len(head)] = (
                 head[: layout.HEADER_SIZE],
@@ -339,8 +332,8 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Let go of the file, which stays. Set a terminal state before."""
-        self._store = fixedfile.Gone("it was closed")
+        """Close the file, which stays. Set a terminal state before."""
+        self._store = fixedfile.Gone("it is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -356,12 +349,12 @@ _WRITERS: Final[weakref.WeakSet[Writer]] = weakref.WeakSet()
 
 @functools.cache
 def _watch_forks() -> None:
-    """Once a process: a process that trains many runs has many writers, one after another."""
+    """Register the fork handler, once per process, which may have many writers."""
     os.register_at_fork(after_in_child=_disarm)
 
 
 def _disarm() -> None:
-    """In a forked child: take the files away from its copies of the writers."""
+    """Disable the copies of all writers in a forked child."""
     for writer in list(_WRITERS):
         writer._store.forget()
         writer._store = fixedfile.Gone("this process was forked from the trainer, and only the trainer writes")
@@ -369,7 +362,7 @@ def _disarm() -> None:
 
 
 def _shorten(text: str, size: int) -> bytes:
-    """`text` in at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis where it was cut."""
+    """`text` in at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis if cut."""
     data = text[: size + 1].encode("utf-8", "replace")
     return data if len(data) <= size else data[: size - 3].decode("utf-8", "ignore").encode() + "…".encode()
 
@@ -385,7 +378,7 @@ def _check(
         if not _NAME.fullmatch(metric.name):
             problems.append(f"name {metric.name!r}: allowed are 1 to 63 of A-Z a-z 0-9 _ . / -")
         elif metric.name in seen:
-            problems.append(f"name {metric.name!r} is there twice")
+            problems.append(f"name {metric.name!r} is used twice")
         seen.add(metric.name)
         for field, allowed in (("kind", layout.KINDS), ("dtype", layout.DTYPES), ("axis", layout.AXES)):
             if getattr(metric, field) not in allowed:
@@ -394,19 +387,17 @@ def _check(
         if slots & (slots - 1) or not 2 <= slots <= layout.MAXIMUM_RECORDS:
             problems.append(f"{name} {slots}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}")
     if not 0 <= frame_bytes <= layout.MAXIMUM_FRAME:
-        problems.append(f"frame_bytes {frame_bytes}: must lie in 0 to {layout.MAXIMUM_FRAME}")
+        problems.append(f"frame_bytes {frame_bytes}: must be 0 to {layout.MAXIMUM_FRAME}")
     if len(run_uuid) != 16 or not 1 <= session < 1 << 32:
         problems.append(f"run_uuid has {len(run_uuid)} bytes and session is {session}: must be 16 bytes, and 1 or more")
     if not problems and _place(len(metrics), capacity, event_capacity, frame_bytes).file_size > layout.MAXIMUM_SIZE:
-        problems.append(
-            f"{len(metrics)} metrics x {capacity} records, with all else, need more than {layout.MAXIMUM_SIZE} bytes"
-        )
+        problems.append(f"{len(metrics)} metrics x {capacity} records exceed {layout.MAXIMUM_SIZE} bytes")
     if problems:
         raise ConfigError("the list of metrics", problems)
 
 
-class _Places(NamedTuple):
-    """Where the sections begin, in bytes, and the table that says so; the schema's checksum is still to come."""
+class _Layout(NamedTuple):
+    """Offsets of the sections in bytes, and their table; the checksum of the schema is added later."""
 
     ring: int
     events: int
@@ -416,7 +407,7 @@ class _Places(NamedTuple):
     table: tuple[tuple[int, int, int, int, int], ...]  # kind, count, offset, length, stride
 
 
-def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -> _Places:
+def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -> _Layout:
     schema_size, stride = metrics * layout.METRIC.size, 64 + 8 * metrics
     ring = _round_up(layout.SCHEMA_OFFSET + schema_size, 4096)
     events = _round_up(ring + capacity * stride, 4096)
@@ -431,13 +422,13 @@ def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -
     if frame_bytes:
         table.append((layout.FRAMES_KIND, layout.FRAME_SLOTS, frames, layout.FRAME_SLOTS * frame_stride, frame_stride))
     file_size = _round_up(frames + layout.FRAME_SLOTS * frame_stride, layout.FILE_GRAIN)
-    return _Places(ring, events, frames, frame_stride, file_size, tuple(table))
+    return _Layout(ring, events, frames, frame_stride, file_size, tuple(table))
 
 
 def _head(
-    places: _Places, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
+    places: _Layout, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
 ) -> bytes:
-    """The first bytes of a new file, up to the end of its schema. All that follows is zero."""
+    """First bytes of a new file, up to the end of its schema. The rest is zero."""
     schema = layout.pack_schema(metrics)
     boot_id, namespace, pid, uid, ticks, realtime, boottime = _process()
     head = bytearray(layout.SCHEMA_OFFSET)
@@ -474,7 +465,7 @@ def _head(
 
 
 def _process() -> tuple[bytes, int, int, int, int, int, int]:
-    """Boot id, pid namespace, pid, uid, start ticks, realtime, boottime; zero where the system does not tell."""
+    """Boot id, pid namespace, pid, uid, start ticks, realtime, boottime; zero if unknown."""
     boot_id, namespace, ticks = bytes(16), 0, 0
     with contextlib.suppress(OSError, ValueError):
         boot_id = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")).ljust(
