@@ -44,7 +44,7 @@ def test_import_operant_imports_nothing():
         operant.nothing  # noqa: B018
 
 
-def test_the_examples_are_true(one_thread):
+def test_the_examples_in_docstrings_run(one_thread):
     """The module's first, which trains the run that the others look at."""
     examples = sorted(doctest.DocTestFinder().find(library, "library"), key=lambda example: example.name)
     assert examples[0].name == "library" and len([example for example in examples if example.examples]) > 5
@@ -56,7 +56,7 @@ def test_the_examples_are_true(one_thread):
         assert failed == 0, "".join(told)
 
 
-def test_a_policy_takes_what_it_is_given(one_thread):
+def test_a_policy_accepts_arrays_tensors_and_lists(one_thread):
     torch = pytest.importorskip("torch")
     policy = operant.load(Path("runs/example"), device="cpu")
     batch = np.random.default_rng(0).normal(size=(6, 4))
@@ -73,7 +73,7 @@ def test_a_policy_takes_what_it_is_given(one_thread):
     policy.reset()
 
 
-def test_what_cannot_be_trained_leaves_no_run(place):
+def test_an_invalid_configuration_leaves_no_run(place):
     with pytest.raises((ConfigError, OperantError), match="did you mean"):
         operant.train("cartpol")
     with pytest.raises(OperantError, match=r"env\.lanes"):

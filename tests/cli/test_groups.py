@@ -73,7 +73,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     assert [run.id for run in runs.list_runs(root, everywhere=False)] == ["alone"] and not (root / "both").exists()
 
 
-def test_a_configuration_that_is_wrong_leaves_no_group(tmp_path):
+def test_an_invalid_configuration_leaves_no_group(tmp_path):
     done = operant_process(tmp_path, "train", "--seeds", "3", "algo.gamma=2", *SMALL)
     assert done.returncode == 2 and "algo.gamma: input should be less than or equal to 1" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
@@ -81,7 +81,7 @@ def test_a_configuration_that_is_wrong_leaves_no_group(tmp_path):
     assert done.returncode == 2 and "--inline is for one run, not for a group of 3 seeds" in done.stderr
 
 
-def test_bands_and_names(tmp_path):
+def test_a_group_has_bands_and_is_found_by_its_name(tmp_path):
     assert groups.band([]) is None and groups.band([3.0]) == (1, 3.0, None)
     assert groups.band([1.0, 2.0, 3.0]) == pytest.approx((3, 2.0, 4.303 / 3**0.5))
     made = groups.create(tmp_path, None, "cartpole-ppo", {}, range(2))

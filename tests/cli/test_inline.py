@@ -183,7 +183,7 @@ def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new
     run = runs.create(
         tmp_path / "runs", "bare", "x", request.make(words, config=None, environment_file=None, settings={}).document()
     )
-    with pytest.raises(MachineError, match="the run's folder was deleted or moved"):
+    with pytest.raises(MachineError, match="the run folder was deleted or moved"):
         train.work(run.path, resume=None)
     assert calls == [True, True] and not run.path.exists()
 

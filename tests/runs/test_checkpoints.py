@@ -74,7 +74,7 @@ def bits(tensor):
 # ------------------------------------------------------------------ round trip
 
 
-def test_round_trip_is_bit_exact(store, said, tmp_path):
+def test_a_loaded_checkpoint_equals_the_saved_one_bit_for_bit(store, said, tmp_path):
     tensors = some_tensors()
     document = {
         "iteration": 2**60 + 1,
@@ -96,7 +96,7 @@ def test_round_trip_is_bit_exact(store, said, tmp_path):
     back.tensors["float32"].add_(1)  # what is loaded can be written to
 
 
-def test_files_are_the_owners_alone_and_the_manifest_says_what_they_are(store, tmp_path):
+def test_files_are_private_and_listed_in_the_manifest(store, tmp_path):
     store.save(100, {"w": torch.ones(3)}, {}, session=1)
     path = store.save(200, {"w": torch.ones(3)}, {"best_value": 7.5}, session=1, best=True)
     assert oct((tmp_path / "checkpoints").stat().st_mode & 0o777) == oct(path.stat().st_mode & 0o777) == "0o700"
@@ -111,13 +111,13 @@ def test_files_are_the_owners_alone_and_the_manifest_says_what_they_are(store, t
     assert manifest["files"]["state.json"]["bytes"] == (path / "state.json").stat().st_size
 
 
-def test_steps_beyond_twelve_digits(store):
+def test_steps_above_twelve_digits_are_saved_and_loaded(store):
     save_bytes(store, 999_999_999_999, 1_000_000_000_000)
     assert store.steps() == [999_999_999_999, 1_000_000_000_000]
     assert store.load_files()[0].step == 1_000_000_000_000
 
 
-def test_what_can_never_be_saved_is_refused_at_once(store):
+def test_inputs_that_can_never_be_saved_raise_at_once(store):
     with pytest.raises(ValueError, match="meta"):
         store.save(1, {"w": torch.ones(3, device="meta")}, {}, session=1)
     with pytest.raises(TypeError):
@@ -148,7 +148,7 @@ def test_no_pickle_in_the_sources():
 # ------------------------------------------------------------------ which one
 
 
-def test_nothing_there(store, said):
+def test_loading_without_any_checkpoint_raises_not_found(store, said):
     assert store.steps() == []
     with pytest.raises(NotFoundError, match="no checkpoints yet"):
         store.load()
@@ -189,7 +189,7 @@ def test_another_runs_checkpoint_is_refused_but_never_deleted(store, said, tmp_p
 # ------------------------------------------------------------------ what is kept
 
 
-def test_the_last_and_the_best_are_kept(store):
+def test_the_last_few_and_the_best_checkpoint_are_not_deleted(store):
     save_bytes(store, 100)
     save_bytes(store, 200, best=True, best_value=3.0)
     save_bytes(store, 300, 400, 500, 600)
@@ -199,7 +199,7 @@ def test_the_last_and_the_best_are_kept(store):
     assert store.load_files("best")[0].step == 700
 
 
-def test_nothing_goes_that_has_not_two_newer_sound_ones(tmp_path, said):
+def test_a_checkpoint_is_deleted_only_with_two_newer_valid_ones(tmp_path, said):
     store = Store(tmp_path / "c", run_uuid=UUID, keep=1, report=said)
     save_bytes(store, 100, 200)
     assert store.steps() == [100, 200]
@@ -213,7 +213,7 @@ def test_nothing_goes_that_has_not_two_newer_sound_ones(tmp_path, said):
     assert store.steps() == [400, 500]
 
 
-def test_damaged_ones_do_not_count_as_kept(tmp_path, said):
+def test_damaged_checkpoints_do_not_count_among_the_last_few(tmp_path, said):
     store = Store(tmp_path / "c", run_uuid=UUID, keep=2, report=said)
     save_bytes(store, 100, 200)
     flip(store.folder / "step-000000000200" / "tensors.safetensors", 0)
@@ -223,7 +223,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path, said):
     assert store.steps() == [300, 400]
 
 
-def test_leftovers_of_the_dead_go_and_of_the_living_stay(store):
+def test_leftovers_of_dead_processes_are_deleted_and_of_living_ones_stay(store):
     save_bytes(store, 100)
     dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
     dead.wait()
@@ -240,7 +240,7 @@ def test_leftovers_of_the_dead_go_and_of_the_living_stay(store):
     ]
 
 
-def test_a_planted_link_is_never_followed(store, tmp_path, said):
+def test_a_symbolic_link_is_never_followed(store, tmp_path, said):
     outside = tmp_path / "precious"
     outside.mkdir()
     (outside / "state.json").write_text("precious")
@@ -272,7 +272,7 @@ def test_a_users_file_in_a_checkpoint_is_not_deleted_with_it(store):
 # ------------------------------------------------------------------ the same step again
 
 
-def test_the_same_step_again_replaces_and_keeps_the_mark_of_best(store):
+def test_saving_a_step_again_replaces_it_and_it_stays_best(store):
     save_bytes(store, 100, best=True, best_value=2.0)
     store.save_files(100, b"new", b"{}", session=1)
     manifest, files = store.load_files("best")
@@ -283,7 +283,7 @@ def test_the_same_step_again_replaces_and_keeps_the_mark_of_best(store):
         store.load_files("best")
 
 
-def test_one_moved_aside_for_one_that_never_came_is_found_and_takes_its_name_back(store, said):
+def test_a_checkpoint_moved_aside_is_restored_if_its_successor_never_came(store, said):
     save_bytes(store, 100)
     path = store.folder / "step-000000000100"
     path.rename(store.folder / ".replaced-step-000000000100-999999999")
@@ -295,7 +295,7 @@ def test_one_moved_aside_for_one_that_never_came_is_found_and_takes_its_name_bac
 
 
 @pytest.mark.parametrize("damaged", ["successor", "former", "both"])
-def test_one_moved_aside_stands_in_for_a_damaged_successor(store, damaged):
+def test_a_checkpoint_moved_aside_replaces_a_damaged_successor(store, damaged):
     save_bytes(store, 100)
     path, former = store.folder / "step-000000000100", store.folder / ".replaced-step-000000000100-999999999"
     path.rename(former)
@@ -362,7 +362,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_one_is_skipped_with_a_reason(store, said, kind):
+def test_a_damaged_checkpoint_is_skipped_with_a_reason(store, said, kind):
     save_bytes(store, 100, 200)
     DAMAGE[kind](store.folder / "step-000000000200")
     assert store.load_files()[0].step == 100
@@ -372,7 +372,7 @@ def test_a_damaged_one_is_skipped_with_a_reason(store, said, kind):
         store.load_files(200)
 
 
-def test_no_bit_of_a_manifest_can_change_unseen(store):
+def test_every_flipped_bit_of_a_manifest_is_detected(store):
     save_bytes(store, 100)
     raw = (store.folder / "step-000000000100" / "manifest.json").read_bytes()
     assert atomic.decode_manifest(raw)["step"] == 100
@@ -414,7 +414,7 @@ RECORD = {"bytes": 1, "sha256": "0" * 64}
         ({"run_uuid": "\x1b[31m"}, r"another run, '\\x1b\[31m'"),
     ],
 )
-def test_a_manifest_that_lies_is_refused(store, said, changes, reason):
+def test_a_manifest_with_invalid_fields_is_refused(store, said, changes, reason):
     save_bytes(store, 100, 200)
     forge(store.folder / "step-000000000200", **changes)
     assert store.load_files()[0].step == 100
@@ -422,7 +422,7 @@ def test_a_manifest_that_lies_is_refused(store, said, changes, reason):
     assert "\x1b" not in said[0]
 
 
-def test_files_with_the_right_hash_and_the_wrong_content(store, said):
+def test_files_with_valid_hashes_and_invalid_content_are_refused(store, said):
     store.save(100, {"w": torch.ones(2)}, {}, session=1)
     for step, files in enumerate(
         [(b"no tensors", b"{}"), (b"", b"{}"), (_good_tensors(store), b"{"), (_good_tensors(store), b"[1]")], 200
@@ -439,7 +439,7 @@ def _good_tensors(store):
     return store.load_files("last")[1]["tensors.safetensors"]
 
 
-def test_all_damaged_is_not_the_same_as_none(store, said):
+def test_all_checkpoints_damaged_is_reported_unlike_none(store, said):
     save_bytes(store, 100, 200)
     for step in (100, 200):
         flip(store.folder / f"step-{step:012d}" / "state.json", 0)
@@ -631,7 +631,7 @@ def test_everything_is_on_the_disk_before_the_name_appears(tmp_path, monkeypatch
     assert seen == [*files, "fsync .tmp-step-N-N", "rename step-N", "fsync c", "rename .trash-step-N-N"]
 
 
-def test_a_full_disk_is_seen_before_anything_is_written(store, said, monkeypatch):
+def test_a_full_disk_is_detected_before_the_first_write(store, said, monkeypatch):
     store.save(100, {"w": torch.ones(4)}, {}, session=1)
     found = os.statvfs(store.folder)
 
@@ -659,7 +659,7 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path, said):
 
 
 @pytest.mark.parametrize("step", [100, 200])
-def test_what_does_not_read_back_counts_as_lost(store, said, monkeypatch, step):
+def test_a_checkpoint_that_reads_back_differently_counts_as_lost(store, said, monkeypatch, step):
     save_bytes(store, 100)
     monkeypatch.setattr(atomic.os, "fsync", lambda descriptor: _spoil(store.folder))
     assert store.save(step, {"w": torch.ones(4)}, {}, session=1) is None
@@ -680,7 +680,7 @@ def _spoil(folder):
 # ------------------------------------------------------------------ in the background
 
 
-def test_saving_in_the_background(store, said, monkeypatch):
+def test_a_background_save_commits_and_wait_returns_its_folder(store, said, monkeypatch):
     gate, real, order = threading.Event(), atomic.commit, []
 
     def slow(root, name, files, fields):
@@ -745,7 +745,7 @@ def test_a_state_that_is_not_finite_goes_into_quarantine(store, said):
         store.save(400, good, {}, session=1, must_be_finite=("weights",))
 
 
-def test_find_nonfinite():
+def test_find_nonfinite_names_the_first_bad_tensor():
     assert (
         find_nonfinite({"a": torch.ones(2), "b": torch.tensor([1, 2]), "c": torch.empty(0), "d": torch.tensor(True)})
         is None

@@ -85,7 +85,7 @@ def test_requests_are_taken_in_the_order_they_were_made(run, inbox):
     ]
 
 
-def test_an_inbox_that_has_seen_no_change_looks_no_further(run, monkeypatch):
+def test_an_unchanged_inbox_is_not_listed_again(run, monkeypatch):
     inbox = Inbox(run.path, run.uuid, report=lambda line: None)
     inbox.poll()
     inbox._changed_s -= 2 * control._SETTLE_S  # as if the folder had long been still
@@ -98,7 +98,7 @@ def test_an_inbox_that_has_seen_no_change_looks_no_further(run, monkeypatch):
     assert {request.verb for request in inbox.poll()} == {"pause"}
 
 
-def test_a_watch_is_one_file_a_sender_and_never_piles_up(run, inbox):
+def test_a_watch_is_one_file_per_sender(run, inbox):
     for _ in range(50):
         control.send(run, "watch", {"mode": "greedy", "size": 64}, expires_s=5)
     ticket = control.send(run, "watch", {"mode": "sampled", "size": 32}, expires_s=60)
@@ -140,26 +140,26 @@ def test_two_senders_are_two_files(run, inbox):
     assert len(names(run.path / "ctl" / "done")) == 2
 
 
-def test_answers_are_bounded(run, inbox):
+def test_the_newest_hundred_answers_are_kept(run, inbox):
     tickets = [control.send(run, "checkpoint") for _ in range(control._KEPT + 20)]
     for request in inbox.poll():
         inbox.settle(request, "done")
     assert names(run.path / "ctl" / "done") == [ticket.name for ticket in tickets[20:]]
 
 
-def test_a_request_can_be_taken_back(run, inbox):
+def test_a_request_can_be_withdrawn(run, inbox):
     ticket = control.send(run, "stop")
     control.withdraw(run, ticket)
     control.withdraw(run, ticket)
     assert inbox.poll() == [] and names(run.path / "ctl") == []
 
 
-def test_a_request_that_is_put_back_is_not_obeyed_again(run, inbox):
+def test_a_restored_request_file_is_not_obeyed_again(run, inbox):
     ticket = control.send(run, "stop")
     raw = (run.path / "ctl" / ticket.name).read_bytes()
     inbox.settle(inbox.poll()[0], "accepted")
     (run.path / "ctl" / ticket.name).write_bytes(raw)
-    assert inbox.poll() == [] and "has been answered" in inbox.lines[0]
+    assert inbox.poll() == [] and "answered before" in inbox.lines[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def forged(run, **fields):
         ({"boot_id": "another", "expires_realtime_ns": 1}, "expired"),
     ],
 )
-def test_a_request_for_somebody_else_or_too_late_is_refused_with_the_reason(run, inbox, fields, reason):
+def test_a_request_for_another_trainer_or_too_late_is_refused_with_the_reason(run, inbox, fields, reason):
     ticket = forged(run, **fields)
     assert inbox.poll() == []
     found = control.answer(run, ticket, 0.0)
@@ -198,7 +198,7 @@ def test_a_request_for_somebody_else_or_too_late_is_refused_with_the_reason(run,
     assert len(inbox.lines) == 1 and reason in inbox.lines[0]
 
 
-def test_a_request_before_the_trainer_has_said_who_it_is_counts(run, inbox):
+def test_a_request_before_the_trainer_has_identified_itself_is_taken(run, inbox):
     runs.update_document(run.path, pid=None, pid_start_ticks=None)
     control.send(run, "pause")
     assert [request.verb for request in inbox.poll()] == ["pause"]
@@ -216,7 +216,7 @@ def test_a_moved_wall_clock_changes_nothing(run, inbox, monkeypatch, moved_s):
     assert inbox.poll() == []
 
 
-def test_the_name_of_who_asks_is_printed_harmlessly(run, inbox):
+def test_the_name_of_a_sender_is_made_printable(run, inbox):
     forged(run, by="eve\x1b]0;x\a\u202e" + "x" * 900)
     (request,) = inbox.poll()
     assert request.by.isprintable() and request.by.startswith("eve]0;x") and len(request.by) <= 200
@@ -292,7 +292,7 @@ CORPUS = {
 
 
 @pytest.mark.parametrize("kind", CORPUS)
-def test_a_hostile_file_is_left_alone_with_one_line_and_hides_no_request(run, inbox, kind, monkeypatch):
+def test_a_hostile_file_is_ignored_with_one_line_in_the_log(run, inbox, kind, monkeypatch):
     if kind == "owner" and os.geteuid() != 0:
         pytest.skip("only root can give files away")
     monkeypatch.chdir(run.path)
@@ -308,7 +308,7 @@ def test_a_hostile_file_is_left_alone_with_one_line_and_hides_no_request(run, in
     assert len(inbox.lines) == 1 and all(line.isprintable() for line in inbox.lines), inbox.lines
 
 
-def test_names_that_are_no_requests_are_not_looked_at(run, inbox):
+def test_files_with_other_names_are_not_read(run, inbox):
     for name in (
         "notes.txt",
         ".hidden",
@@ -333,7 +333,7 @@ def test_thousands_of_files_cost_a_bounded_look(run, inbox, monkeypatch):
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open to all", "gone", "done is a file", "done is a link"])
-def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inbox, tmp_path, obstacle):
+def test_an_invalid_ctl_folder_disables_requests_only(run, inbox, tmp_path, obstacle):
     ctl = run.path / "ctl"
     if obstacle.startswith("done"):
         ticket = control.send(run, "pause")
@@ -347,7 +347,7 @@ def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inb
             and control.answer(run, ticket, 0.0) is None
         )
         inbox.settle(request, "done")
-        assert len(inbox.lines) == 1 and "cannot be answered" in inbox.lines[0]
+        assert len(inbox.lines) == 1 and "cannot answer requests" in inbox.lines[0]
         return
     if obstacle != "open to all":
         ctl.rmdir()
@@ -369,14 +369,14 @@ def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inb
     assert 1 <= len(inbox.lines) <= 2
 
 
-def test_what_a_killed_sender_left_is_swept_at_the_start(run, inbox):
+def test_leftovers_of_a_killed_sender_are_deleted_at_the_start(run, inbox):
     (run.path / "ctl" / f".{'0' * 32}.tmp").write_text("half")
     (run.path / "ctl" / "kept.tmp").write_text("x")
     Trainer(run)
     assert names(run.path / "ctl") == ["kept.tmp"]
 
 
-def test_an_answer_of_junk_is_none(run, inbox):
+def test_an_invalid_answer_file_counts_as_no_answer(run, inbox):
     ticket = control.send(run, "pause")
     (run.path / "ctl" / "done").mkdir()
     for junk in (b"", b"[", b"{}", b'{"result": "none"}', b'{"result": ["done"]}', b'{"result": 1}'):
@@ -390,12 +390,12 @@ def test_an_answer_of_junk_is_none(run, inbox):
 # who may be asked
 
 
-def test_a_run_that_cannot_be_asked_is_a_sentence(run, tmp_path):
+def test_a_run_that_cannot_be_asked_raises_with_a_message(run, tmp_path):
     ended = runs.create(tmp_path / "runs", "ended", "x", {})
     runs.update_document(ended.path, created_realtime_ns=1)
     with pytest.raises(NotFoundError, match=r"^ended is not training: crashed$"):
         control.send(runs.load(ended.path), "pause")
-    with pytest.raises(ValueError, match="at most 4096 bytes"):
+    with pytest.raises(ValueError, match="exceeds the limit of 4096"):
         control.send(run, "pause", {"x": "y" * 5000})
     runs.update_document(run.path, host="gpu03", boot_id="another")
     with pytest.raises(MachineError, match="trains on gpu03: ask it to stop on that machine"):
@@ -406,7 +406,7 @@ def test_a_run_that_cannot_be_asked_is_a_sentence(run, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_run_of_another_user_is_a_sentence(run):
+def test_a_run_of_another_user_raises_with_a_message(run):
     os.chown(run.path, 12345, 12345)
     with pytest.raises(MachineError, match="belongs to user 12345: only its owner can ask it to checkpoint"):
         control.send(run, "checkpoint")

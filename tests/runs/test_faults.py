@@ -144,7 +144,7 @@ def test_row_6_whatever_order_the_stores_of_a_record_become_visible_in_none_is_t
 # ROW 8: TRUNCATION UNDER THE WRITER
 
 
-def test_row_8_a_file_truncated_under_a_writer_by_calls_is_survived_and_put_back(tmp_path):
+def test_row_8_a_truncated_file_is_restored_by_a_writer_with_pwrite(tmp_path):
     path = tmp_path / "metrics.mm"
     with writer_at(path, backend="pwrite") as writer:
         writer.set_state("running")
@@ -167,7 +167,7 @@ def test_row_8_a_file_truncated_under_a_writer_by_calls_is_survived_and_put_back
             )
 
 
-def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_and_is_told(started, here):
+def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_with_a_message(started, here):
     """Only the owner can do it, and a map dies of it: what ended the run is said, and every command goes on."""
     run = started("forever")
     wait_until(lambda: records(run) > 3)
@@ -266,7 +266,7 @@ def no_descriptor_left():
 
 
 @pytest.mark.parametrize("backend", ["map", "pwrite"])
-def test_row_39_without_a_descriptor_a_trainer_goes_on_and_a_viewer_says_so(fresh, backend):
+def test_row_39_without_descriptors_a_trainer_continues_and_a_viewer_reports_it(fresh, backend):
     run, said = fresh("full"), []
     lock = runs.acquire(run.path)
     run = run._replace(document=runs.update_document(run.path, **runs.identity()))
@@ -291,7 +291,7 @@ def test_row_39_without_a_descriptor_a_trainer_goes_on_and_a_viewer_says_so(fres
     lock.release()
 
 
-def test_row_39_a_short_write_is_counted_and_the_next_is_as_good(tmp_path, monkeypatch):
+def test_row_39_a_short_write_is_counted_and_the_next_one_repairs_it(tmp_path, monkeypatch):
     with writer_at(tmp_path / "metrics.mm", backend="pwrite") as writer, Reader(writer.path) as reader:
         writer.publish(0, [0.0] * 2)
         real = os.pwrite
@@ -355,7 +355,7 @@ def python_of(version: str) -> str | None:
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_row_40_what_one_python_writes_another_reads(tmp_path, version):
+def test_row_40_files_of_one_python_version_are_read_by_another(tmp_path, version):
     other = python_of(version)
     if other is None:
         pytest.skip(f"there is no Python {version} here")
@@ -376,7 +376,7 @@ def test_row_40_what_one_python_writes_another_reads(tmp_path, version):
 # THE MATRIX ITSELF
 
 
-def test_every_row_of_the_matrix_names_tests_that_are_there():
+def test_every_row_of_the_matrix_names_existing_tests():
     tests = ROOT / "tests"
     rows = [
         line.split("|")[1:-1] for line in (tests / "FAULTS.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)

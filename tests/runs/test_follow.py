@@ -14,7 +14,7 @@ from operant.runs.metrics import Metric, Writer, layout
 # THE LOG
 
 
-def test_the_logs_tail(tmp_path):
+def test_a_tail_returns_added_lines_of_a_log(tmp_path):
     path = tmp_path / "log.txt"
     tail = Tail(path)
     assert tail.poll() == [] and tail.last_words() == ()
@@ -71,7 +71,7 @@ class Trainer:
             self.writer.publish(10 * self.n, [float(self.n)])
 
 
-def test_records_and_events_are_handed_out_once(tmp_path):
+def test_records_and_events_are_returned_once(tmp_path):
     run = runs.create(tmp_path, "run-0001", "x", {})
     follower = Follower(run)
     follower.poll(0.0)
@@ -100,7 +100,7 @@ def test_records_and_events_are_handed_out_once(tmp_path):
     follower.close()
 
 
-def test_what_an_earlier_session_warned_of_is_not_told_of_one_that_begins(tmp_path):
+def test_warnings_of_an_earlier_session_do_not_appear_in_a_new_one(tmp_path):
     run, stream = runs.create(tmp_path, "run-0001", "x", {}), io.StringIO()
     trainer = Trainer(run)
     trainer.record()
@@ -156,7 +156,7 @@ def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
     return taken
 
 
-def test_of_a_huge_metrics_file_only_the_newest_end_is_read(tmp_path, monkeypatch):
+def test_only_the_newest_end_of_a_huge_metrics_file_is_read(tmp_path, monkeypatch):
     run = runs.create(tmp_path, "run-0001", "x", {})
     taken = huge(run, monkeypatch)
     follower = Follower(run)
@@ -169,7 +169,7 @@ def test_of_a_huge_metrics_file_only_the_newest_end_is_read(tmp_path, monkeypatc
     follower.close()
 
 
-def test_a_file_that_is_put_back_is_gone_on_with_and_a_resumes_is_begun_anew(tmp_path):
+def test_a_restored_file_is_continued_and_the_file_of_a_resume_starts_again(tmp_path):
     run = runs.create(tmp_path, "run-0001", "x", {})
     trainer, follower = Trainer(run), Follower(run)
     trainer.record(3)

@@ -107,7 +107,7 @@ def frames_of(data: bytes) -> list[tuple[int, int, int]]:
 # round trips
 
 
-def test_what_is_read_is_what_was_published(tmp_path):
+def test_records_read_back_equal_the_published_ones(tmp_path):
     bits = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000001234))[0]
     with Run(tmp_path, session=3) as run, Reader(run.writer.path) as reader:
         run.publish(range(10))
@@ -139,7 +139,7 @@ def test_what_is_read_is_what_was_published(tmp_path):
     assert os.stat(only_segment(run)).st_mode & 0o777 == 0o600
 
 
-def test_the_bytes_lie_where_the_specification_says(tmp_path):
+def test_the_bytes_follow_the_specification(tmp_path):
     with Run(tmp_path, session=2, rewind_to=77) as run:
         run.publish(range(100, 164))
         run.sync()
@@ -174,7 +174,7 @@ def test_the_bytes_lie_where_the_specification_says(tmp_path):
     assert columns[9] == [2**64 - step for step in range(100, 164)]
 
 
-def test_records_come_by_themselves(tmp_path):
+def test_records_reach_the_disk_without_a_call(tmp_path):
     """Without being asked, when 64 are there or a second has passed."""
     with Run(tmp_path) as run:
         run.publish(range(64))
@@ -183,7 +183,7 @@ def test_records_come_by_themselves(tmp_path):
         run.wait(lambda _: len(rows_of(run.history_folder)) == 65)
 
 
-def test_closing_takes_the_last_record(tmp_path):
+def test_closing_writes_the_last_record(tmp_path):
     run = Run(tmp_path)
     run.publish(range(5))
     run.close()
@@ -217,7 +217,7 @@ def lost_of(rows):
     return before + 1, after
 
 
-def test_many_metrics_are_cut_into_frames_that_fit(tmp_path):
+def test_frames_of_many_metrics_stay_within_the_limit(tmp_path):
     metrics = [Metric(f"m/{index}") for index in range(4096)]
     with Run(tmp_path, metrics=metrics, start=False) as run:
         for n in range(70):
@@ -233,7 +233,7 @@ def test_many_metrics_are_cut_into_frames_that_fit(tmp_path):
         assert seen == 70
 
 
-def test_a_reader_beside_the_writer_sees_whole_records(tmp_path):
+def test_a_reader_during_writes_sees_whole_records(tmp_path):
     with Run(tmp_path, capacity=4096) as run:
         seen = 0
         for begin in range(0, 6000, 100):
@@ -261,7 +261,7 @@ def test_an_absent_or_empty_history_is_empty(tmp_path):
 # resuming, rewinding
 
 
-def test_what_a_later_session_trained_again_is_left_out(tmp_path):
+def test_records_that_a_later_session_trained_again_are_left_out(tmp_path):
     with Run(tmp_path) as run:
         run.publish(range(0, 1000, 10))
     with Run(tmp_path, session=2, rewind_to=500) as run:
@@ -282,7 +282,7 @@ def test_what_a_later_session_trained_again_is_left_out(tmp_path):
     assert rows_of(run.history_folder) == [(1, 0, 0), (5, 0, 1)]
 
 
-def test_a_session_with_other_metrics(tmp_path):
+def test_a_session_with_other_metrics_is_read(tmp_path):
     with Run(tmp_path) as run:
         run.publish(range(3))
     with Run(tmp_path, session=2, metrics=METRICS[:2]) as run:
@@ -320,7 +320,7 @@ def test_a_resuming_writer_cuts_the_torn_tail_only(tmp_path):
 # what goes wrong
 
 
-def test_records_that_were_overtaken_are_counted(tmp_path):
+def test_overwritten_records_are_counted(tmp_path):
     run = Run(tmp_path, capacity=16, start=False)
     run.publish(range(100))
     run.history.start()
@@ -362,7 +362,7 @@ def test_a_full_disk_pauses_the_history(tmp_path, monkeypatch, number, half):
         assert (reading.damaged, reading.torn) == (0, 0)
 
 
-def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
+def test_a_disk_full_from_the_start_pauses_the_history(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_RETRY_S", 0.01)
     run = Run(tmp_path, start=False)
     run.publish(range(10))
@@ -379,7 +379,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
     assert len(rows_of(run.history_folder)) == 10
 
 
-def test_a_folder_that_cannot_be(tmp_path):
+def test_an_unusable_folder_pauses_the_history(tmp_path):
     (tmp_path / "history").write_bytes(b"a file")
     run = Run(tmp_path)
     run.publish(range(10))
@@ -388,7 +388,7 @@ def test_a_folder_that_cannot_be(tmp_path):
     assert (tmp_path / "history").read_bytes() == b"a file"
 
 
-def test_what_the_kernel_could_not_sync_is_written_again(tmp_path, monkeypatch):
+def test_records_of_a_failed_sync_are_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_RETRY_S", 0.01)
     sync = os.fdatasync
     failures = [OSError(errno.EIO, "no")]
@@ -412,7 +412,7 @@ def test_what_the_kernel_could_not_sync_is_written_again(tmp_path, monkeypatch):
         assert [n for _, n, _ in rows_of(run.history_folder)] == list(range(10, 20))
 
 
-def test_a_metrics_file_that_is_put_back(tmp_path, monkeypatch):
+def test_a_restored_metrics_file_is_copied_further(tmp_path, monkeypatch):
     with Run(tmp_path) as run:
         run.publish(range(10))
         run.sync()
@@ -508,7 +508,7 @@ def test_large_damage_loses_what_it_hit(tmp_path):
             assert found >= {n for index in whole for n in range(4 * index, 4 * index + 4)}
 
 
-def test_both_heads_gone(tmp_path):
+def test_a_segment_without_a_head_is_skipped(tmp_path):
     """The records say their session and their schema's checksum, so another segment's head will do."""
     with Run(tmp_path, segment_bytes=1) as run:
         for n in range(3):
@@ -564,7 +564,7 @@ def rows_payload(rows, columns, body, crc=None):
         (3, lambda: b"short"),
     ],
 )
-def test_frames_that_lie(tmp_path, kind, payload):
+def test_frames_with_invalid_fields_are_skipped(tmp_path, kind, payload):
     """With checksums that are right."""
     whole = segment.pack_rows(schema_crc(), [array("Q", [7])] * 10)
     forged(tmp_path, segment.pack_head(HEAD), segment.pack_frame(kind, payload()), whole)
@@ -573,7 +573,7 @@ def test_frames_that_lie(tmp_path, kind, payload):
     assert reading.damaged == 1
 
 
-def test_heads_that_lie(tmp_path):
+def test_heads_with_invalid_fields_are_skipped(tmp_path):
     whole = segment.pack_rows(schema_crc(), [array("Q", [7])] * 10)
     fixed = struct.pack("<HHIII16sQQQ", 1, 0, 1, 1, 4, UUID, 2**64 - 1, 0, 0)
     schema = segment.pack_head(HEAD)[16 + 56 : 16 + 56 + 512]
@@ -593,7 +593,7 @@ def test_heads_that_lie(tmp_path):
     assert rows_of(tmp_path) == [(7, 7, 7)]
 
 
-def test_false_beginnings_do_not_take_for_ever(tmp_path, monkeypatch):
+def test_false_frame_beginnings_are_scanned_in_bounded_time(tmp_path, monkeypatch):
     """Where every few bytes claim a frame of a megabyte, reading gives up instead of checking them all."""
     checked = []
     checksum = segment._checksum
@@ -609,7 +609,7 @@ def test_false_beginnings_do_not_take_for_ever(tmp_path, monkeypatch):
     assert sum(checked) < 2**28
 
 
-def test_what_is_no_segment(tmp_path):
+def test_files_that_are_not_segments_are_skipped(tmp_path):
     path = forged(tmp_path, segment.pack_head(HEAD), segment.pack_rows(schema_crc(), [array("Q", [7])] * 10))
     os.mkfifo(tmp_path / "seg-000002.opl")
     (tmp_path / "seg-000003.opl").mkdir()
@@ -665,12 +665,12 @@ def fuzz(folder: Path, mutants: int, seed: int) -> None:
     assert lost > mutants / 2
 
 
-def test_mutants(tmp_path):
+def test_mutated_segments_give_valid_data_or_nothing(tmp_path):
     fuzz(tmp_path, 1000, seed=1)
 
 
 @pytest.mark.soak
-def test_many_mutants(tmp_path):
+def test_many_mutated_segments_give_valid_data_or_nothing(tmp_path):
     fuzz(tmp_path, 100_000, seed=2)
 
 
@@ -723,7 +723,7 @@ def thin_now(path: Path) -> int:
     return sum(1 for _ in thinning.thin(path))
 
 
-def test_a_segment_is_thinned_in_its_place(tmp_path):
+def test_a_thinned_segment_replaces_the_old_one(tmp_path):
     path, data = small_history(tmp_path, frames=100)
     assert thin_now(path) > 100
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -743,7 +743,7 @@ def test_a_segment_is_thinned_in_its_place(tmp_path):
     )
 
 
-def test_a_segment_that_was_thinned_to_the_end_is_thinned_again(tmp_path):
+def test_a_segment_is_thinned_again_under_the_quota(tmp_path):
     path, _ = small_history(tmp_path, frames=10)
     with open(path, "r+b") as file:
         file.write(segment.pack_head(segment.describe(path)._replace(every=1 << 31)))
@@ -851,18 +851,18 @@ def kill_often(folder: Path, kills: int, chance: random.Random) -> None:
     assert salvage(folder / "history", folder / "metrics.mm") == 0
 
 
-def test_kill_9(tmp_path):
+def test_a_kill_loses_no_synced_record(tmp_path):
     kill_often(tmp_path, 3, random.Random(1))
 
 
 @pytest.mark.soak
-def test_kill_9_often(tmp_path):
+def test_many_kills_lose_no_synced_record(tmp_path):
     for attempt in range(20):
         (tmp_path / str(attempt)).mkdir()
         kill_often(tmp_path / str(attempt), 15, random.Random(attempt))
 
 
-def test_salvage_of_what_cannot_be_read(tmp_path):
+def test_salvage_of_unreadable_files_saves_nothing(tmp_path):
     assert salvage(tmp_path / "history", tmp_path / "absent") == 0
     (tmp_path / "metrics.mm").write_bytes(b"no metrics file" * 1000)
     assert salvage(tmp_path / "history", tmp_path / "metrics.mm") == 0
@@ -877,7 +877,7 @@ def test_salvage_of_what_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "half a head", "a broken head"])
-def test_a_run_killed_before_its_history_began(tmp_path, left):
+def test_records_of_a_run_killed_before_its_history_began_are_salvaged(tmp_path, left):
     """What the ring has is saved, whatever there is of the first segment; a history without any head is empty, and no
     error.
     """
@@ -895,7 +895,7 @@ def test_a_run_killed_before_its_history_began(tmp_path, left):
 
 
 @pytest.mark.parametrize(("told", "kept"), [(True, [0, 10, 20, 40]), (False, [0, 10, 20, 40, 43])])
-def test_a_resume_killed_before_its_history_began_still_takes_back_what_it_repeats(tmp_path, told, kept):
+def test_a_resume_killed_before_its_history_began_still_drops_repeated_records(tmp_path, told, kept):
     """As its event says where it went on; without one, what lies before its first record stays."""
     with Run(tmp_path) as run:
         run.publish([0, 10, 20, 40, 43, 50, 60])

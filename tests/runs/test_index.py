@@ -83,7 +83,7 @@ def test_create_makes_a_private_folder_with_its_document(root):
     assert [entry.name for entry in run.path.iterdir()] == ["run.json"]
 
 
-def test_a_name_gets_an_ending_only_on_collision(root):
+def test_a_name_gets_a_suffix_only_on_collision(root):
     first, second = make(root, "tuned"), make(root, "tuned")
     assert first.id == "tuned" and first.short == "tuned"
     assert second.id.startswith("tuned-") and second.short == second.id[-4:]
@@ -98,7 +98,7 @@ def test_the_name_of_a_deleted_run_is_free(root, tmp_path):
     assert make(tmp_path / "third", "tuned").id == "tuned"
 
 
-def test_many_runs_have_endings_of_their_own(root):
+def test_many_runs_have_different_suffixes(root):
     ids = [make(root, prefix=f"env{k}-ppo").id for k in range(40)]
     assert len({id_[-4:] for id_ in ids}) == 40
 
@@ -106,7 +106,7 @@ def test_many_runs_have_endings_of_their_own(root):
 @pytest.mark.parametrize(
     "name", ["", "..", ".hidden", "a/b", "../x", "-x", "a b", "a\0b", "x" * 65, "é", "latest", "live", "a\n"]
 )
-def test_a_name_that_cannot_be_one_is_refused_before_anything_is_made(root, name):
+def test_an_invalid_name_is_refused_before_a_folder_is_made(root, name):
     with pytest.raises(UsageError, match="cannot be the name of a run"):
         make(root, name)
     assert not root.exists()
@@ -117,7 +117,7 @@ def test_a_prefix_from_a_file_name_is_made_to_fit(root):
     assert runs.ID.fullmatch(run.id) and run.path.parent == root
 
 
-def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path):
+def test_an_unusable_root_raises_with_a_message(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot make a run folder"):
         make(tmp_path / "file" / "runs")
@@ -131,7 +131,7 @@ def test_an_unwritable_home_costs_only_the_index(root, tmp_path, monkeypatch):
     assert runs.list_runs(tmp_path / "elsewhere") == []
 
 
-def test_update_document_replaces_as_a_whole(root):
+def test_update_document_replaces_the_file_as_a_whole(root):
     run = make(root)
     before = os.stat(run.path / "run.json").st_ino
     document = runs.update_document(run.path, pid=12, phase="importing torch")
@@ -144,7 +144,7 @@ def test_update_document_replaces_as_a_whole(root):
     assert sorted(entry.name for entry in run.path.iterdir()) == ["run.json"]
 
 
-def test_remove_deletes_the_folder_but_not_what_links_lead_to(root, tmp_path):
+def test_remove_deletes_the_folder_and_not_the_targets_of_links(root, tmp_path):
     run = make(root)
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
@@ -157,7 +157,7 @@ def test_remove_deletes_the_folder_but_not_what_links_lead_to(root, tmp_path):
 # finding
 
 
-def test_list_is_newest_first_and_passes_over_junk(root, tmp_path):
+def test_the_list_is_newest_first_and_skips_other_folders(root, tmp_path):
     made = [make(root) for _ in range(3)]
     (root / "empty").mkdir()
     (root / "file").write_text("")
@@ -175,7 +175,7 @@ def test_list_is_newest_first_and_passes_over_junk(root, tmp_path):
     "content",
     [b"", b"null", b"[1]", b"[" * 200_000, b'{"a": ' + b"9" * 5000 + b"}", b"{" + b" " * (1 << 20) + b"}", b"\xff"],
 )
-def test_a_document_of_junk_never_raises(root, content):
+def test_an_invalid_document_never_raises(root, content):
     run = make(root)
     (run.path / "run.json").write_bytes(content)
     found = runs.resolve(run.id, root)
@@ -227,7 +227,7 @@ def test_a_full_id_wins_over_longer_ones(root):
     assert runs.resolve("run-1", root).path == run.path
 
 
-def test_the_index_finds_runs_from_anywhere_and_forgets_those_that_are_gone(root, tmp_path):
+def test_the_index_finds_runs_from_anywhere_and_drops_deleted_ones(root, tmp_path):
     run = make(root)
     other = tmp_path / "other"
     assert runs.resolve(run.id, other).path == run.path and runs.resolve("latest", other).path == run.path
@@ -241,7 +241,7 @@ def test_the_index_finds_runs_from_anywhere_and_forgets_those_that_are_gone(root
     assert [os.readlink(entry) for entry in index.iterdir()] == [str(second.path)]
 
 
-def test_where_a_root_is_named_only_its_runs_are_meant(root, tmp_path, monkeypatch):
+def test_a_named_root_limits_the_search_to_its_runs(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine, newer = make(root, "mine"), make(tmp_path / "elsewhere", "newer")
     assert runs.scope() == (root, True) and runs.resolve("latest", *runs.scope()).path == newer.path
@@ -264,7 +264,7 @@ def test_where_a_root_is_named_only_its_runs_are_meant(root, tmp_path, monkeypat
         lock.release()
 
 
-def test_the_index_keeps_entries_of_a_root_that_is_away(root, tmp_path):
+def test_the_index_keeps_entries_of_a_missing_root(root, tmp_path):
     run = make(root)
     root.rename(tmp_path / "unmounted")
     make(tmp_path / "other")
@@ -273,7 +273,7 @@ def test_the_index_keeps_entries_of_a_root_that_is_away(root, tmp_path):
     assert runs.resolve(run.id, tmp_path / "third").path == run.path
 
 
-def test_junk_in_the_index_is_passed_over(root, tmp_path):
+def test_invalid_entries_of_the_index_are_skipped(root, tmp_path):
     run = make(root)
     index = Path(os.environ["XDG_STATE_HOME"], "operant", "runs")
     (index / "notes.txt").write_text("x")
@@ -322,7 +322,7 @@ def test_no_match_names_the_closest_three(root):
     assert str(caught.value).count("-ppo-") == 4
 
 
-def test_case_does_not_make_a_name_far(root):
+def test_closest_names_ignore_case(root):
     for name in ("fin", "other-ppo-77b0", "third-ppo-77b1", "again"):
         make(root, name)
     make(root, "AGAIN")
@@ -333,7 +333,7 @@ def test_case_does_not_make_a_name_far(root):
 
 
 @pytest.mark.parametrize(("file", "kind"), [("sweep.toml", "sweep"), ("group.json", "group")])
-def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
+def test_an_ambiguous_name_of_a_group_or_sweep_names_it(root, file, kind):
     for name in ("many.1", "many.2"):
         make(root, name)
     (root / "many").mkdir()
@@ -347,7 +347,7 @@ def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
         runs.resolve("man", root)
 
 
-def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
+def test_a_run_folder_with_an_invalid_name_is_found_by_its_path(root):
     make(root, "mine").path.rename(root / "my best rün")
     with pytest.raises(
         NotFoundError,
@@ -361,7 +361,7 @@ def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_a_run_of_another_user_that_may_not_be_read_says_so(fresh_root):
+def test_an_unreadable_run_of_another_user_raises_with_its_owner(fresh_root):
     made = runs.create(fresh_root, "theirs", "x", {})
     os.chown(made.path, 12345, 12345)
     os.seteuid(23456)
@@ -385,7 +385,7 @@ def fresh_root():
         yield Path(folder)
 
 
-def test_no_runs_at_all_says_how_to_start(root):
+def test_without_runs_the_message_tells_how_to_start_one(root):
     for name in ("latest", "anything"):
         with pytest.raises(NotFoundError, match="Start one: operant train"):
             runs.resolve(name, root)
@@ -418,7 +418,7 @@ HOSTILE = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(HOSTILE)
-def test_a_hostile_name_is_resolved_to_nothing_and_printed_harmlessly(name):
+def test_a_hostile_name_resolves_to_nothing_and_is_printed_harmlessly(name):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "inner", "runs")
         (root / "zz").mkdir(parents=True)
@@ -451,7 +451,7 @@ def test_a_hostile_name_makes_a_folder_in_the_root_or_none(name):
 # the lock
 
 
-def test_a_second_trainer_is_refused_and_told_who_holds_the_run(root):
+def test_a_second_trainer_is_refused_with_the_holder_named(root):
     run = make(root, "cartpole-ppo-4f2a")
     assert runs.probe(run.path) is False
     holder = python(HOLD, run.path)
@@ -492,7 +492,7 @@ RESTORE = (
 )
 
 
-def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
+def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_restored(root):
     run = make(root)
     lock_path, worker = run.path / "run.lock", python(RESTORE, run.path)
 
@@ -526,7 +526,7 @@ def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
     runs.acquire(run.path).release()
 
 
-def test_a_lock_that_another_trainer_has_taken_is_not_taken_back(root):
+def test_a_lock_held_by_another_trainer_is_not_taken_back(root):
     run = make(root)
     lock = runs.acquire(run.path)
     lock.path.unlink()
@@ -577,7 +577,7 @@ def test_a_forked_child_does_not_hold_the_lock(root):
     parent.communicate()
 
 
-def test_a_lock_that_cannot_be_taken_is_a_sentence(root):
+def test_a_lock_that_cannot_be_taken_raises_with_a_message(root):
     run = make(root)
     (run.path / "run.lock").symlink_to("/dev/null")
     with pytest.raises(MachineError, match=r"cannot open .* for writing"):
@@ -718,7 +718,7 @@ def test_stalled_is_measured_against_the_usual_iteration():
     assert judged.state.word == "running", "the time of a long phase is no part of an iteration"
 
 
-def test_a_crash_before_the_worker_speaks_and_one_after(root):
+def test_a_crash_is_seen_before_and_after_the_first_record(root):
     run = make(root)
     assert runs.state(run).word == "starting"
     old = runs.update_document(run.path, created_realtime_ns=1)
@@ -730,7 +730,7 @@ def test_a_crash_before_the_worker_speaks_and_one_after(root):
     assert runs.describe(run)["exit"] == 137
 
 
-def test_the_file_of_the_session_before_says_nothing_about_a_resumed_worker(root):
+def test_the_metrics_file_of_an_earlier_session_does_not_describe_a_resumed_worker(root):
     run = make(root)
     write_metrics(run, state="stopped", exit_code=130)
     assert runs.state(run).word == "stopped"
@@ -746,7 +746,7 @@ def test_the_file_of_the_session_before_says_nothing_about_a_resumed_worker(root
         lock.release()
 
 
-def test_a_resumed_crash_that_is_stopped_before_its_first_record(root):
+def test_a_resumed_run_stopped_before_its_first_record_is_stopped(root):
     run = make(root)
     write_metrics(run, step=500)
     runs.write_json(run.exit_path, {"exit": 130, "signal": None})
@@ -760,7 +760,7 @@ def test_a_resumed_crash_that_is_stopped_before_its_first_record(root):
 
 @pytest.mark.parametrize("named", [True, False], ids=["after run.json names it", "before"])
 @pytest.mark.parametrize(("ending", "word", "code"), [({"signal": 9}, "crashed", 137), ({"exit": 4}, "failed", 4)])
-def test_a_resume_of_a_finished_run_that_dies_before_its_first_record(root, named, ending, word, code):
+def test_a_resumed_run_that_dies_before_its_first_record_is_crashed(root, named, ending, word, code):
     run = make(root)
     runs.update_document(run.path, **runs.identity())
     write_metrics(run, state="finished")
@@ -773,7 +773,7 @@ def test_a_resume_of_a_finished_run_that_dies_before_its_first_record(root, name
     assert (described["state"], described["exit"]) == (word, code)
 
 
-def test_a_signal_after_the_last_word_does_not_change_how_a_run_ended(root):
+def test_a_signal_after_the_terminal_state_changes_nothing(root):
     """A second SIGTERM may find a stopped worker on its way out."""
     run = make(root)
     runs.update_document(run.path, **runs.identity())
@@ -783,7 +783,7 @@ def test_a_signal_after_the_last_word_does_not_change_how_a_run_ended(root):
     assert (described["state"], described["exit"]) == ("stopped", 130)
 
 
-def test_time_in_a_pause_is_no_part_of_an_iteration():
+def test_time_in_a_pause_does_not_count_as_an_iteration():
     judged = None
     for k in range(5):
         judged = states.assess(look(heartbeat_count=k, main_count=k), judged, 0.1 * k)
@@ -813,7 +813,7 @@ def test_an_unreadable_metrics_file_is_a_state(root):
     assert runs.describe(run)["state"] == "unreadable"
 
 
-def test_describe_has_stable_keys_and_looks_back_for_what_is_not_in_every_record(root):
+def test_describe_has_stable_keys_and_searches_earlier_records_for_rare_values(root):
     run = make(root, "cartpole-ppo-4f2a")
     write_metrics(run, state="finished", step=500, values=(487.5, 500.0, 1e6), records=5, checkpoint=504)
     runs.write_json(run.exit_path, {"exit": 0, "signal": None})
@@ -890,7 +890,7 @@ def test_describe_has_stable_keys_and_looks_back_for_what_is_not_in_every_record
     json.dumps(described, allow_nan=False)
 
 
-def test_eta_of_a_living_run(root):
+def test_a_living_run_has_an_eta(root):
     run = make(root)
     write_metrics(run, step=1000, values=(1.0, 1.0, 100.0))
     lock = runs.acquire(run.path)
@@ -916,7 +916,7 @@ def test_light_programs_stay_light():
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=300), st.integers(2, 60))
 @example("\u2e80" + "0", 2)  # the first character leaves no room for the ellipsis
-def test_safe_leaves_nothing_a_terminal_would_obey_or_hide(raw, limit):
+def test_safe_removes_everything_a_terminal_would_obey_or_hide(raw, limit):
     clean = text.safe(raw, limit)
     assert all(unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in clean)
     assert sum(text.cells(c) for c in clean) <= limit
@@ -940,7 +940,7 @@ def test_safe_leaves_nothing_a_terminal_would_obey_or_hide(raw, limit):
         (None, "None"),
     ],
 )
-def test_safe_on_known_tricks(raw, clean):
+def test_safe_escapes_known_terminal_attacks(raw, clean):
     assert text.safe(raw) == clean
 
 
@@ -968,11 +968,11 @@ def test_safe_cuts_by_cells_and_keeps_lines_on_request():
         (float("nan"), "-"),
     ],
 )
-def test_counts(value, worded):
+def test_counts_are_printed_with_a_suffix(value, worded):
     assert text.count(value) == worded
 
 
-def test_numbers_durations_and_ages():
+def test_numbers_durations_and_ages_are_printed_short():
     assert [text.number(v) for v in (487.26, -170.0, 0.00831, 9.9999, 1.5e6, float("nan"), None, float("inf"))] == [
         "487.3",
         "-170.0",

@@ -183,7 +183,7 @@ def test_exit_json_has_the_last_step_and_the_cause_of_a_crash(started):
     assert (described["exit"], described["step"], described["pid"]) == (137, 60_000, found["pid"])
 
 
-def test_the_worker_is_detached_from_whoever_started_it(fresh):
+def test_the_worker_is_detached_from_its_starter(fresh):
     run = fresh()
     code = """
 import json, os, pathlib, signal, sys
@@ -217,7 +217,7 @@ pathlib.Path(sys.argv[1], "facts").write_text(json.dumps(facts))
     assert lines[0].startswith(log.SESSION_MARK) and lines[1:] == ["to the log", "errors too"]
 
 
-def test_the_waiter_is_no_child_of_the_starter(started):
+def test_the_waiter_is_not_a_child_of_its_starter(started):
     run = started("quiet")
     worker = runs.read_json(run.path / "run.json")["pid"]
     waiter = parent_of(worker)
@@ -278,7 +278,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_in_the_log(fresh):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
+def test_a_log_that_is_not_a_regular_file_raises_with_a_message(fresh, here, make):
     run = fresh()
     make(run.log_path)
     with pytest.raises(
@@ -289,7 +289,7 @@ def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
     assert done.code == 3 and "(log.txt is not a regular file)" in done.err
 
 
-def test_the_usage_of_the_waiter():
+def test_the_waiter_prints_its_usage_for_wrong_arguments():
     environment = os.environ | {"PYTHONPATH": PACKAGE_PARENT}
     found = subprocess.run(
         [sys.executable, "-m", "operant.runs.launch", "x"], env=environment, capture_output=True, text=True, check=False
@@ -365,7 +365,7 @@ def test_only_the_holder_of_the_lock_is_signalled(started, fresh):
         bystander.communicate()
 
 
-def test_suspended_and_stalled_runs_are_told_apart(started):
+def test_suspended_and_stalled_runs_are_distinguished(started):
     suspended, stalled = started("forever", "a"), started("hang", "b")
     wait_until(lambda: records(suspended) > 3 and records(stalled) == 3)
     assert launch.signal_worker(suspended, signal.SIGSTOP)
@@ -392,7 +392,7 @@ def test_a_wall_clock_moved_by_a_day_changes_no_state(started, monkeypatch, move
         time.sleep(0.02)
 
 
-def test_a_forked_child_that_holds_all_it_had_open_keeps_no_dead_run_alive(started):
+def test_a_forked_child_with_all_descriptors_does_not_keep_a_dead_run_alive(started):
     run = started("fork")
     wait_until(lambda: records(run) > 3)
     worker = runs.read_json(run.path / "run.json")["pid"]
@@ -434,7 +434,7 @@ def test_a_worker_in_another_pid_namespace_is_seen_stopped_and_seen_dead(fresh):
 # viewer
 
 
-def test_a_run_to_its_end_in_a_pipe(started, view):
+def test_a_run_followed_in_a_pipe_prints_plain_lines_to_its_end(started, view):
     run = started("finish")
     viewer = view(run, terminal=False)
     assert viewer.wait() == 0
@@ -448,7 +448,7 @@ def test_a_run_to_its_end_in_a_pipe(started, view):
     assert lines[-2] == f"  run   {run.path}" and lines[-1] == "  next  operant eval 4f2a   operant show 4f2a"
 
 
-def test_a_run_to_its_end_in_a_terminal(started, view):
+def test_a_run_followed_in_a_terminal_redraws_its_line_to_its_end(started, view):
     run = started("forever")
     viewer = view(run)
     viewer.wait_for("eval 480.0 at 800 k steps  (the best so far)\r\n")
@@ -535,7 +535,7 @@ def test_a_killed_viewer_does_not_disturb_the_run(started, view):
     wait_until(lambda: records(run) > seen + 20)
 
 
-def test_a_deleted_folder_is_told_once_its_trainer_has_ended(started, monkeypatch):
+def test_a_deleted_folder_is_reported_once_its_trainer_has_ended(started, monkeypatch):
     monkeypatch.setattr(follow, "_EXIT_GRACE_S", 0.0)
     run, stream, killed = started("forever"), io.StringIO(), threading.Event()
     wait_until(lambda: state(run).word == "running")
@@ -621,7 +621,7 @@ def test_resuming_is_followed_by_the_new_session_only(started):
     assert "✔ finished" in stream.getvalue()
 
 
-def test_detached_runs_go_on(fresh):
+def test_detached_runs_continue(fresh):
     run = fresh()
     stream = io.StringIO()
     assert follow.start_and_wait_first_record(run, fake(run, "forever"), stream=stream) == 0
@@ -680,7 +680,7 @@ def test_detaching_reports_the_first_error(fresh):
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"])
-def test_detaching_is_refused_where_a_job_manager_would_kill_it(fresh, monkeypatch, variable):
+def test_detaching_is_refused_under_a_job_manager(fresh, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
     run = fresh()
     with pytest.raises(UsageError, match="--detach does not work under"):
@@ -688,7 +688,7 @@ def test_detaching_is_refused_where_a_job_manager_would_kill_it(fresh, monkeypat
     assert not run.log_path.exists()
 
 
-def test_a_machine_that_kills_at_logout_is_told_of(tmp_path, monkeypatch):
+def test_a_machine_that_kills_at_logout_is_reported(tmp_path, monkeypatch):
     etc, linger = tmp_path / "systemd", tmp_path / "linger"
     (etc / "logind.conf.d").mkdir(parents=True)
     linger.mkdir()
@@ -711,7 +711,7 @@ def test_a_machine_that_kills_at_logout_is_told_of(tmp_path, monkeypatch):
 FULL = Progress(341_000_000, 500_000_000, 4_710_000.0, 487.26, 72.0)
 
 
-def test_the_line_gives_up_what_matters_least():
+def test_a_narrow_progress_line_drops_the_least_important_fields():
     assert (
         progress.line(FULL, 120)
         == "━" * 27 + "─" * 13 + "   68.2 %   341 M / 500 M steps   4.71 M SPS   return 487.3   ETA 0:01:12"
@@ -736,7 +736,7 @@ def test_a_stream_without_unicode_gets_plain_letters():
     assert stream.getvalue() == "* finished | ##- ?\n"
 
 
-def test_a_closed_stream_is_a_viewer_that_is_gone(started):
+def test_a_closed_stream_ends_the_viewer_only(started):
     stream = io.StringIO()
     stream.close()
     assert follow.follow(started("finish"), stream=stream) == follow.VIEWER_GONE_CODE

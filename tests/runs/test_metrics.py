@@ -62,7 +62,7 @@ def child(code: str, *arguments: object, **options) -> subprocess.Popen:
 
 
 @backends
-def test_everything_written_is_read(tmp_path, backend):
+def test_every_written_field_is_read_back(tmp_path, backend):
     metrics = (
         Metric("return", "gauge", "", "f64", -5.0, 500.0, higher_better=True),
         Metric("loss/policy", must_be_finite=True, low=-1.5, axis="log"),
@@ -122,7 +122,7 @@ def test_everything_written_is_read(tmp_path, backend):
 
 
 @backends
-def test_states_and_phases(tmp_path, backend):
+def test_states_and_phases_are_read_back(tmp_path, backend):
     assert set(STATES) >= TERMINAL
     with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
         for count, state in enumerate(STATES, 1):
@@ -137,7 +137,7 @@ def test_states_and_phases(tmp_path, backend):
 
 
 @backends
-def test_words_of_control_checkpoints_and_history(tmp_path, backend):
+def test_status_words_of_control_checkpoints_and_history_are_read_back(tmp_path, backend):
     with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
         words = (
             "control_sequence",
@@ -158,7 +158,7 @@ def test_words_of_control_checkpoints_and_history(tmp_path, backend):
 
 
 @backends
-def test_events(tmp_path, backend):
+def test_events_are_read_back(tmp_path, backend):
     with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
         assert reader.events() == []
         before = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -197,13 +197,13 @@ def test_events(tmp_path, backend):
         ("[/foo] [@click=app.quit]", "[/foo] [@click=app.quit]"),
     ],
 )
-def test_texts_of_events(tmp_path, text, read):
+def test_long_texts_of_events_are_cut_at_whole_characters(tmp_path, text, read):
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         writer.event(text)
         assert reader.events()[0].text == read
 
 
-def test_events_that_cannot_be(tmp_path):
+def test_invalid_events_raise(tmp_path):
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         for options in ({"level": "loud"}, {"code": "unheard"}, {"step": -1}, {"step": 2**64}):
             with pytest.raises(ValueError, match=r"tuple|step >= 0"):
@@ -223,7 +223,7 @@ def test_an_event_that_would_wait_is_dropped_and_counted(tmp_path, monkeypatch):
 
 
 @backends
-def test_events_of_two_threads_beside_records(tmp_path, backend):
+def test_two_threads_store_events_during_publishes(tmp_path, backend):
     with writer_at(tmp_path, event_capacity=4096, backend=backend) as writer, Reader(writer.path) as reader:
 
         def tell(name):
@@ -247,7 +247,7 @@ def test_events_of_two_threads_beside_records(tmp_path, backend):
 
 
 @backends
-def test_frames(tmp_path, backend):
+def test_frames_are_read_back(tmp_path, backend):
     pixels = [bytes((n + index) % 256 for index in range(2 * 8 * 6 * 3)) for n in range(5)]
     with writer_at(tmp_path, frame_bytes=len(pixels[0]), backend=backend) as writer, Reader(writer.path) as reader:
         assert reader.frame() is None
@@ -267,7 +267,7 @@ def test_frames(tmp_path, backend):
             assert again.frame().n == 5
 
 
-def test_frames_that_do_not_fit(tmp_path):
+def test_frames_that_do_not_fit_raise(tmp_path):
     with writer_at(tmp_path, frame_bytes=300) as writer, Reader(writer.path) as reader:
         for pixels, lanes, height, width in (
             (bytes(301), 1, 301, 1),
@@ -311,7 +311,7 @@ def test_values_are_stored_to_the_bit(tmp_path, backend):
         assert read[-2:] == (-(2**63), 2**64 - 1)
 
 
-def test_flags_of_values_that_are_not_finite(tmp_path):
+def test_non_finite_values_set_the_flags(tmp_path):
     metrics = [Metric("return"), Metric("loss", must_be_finite=True), Metric("other", must_be_finite=True)]
     with writer_at(tmp_path, metrics) as writer, Reader(writer.path) as reader:
 
@@ -343,7 +343,7 @@ def test_the_ring_wraps_and_counts_beyond_32_bits(tmp_path, backend):
         assert reader.latest().step == 2**40
 
 
-def test_a_reader_never_goes_back(tmp_path):
+def test_a_reader_never_returns_an_older_record(tmp_path):
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         for n in range(5):
             writer.publish(n, [float(n)] * 8)
@@ -356,7 +356,7 @@ def test_a_reader_never_goes_back(tmp_path):
             assert fresh.latest().n == 1
 
 
-def test_many_metrics_and_the_largest_chunks(tmp_path):
+def test_many_metrics_are_read_in_the_largest_chunks(tmp_path):
     metrics = [Metric(f"m{index}") for index in range(4096)]
     with writer_at(tmp_path, metrics) as writer, Reader(writer.path) as reader:
         for n in range(20):
@@ -494,13 +494,13 @@ def test_the_golden_files_are_read(path):
 
 
 @backends
-def test_todays_writer_makes_the_golden_bytes(tmp_path, monkeypatch, backend):
+def test_the_writer_reproduces_the_golden_files(tmp_path, monkeypatch, backend):
     fix_identity(monkeypatch)
     build_golden(tmp_path / "metrics.mm", backend)
     assert (tmp_path / "metrics.mm").read_bytes() == GOLDEN.read_bytes()
 
 
-def test_the_bytes_lie_where_the_specification_says():
+def test_the_bytes_follow_the_specification():
     data = GOLDEN.read_bytes()
 
     def at(form, offset):
@@ -585,7 +585,7 @@ def test_the_bytes_lie_where_the_specification_says():
     assert data[slot + 64 : slot + 136] == bytes(range(1, 73))
 
 
-def test_the_codes_of_words_never_change():
+def test_codes_of_states_and_events_never_change():
     assert STATES[:10] == (
         "starting",
         "running",
@@ -605,7 +605,7 @@ def test_the_codes_of_words_never_change():
 # making the file
 
 
-def test_the_file_is_private_whole_and_allocated(tmp_path):
+def test_the_file_is_private_complete_and_allocated(tmp_path):
     with writer_at(tmp_path, capacity=1024) as writer:
         found = os.stat(writer.path)
         assert found.st_mode & 0o777 == 0o600
@@ -615,7 +615,7 @@ def test_the_file_is_private_whole_and_allocated(tmp_path):
         assert os.listdir(tmp_path) == ["metrics.mm"]
 
 
-def test_what_a_killed_trainer_left_is_replaced(tmp_path):
+def test_leftovers_of_a_killed_trainer_are_replaced(tmp_path):
     (tmp_path / ".metrics.mm.tmp").write_bytes(b"half")
     (tmp_path / "metrics.mm").write_bytes(b"old")
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
@@ -631,7 +631,7 @@ def test_what_a_killed_trainer_left_is_replaced(tmp_path):
         (errno.EIO, "cannot be made"),
     ],
 )
-def test_disk_full_at_the_start(tmp_path, monkeypatch, number, sentence):
+def test_a_full_disk_at_the_start_raises_and_leaves_nothing(tmp_path, monkeypatch, number, sentence):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -662,7 +662,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, number):
         writer_at(tmp_path)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_raises(tmp_path):
     with pytest.raises(MachineError, match="No such file"):
         writer_at(tmp_path / "nowhere")
 
@@ -692,7 +692,7 @@ def test_bad_metrics_are_all_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_values_that_do_not_fit(tmp_path):
+def test_values_that_do_not_fit_raise(tmp_path):
     with writer_at(tmp_path, [Metric("f"), Metric("u", dtype="u64")]) as writer, Reader(writer.path) as reader:
         for step, values in (
             (0, [1.0]),
@@ -732,12 +732,12 @@ def test_auto_maps_local_filesystems_only(tmp_path, monkeypatch, magic, backend)
         assert writer.backend == backend
 
 
-def test_auto_can_tell_here(tmp_path):
+def test_auto_finds_the_backend_of_this_filesystem(tmp_path):
     with writer_at(tmp_path) as writer:
         assert writer.backend in ("map", "pwrite")
 
 
-def test_writes_that_fail_are_counted_and_training_goes_on(tmp_path, monkeypatch):
+def test_failed_writes_are_counted_and_training_continues(tmp_path, monkeypatch):
     with writer_at(tmp_path, backend="pwrite") as writer, Reader(writer.path) as reader:
         writer.publish(1, [1.0] * 8)
         with monkeypatch.context() as patch:
@@ -755,7 +755,7 @@ def test_writes_that_fail_are_counted_and_training_goes_on(tmp_path, monkeypatch
 
 
 @backends
-def test_a_deleted_or_replaced_file_is_put_back(tmp_path, backend):
+def test_a_deleted_or_replaced_file_is_restored(tmp_path, backend):
     with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
         writer.publish(1, [1.0] * 8)
         assert not writer.restore()
@@ -781,7 +781,7 @@ def test_a_deleted_or_replaced_file_is_put_back(tmp_path, backend):
 
 
 @backends
-def test_after_close_and_with_two_threads(tmp_path, backend):
+def test_publishing_after_close_or_from_two_threads_raises(tmp_path, backend):
     writer = writer_at(tmp_path, backend=backend, frame_bytes=64)
     writer._turn.acquire()
     with pytest.raises(OperantError, match="one writer"):
@@ -807,7 +807,7 @@ def test_after_close_and_with_two_threads(tmp_path, backend):
         assert reader.latest().n == 0
 
 
-def test_heartbeats_beside_publishes(tmp_path):
+def test_heartbeats_and_publishes_do_not_disturb_each_other(tmp_path):
     """The words of the heartbeat are its own: neither disturbs the other."""
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         beats = threading.Thread(target=lambda: [writer.heartbeat() for _ in range(2000)])
@@ -886,7 +886,7 @@ def test_descriptors_do_not_survive_exec_and_are_not_leaked(tmp_path):
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_module_is_light():
+def test_the_module_imports_nothing_heavy():
     code = (
         "import sys, operant.runs.metrics; print(sorted({'torch', 'numpy', 'numba', 'pydantic', 'ctypes'} & "
         "set(sys.modules)))"
@@ -1013,7 +1013,7 @@ def test_longer_records_of_a_newer_minor_version_are_read(tmp_path):
         ("Q", 256 + 16, 4104, "does not lie|lacks|truncated|status"),
     ],
 )
-def test_impossible_numbers_in_the_header(tmp_path, form, offset, value, sentence):
+def test_impossible_counts_in_the_header_are_refused(tmp_path, form, offset, value, sentence):
     data = golden()
     struct.pack_into("<" + form, data, offset, value)
     if offset == 256 + 16:
@@ -1021,7 +1021,7 @@ def test_impossible_numbers_in_the_header(tmp_path, form, offset, value, sentenc
     refused(put(tmp_path, finish(data)), sentence)
 
 
-def test_damage_that_has_a_name(tmp_path):
+def test_each_kind_of_damage_has_its_message(tmp_path):
     data = golden()
     data[500] ^= 1
     refused(put(tmp_path, data), "damaged header")
@@ -1035,7 +1035,7 @@ def test_damage_that_has_a_name(tmp_path):
         refused(put(tmp_path, finish(data)), "unreadable schema")
 
 
-def test_a_head_that_cannot_be(tmp_path):
+def test_an_impossible_record_count_is_refused(tmp_path):
     data = golden()
     struct.pack_into("<Q", data, 4096 + 128, 2**63)
     with Reader(put(tmp_path, data)) as reader, pytest.raises(BadFileError, match="claims"):
@@ -1069,7 +1069,7 @@ def test_every_damaged_event_is_left_out(tmp_path):
             assert [event.n for event in reader.events()] == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_damaged_picture_gives_the_one_before(tmp_path):
+def test_a_damaged_frame_gives_the_previous_one(tmp_path):
     for byte in range(136):
         data = golden()
         data[20480 + byte] ^= 0x10
@@ -1083,7 +1083,7 @@ def test_a_damaged_picture_gives_the_one_before(tmp_path):
         assert reader.frame() is None
 
 
-def test_pictures_that_claim_more_than_there_is(tmp_path):
+def test_frames_larger_than_their_slot_are_refused(tmp_path):
     for offset, form, value in (
         (12, "I", 2**32 - 1),
         (16, "Q", 2**64 - 1),
@@ -1098,7 +1098,7 @@ def test_pictures_that_claim_more_than_there_is(tmp_path):
             assert reader.frame().n == 1
 
 
-def test_codes_of_a_newer_trainer_read_as_the_plainest(tmp_path):
+def test_unknown_codes_of_a_newer_trainer_read_as_defaults(tmp_path):
     data = golden()
     slot = 16384 + 2 * 256
     data[slot + 14], data[slot + 15] = 200, 200
@@ -1110,7 +1110,7 @@ def test_codes_of_a_newer_trainer_read_as_the_plainest(tmp_path):
         assert (reader.frame().n, reader.frame().mode) == (2, "")
 
 
-def test_the_map_marks_then_copies_then_marks_then_counts(tmp_path):
+def test_the_map_stores_mark_data_mark_and_count_in_order(tmp_path):
     """The order is the whole protocol; `Recorder` stands for the map and for its words."""
 
     class Recorder:
@@ -1145,7 +1145,7 @@ def test_the_map_is_not_inherited_by_a_fork(tmp_path):
         assert " dc" in re.search(r"^VmFlags:.*$", after, re.MULTILINE).group()
 
 
-def test_a_record_half_stored_gives_the_one_before(tmp_path):
+def test_a_half_stored_record_gives_the_previous_one(tmp_path):
     """As a trainer that was stopped between its two marks leaves it."""
     with writer_at(tmp_path, frame_bytes=64) as writer, Reader(writer.path) as reader:
         for n in range(20):
@@ -1166,7 +1166,7 @@ def test_a_record_half_stored_gives_the_one_before(tmp_path):
         assert reader.frame().pixels == bytes([19]) * 12
 
 
-def test_hostile_texts_come_out_harmless(tmp_path):
+def test_hostile_texts_are_made_printable(tmp_path):
     hostile = "\x1b]0;x\x07\x1b[2J\x9b31m\u202e\u200b\u2028\x00after"
     assert safe("plain ünï 漢字 →") == "plain ünï 漢字 →"
     assert re.search(r"[\x00-\x1f\x7f-\x9f\u202e\u200b\u2028]", safe(hostile)) is None
@@ -1183,7 +1183,7 @@ def test_hostile_texts_come_out_harmless(tmp_path):
             assert "\x1b" not in text
 
 
-def test_truncation_at_many_sizes(tmp_path):
+def test_a_file_truncated_at_any_size_is_refused_or_valid(tmp_path):
     data = golden()
     for size in [0, 1, 7, 8, 100, 4091, 4095, 4096, 8191, 8192, 8193, 8704, 12288, 12289, 13824, 65535]:
         refused(put(tmp_path, data[:size]), "cut short|truncated")
@@ -1209,7 +1209,7 @@ def test_truncation_at_many_sizes(tmp_path):
                         read()
 
 
-def test_what_is_no_file(tmp_path):
+def test_paths_that_are_not_regular_files_are_refused(tmp_path):
     refused(tmp_path / "absent", "cannot be opened .*No such file")
     refused(tmp_path, "no regular file")
     os.mkfifo(tmp_path / "fifo")
@@ -1374,13 +1374,13 @@ def fuzz(folder: Path, monkeypatch, mutants: int, seed: int) -> float:
     return longest
 
 
-def test_mutants(tmp_path):
+def test_mutated_files_give_valid_data_or_a_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         fuzz(tmp_path, patch, 10_000, seed=1)
 
 
 @pytest.mark.soak
-def test_many_mutants(tmp_path):
+def test_many_mutated_files_give_valid_data_or_a_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         assert fuzz(tmp_path, patch, 1_000_000, seed=2) < 0.05
 
@@ -1478,7 +1478,7 @@ def kill_once(folder: Path, backend: str, delay_s: float) -> None:
 
 
 @backends
-def test_kill_9(tmp_path, backend):
+def test_a_kill_loses_no_published_record(tmp_path, backend):
     chance = random.Random(3)
     for attempt in range(5):
         kill_once(tmp_path / str(attempt), backend, chance.uniform(0, 0.02))
@@ -1486,7 +1486,7 @@ def test_kill_9(tmp_path, backend):
 
 @pytest.mark.soak
 @backends
-def test_kill_9_often(tmp_path, backend):
+def test_many_kills_lose_no_published_record(tmp_path, backend):
     chance = random.Random(4)
     for attempt in range(500):
         kill_once(tmp_path / str(attempt), backend, chance.uniform(0, 0.02))
@@ -1525,17 +1525,17 @@ def read_beside_a_writer(folder: Path, backend: str, reads: int) -> None:
 
 
 @backends
-def test_reads_beside_a_writer_at_full_speed(tmp_path, backend):
+def test_reads_during_full_speed_writes_are_never_torn(tmp_path, backend):
     read_beside_a_writer(tmp_path / "run", backend, 50_000)
 
 
 @pytest.mark.soak
 @backends
-def test_many_reads_beside_a_writer_at_full_speed(tmp_path, backend):
+def test_many_reads_during_full_speed_writes_are_never_torn(tmp_path, backend):
     read_beside_a_writer(tmp_path / "run", backend, 5_000_000)
 
 
-def test_a_reader_beside_a_stopped_writer_answers(tmp_path):
+def test_a_reader_does_not_wait_for_a_stopped_writer(tmp_path):
     publisher = Publisher(tmp_path / "run", "map", columns=64, capacity=16)
     try:
         publisher.wait()

@@ -54,14 +54,14 @@ def lying(store: Store) -> list[str]:
 
 
 @pytest.mark.parametrize("piece_bytes", [16, replays.PIECE_BYTES])
-def test_what_is_saved_is_found_again(store, monkeypatch, piece_bytes):
+def test_a_saved_replay_is_restored(store, monkeypatch, piece_bytes):
     monkeypatch.setattr(replays, "PIECE_BYTES", piece_bytes)
     save(store, 7)
     reason, into = found(store, 7)
     assert reason is None and all(torch.equal(value, into[name]) for name, value in ring(7).items())
 
 
-def test_of_one_that_does_not_fit_nothing_is_copied(store):
+def test_a_replay_of_other_shapes_changes_no_tensor(store):
     save(store, 7)
     for wrong in (
         {"replay/reward": torch.zeros(5, 4)},
@@ -74,7 +74,7 @@ def test_of_one_that_does_not_fit_nothing_is_copied(store):
     assert "another checkpoint" in found(store, 7, session=2)[0] and "not saved" in found(store, 8)[0]
 
 
-def test_the_former_one_stays_until_the_new_checkpoint_is_committed(store):
+def test_the_former_replay_stays_until_the_new_checkpoint_is_committed(store):
     save(store, 1)
     assert store.replays.save(2, ring(2), session=1)  # and is killed here
     assert lying(store) == ["replay-step-000000000001", "replay-step-000000000002"] and found(store, 1)[0] is None
@@ -86,7 +86,7 @@ def test_the_former_one_stays_until_the_new_checkpoint_is_committed(store):
     assert lying(store) == ["replay-step-000000000003"] and found(again, 3, session=2)[0] is None
 
 
-def test_what_a_dead_writer_left_is_cleared_before_the_next(store):
+def test_leftovers_of_a_dead_writer_are_deleted_before_the_next_save(store):
     save(store, 1)
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -97,7 +97,7 @@ def test_what_a_dead_writer_left_is_cleared_before_the_next(store):
     assert lying(store) == ["replay-step-000000000002"]
 
 
-def test_a_write_that_fails_is_told_and_leaves_the_former_one(store, said, monkeypatch):
+def test_a_failed_write_is_reported_and_leaves_the_former_replay(store, said, monkeypatch):
     save(store, 1)
     with monkeypatch.context() as patch:
         patch.setattr(atomic.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(5, "Input/output error")))
@@ -106,7 +106,7 @@ def test_a_write_that_fails_is_told_and_leaves_the_former_one(store, said, monke
     assert lying(store) == ["replay-step-000000000001"] and found(store, 1)[0] is None
 
 
-def test_another_runs_is_left_alone(store):
+def test_a_replay_of_another_run_is_not_touched(store):
     save(store, 1)
     other = Store(store.folder, run_uuid="cd" * 16, report=print)
     save(other, 2)

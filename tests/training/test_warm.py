@@ -111,7 +111,7 @@ def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_run_that_is_stopped_while_it_is_made_ready_leaves_no_half_of_it_to_the_next(tmp_path, worker):
+def test_a_run_stopped_during_its_start_does_not_affect_the_next_one(tmp_path, worker):
     """Whatever it was at: imports, the configuration, compilation."""
     for delay_s in (0.0, 0.2, 0.5, 1.0, 1.5):
         broken = made(tmp_path, *LONG)
