@@ -189,15 +189,15 @@ def train(
     from operant.config import request
     from operant.runs import launch
 
-    given = [f"{key}={_override_text(value)}" for key, value in (overrides or {}).items()]
-    asked = request.make(
-        [*words, *given],
+    override_words = [f"{key}={_override_text(value)}" for key, value in (overrides or {}).items()]
+    run_request = request.make(
+        [*words, *override_words],
         config=None if config is None else str(config),
         environment_file=None,
         settings={"run.name": name},
     )
-    asked.load()  # raises for an invalid configuration, before a run folder is made
-    run = runs.create(runs.root(root), asked.name, asked.prefix, asked.document())
+    run_request.load()  # raises for an invalid configuration, before a run folder is made
+    run = runs.create(runs.root(root), run_request.name, run_request.prefix, run_request.document())
     launch.start(run, [*launch.module_command("operant.training.worker"), str(run.path)])
     started = Run(run)
     try:
@@ -232,10 +232,10 @@ def load(
     """
     from operant.play import load_policy
 
-    what = str(run.path if isinstance(run, Run) else run)
-    which = None if checkpoint is None else str(checkpoint)
+    name = str(run.path if isinstance(run, Run) else run)
+    choice = None if checkpoint is None else str(checkpoint)
     loaded = load_policy.load(
-        what, runs.scope(root), which=which, device=device, report=lambda line: None, trusted=trust
+        name, runs.scope(root), which=choice, device=device, report=lambda line: None, trusted=trust
     )
     return Policy(loaded.policy, loaded.step)
 

@@ -72,8 +72,8 @@ def free_bytes(where: int | Path) -> int | None:
     """Free bytes of the filesystem of a folder; None if unknown: some FUSE filesystems report no blocks, and only a
     write shows.
     """
-    found = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    stats = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
+    return stats.f_bavail * stats.f_frsize if stats.f_blocks else None
 
 
 def check_room(root: int, need_bytes: int) -> None:
@@ -239,12 +239,12 @@ def signature(root: int, name: str) -> tuple[Any, ...] | None:
     """Inodes, sizes and change times of the entries of a folder: equal if nothing has changed; None if unreadable."""
     try:
         with opened(name, root=root) as folder:
-            found = [
+            entries = [
                 (entry, os.stat(entry, dir_fd=folder, follow_symlinks=False)) for entry in sorted(os.listdir(folder))
             ]
     except OSError:
         return None
-    return tuple((entry, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for entry, at in found)
+    return tuple((entry, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for entry, at in entries)
 
 
 @contextmanager
@@ -294,13 +294,13 @@ def _open_regular(folder: int, name: str) -> tuple[int, int]:
     except FileNotFoundError:
         raise BadFileError(f"{name} is missing") from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        stats = os.fstat(descriptor)
+        if not stat.S_ISREG(stats.st_mode):
             raise BadFileError(f"{name} is not a regular file")
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, found.st_size
+    return descriptor, stats.st_size
 
 
 def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
@@ -325,8 +325,8 @@ def _remove(root: int, name: str) -> None:
     """Delete the files of a folder, then the folder; of a symbolic link only the link. Raises OSError for files that
     were not written here, which stay.
     """
-    found = os.stat(name, dir_fd=root, follow_symlinks=False)
-    if not stat.S_ISDIR(found.st_mode):
+    stats = os.stat(name, dir_fd=root, follow_symlinks=False)
+    if not stat.S_ISDIR(stats.st_mode):
         os.unlink(name, dir_fd=root)
         return
     with opened(name, root=root) as folder:
@@ -343,8 +343,8 @@ def list_names(root: int) -> list[str]:
 
 def list_hidden(root: int) -> list[Hidden]:
     """All entries of the root with one of our hidden names."""
-    found = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
-    return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in found if match]
+    matches = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
+    return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in matches if match]
 
 
 def sweep(root: int) -> None:

@@ -148,9 +148,9 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
         document = runfolder.read_json(run.path / "ctl" / "done" / ticket.name, _ANSWER_BYTES)
         result = document.get("result")
         if result in RESULTS[1:]:
-            found = Answer(result, text_of(document, "text") or "")
-            if found.final or not final:
-                return found
+            answered = Answer(result, text_of(document, "text") or "")
+            if answered.final or not final:
+                return answered
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return None
@@ -166,7 +166,7 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
     ticket = send(run, verb)
     deadline_s = time.monotonic() + timeout_s
     try:
-        while (found := answer(run, ticket, min(_PATIENCE_S, timeout_s), final=True)) is None:
+        while (answered := answer(run, ticket, min(_PATIENCE_S, timeout_s), final=True)) is None:
             so_far = answer(run, ticket, 0.0) or Answer("none", "")
             document = runfolder.read_json(run.path / "run.json") or run.document
             if not states.state(run._replace(document=document)).live:
@@ -179,7 +179,7 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
     except KeyboardInterrupt:
         withdraw(run, ticket)
         raise
-    return found
+    return answered
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:
@@ -228,9 +228,9 @@ def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
     """Open a folder that only this user can write; yields the descriptor. Raises OSError otherwise."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(0, "writable by others" if found.st_mode & 0o022 else "owned by another user")
+        stats = os.fstat(descriptor)
+        if stats.st_uid != os.geteuid() or stats.st_mode & 0o022:
+            raise PermissionError(0, "writable by others" if stats.st_mode & 0o022 else "owned by another user")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -283,10 +283,10 @@ class Inbox:
         Each request but `watch` must be settled. Invalid ones are refused or ignored here.
         """
         try:
-            found = os.stat(self._path, follow_symlinks=False)
+            stats = os.stat(self._path, follow_symlinks=False)
         except OSError:
             return []
-        signature, now_s = (found.st_dev, found.st_ino, found.st_mtime_ns), time.monotonic()
+        signature, now_s = (stats.st_dev, stats.st_ino, stats.st_mtime_ns), time.monotonic()
         if signature != self._signature:
             self._signature, self._changed_s = signature, now_s
         elif now_s - self._changed_s > _SETTLE_S:
@@ -295,8 +295,8 @@ class Inbox:
             with _opened(self._path) as ctl:
                 names = self._names(ctl)
                 self._ignored = {name: known for name, known in self._ignored.items() if name in names}
-                wanted = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
-                return [request for name in wanted if (request := self._take(ctl, name)) is not None]
+                requests = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
+                return [request for name in requests if (request := self._take(ctl, name)) is not None]
         except OSError as error:
             self._tell("ctl", f"cannot read requests: {safe(self._path, 400)} ({error.strerror})")
             return []
@@ -329,12 +329,12 @@ class Inbox:
     def _take(self, ctl: int, name: str) -> Request | None:
         """Read the request in a file; None if it was taken before, is refused, or is not a request."""
         try:
-            found = os.stat(name, dir_fd=ctl, follow_symlinks=False)
-            signature = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+            stats = os.stat(name, dir_fd=ctl, follow_symlinks=False)
+            signature = (stats.st_ino, stats.st_size, stats.st_mtime_ns, stats.st_mode)
             if self._ignored.get(name) == signature:
                 return None
             self._ignored[name] = signature  # also if it cannot be moved away
-            request, problem = self._request(name, _read(ctl, name, found))
+            request, problem = self._request(name, _read(ctl, name, stats))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._tell(name, f"ignored {safe(name)} in {safe(self._path, 400)}: {reason}")
@@ -383,9 +383,9 @@ class Inbox:
             self._report(line)
 
 
-def _read(folder: int, name: str, found: os.stat_result) -> dict[str, Any]:
+def _read(folder: int, name: str, stats: os.stat_result) -> dict[str, Any]:
     """Read the JSON object in a file of this user, without blocking. Raises ValueError with the reason, and OSError."""
-    _check_file(found)
+    _check_file(stats)
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         _check_file(os.fstat(descriptor))  # the file may have been replaced since
@@ -403,13 +403,13 @@ def _read(folder: int, name: str, found: os.stat_result) -> dict[str, Any]:
     return document
 
 
-def _check_file(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_file(stats: os.stat_result) -> None:
+    if not stat.S_ISREG(stats.st_mode):
         raise ValueError("not a regular file")
-    if found.st_uid != os.geteuid():
+    if stats.st_uid != os.geteuid():
         raise ValueError("owned by another user")
-    if found.st_size > _LIMIT_BYTES:
-        raise ValueError(f"{found.st_size} bytes exceed the limit of {_LIMIT_BYTES}")
+    if stats.st_size > _LIMIT_BYTES:
+        raise ValueError(f"{stats.st_size} bytes exceed the limit of {_LIMIT_BYTES}")
 
 
 def _left_s(document: Mapping[str, Any]) -> float:

@@ -61,9 +61,9 @@ class Evaluations:
         with self._reported(), contextlib.suppress(FileNotFoundError):
             with open(_opened(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.readlines()
-            kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
-            if kept != lines:
-                self._replace(kept)
+            remaining = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
+            if remaining != lines:
+                self._replace(remaining)
 
     def _replace(self, lines: list[bytes]) -> None:
         new = self._path.with_name(f".{self._path.name}.{os.getpid()}")

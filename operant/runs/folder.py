@@ -98,8 +98,8 @@ class Run(NamedTuple):
     @property
     def short(self) -> str:
         """Short name for a person to type: the hexadecimal end of a generated id, or else the id."""
-        found = _SUFFIX.search(self.id)
-        return self.id[found.start() + 1 :] if found and found.end() == len(self.id) else self.id
+        suffix = _SUFFIX.search(self.id)
+        return self.id[suffix.start() + 1 :] if suffix and suffix.end() == len(self.id) else self.id
 
     @property
     def uuid(self) -> bytes:
@@ -121,8 +121,8 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
     except (OSError, ValueError):
         return {}
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > limit_bytes:
+        stats = os.fstat(descriptor)
+        if not stat.S_ISREG(stats.st_mode) or stats.st_size > limit_bytes:
             return {}
         document = json.loads(os.read(descriptor, limit_bytes + 1))
     except (
@@ -411,8 +411,8 @@ def _flock_fields(fields: tuple[int, ...], *, back: bool = False) -> tuple[int, 
     return fields[2:] + fields[:2] if back else fields[3:] + fields[:3]
 
 
-def _key(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_dev, found.st_ino, os.getpid()
+def _key(stats: os.stat_result) -> tuple[int, int, int]:
+    return stats.st_dev, stats.st_ino, os.getpid()
 
 
 def busy_message(path: Path) -> str:

@@ -74,9 +74,9 @@ class Follower:
     def _reload_document(self) -> None:
         self.document_time_s = None
         with contextlib.suppress(OSError):
-            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
-            if (found.st_ino, found.st_mtime_ns) != self._signature:
-                self._signature, self.document_time_s = (found.st_ino, found.st_mtime_ns), found.st_mtime
+            stats = os.stat(self.run.path / "run.json", follow_symlinks=False)
+            if (stats.st_ino, stats.st_mtime_ns) != self._signature:
+                self._signature, self.document_time_s = (stats.st_ino, stats.st_mtime_ns), stats.st_mtime
                 self.run = self.run._replace(
                     document=runfolder.read_json(self.run.path / "run.json") or self.run.document
                 )

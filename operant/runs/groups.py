@@ -185,14 +185,16 @@ def remove(group: Group) -> None:
 
 def describe(group: Group) -> dict[str, Any]:
     """Summary of a group, as `operant show --json` prints it: its runs (`states.describe`) and means over seeds."""
-    made = group.runs
+    existing = group.runs
     bands: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for seed, id_ in group.members.items():
-        rows.append({"seed": seed, "id": id_, "state": "waiting"} | (runs.describe(made[seed]) if seed in made else {}))
+        rows.append(
+            {"seed": seed, "id": id_, "state": "waiting"} | (runs.describe(existing[seed]) if seed in existing else {})
+        )
     for key in ("eval_return", "best_return", "return", "step"):
-        found = band([row[key] for row in rows if row.get(key) is not None])
-        bands[key] = None if found is None else found._asdict()
+        mean = band([row[key] for row in rows if row.get(key) is not None])
+        bands[key] = None if mean is None else mean._asdict()
     finished = sum(row["state"] == "finished" for row in rows)
     own = {"schema": 1, "id": group.id, "path": str(group.path), "live": group.live}
     return {**own, "seeds": len(rows), "finished": finished, "bands": bands, "runs": rows}

@@ -166,16 +166,16 @@ def _index() -> Iterator[tuple[str, str, str]]:
         with contextlib.suppress(OSError):
             names = os.listdir(folder)
     for name in names:
-        if found := _LINK.fullmatch(name):
+        if match := _LINK.fullmatch(name):
             with contextlib.suppress(OSError):
                 target = os.readlink(os.path.join(str(folder), name))
                 if os.path.isabs(target):
-                    yield name, found[2], target
+                    yield name, match[2], target
 
 
 def index_roots() -> list[Path]:
     """Parent folders of all runs in the index."""
-    return [Path(place) for place in sorted({os.path.dirname(target) for _, _, target in _index()})]
+    return [Path(folder) for folder in sorted({os.path.dirname(target) for _, _, target in _index()})]
 
 
 def is_indexed(run: Run) -> bool:
@@ -222,12 +222,12 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
     """Runs in `root`, with `everywhere` also of the index, newest first. Skips all other folders; never raises."""
-    found: dict[tuple[int, int], tuple[int, Run]] = {}
+    runs: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
-        _collect(found, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
+        _collect(runs, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
     if everywhere:
-        _collect(found, ((Path(target), id_) for _, id_, target in _index() if os.path.basename(target) == id_))
-    return [run for _, run in sorted(found.values(), key=lambda one: (-one[0], one[1].id))]
+        _collect(runs, ((Path(target), id_) for _, id_, target in _index() if os.path.basename(target) == id_))
+    return [run for _, run in sorted(runs.values(), key=lambda one: (-one[0], one[1].id))]
 
 
 def misnamed(root: Path) -> list[str]:
@@ -246,10 +246,10 @@ def list_ids(root: Path, everywhere: bool = True) -> list[str]:
     raises.
     """
     ages: dict[str, int] = {}
-    places = [(os.path.join(root, name), name) for name in _names(root)]
+    paths = [(os.path.join(root, name), name) for name in _names(root)]
     if everywhere:
-        places += [(target, id_) for _, id_, target in _index() if os.path.basename(target) == id_]
-    for path, id_ in places:
+        paths += [(target, id_) for _, id_, target in _index() if os.path.basename(target) == id_]
+    for path, id_ in paths:
         with contextlib.suppress(OSError):
             if id_ not in ages and ID.fullmatch(id_) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode):
                 ages[id_] = os.lstat(path).st_mtime_ns
@@ -262,13 +262,13 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
-def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tuple[Path, str]]) -> None:
-    for path, id_ in places:
+def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple[Path, str]]) -> None:
+    for path, id_ in paths:
         with contextlib.suppress(OSError):
             folder = os.lstat(path)
             key = (folder.st_dev, folder.st_ino)
-            if key not in found and (run := load(path, id_)) is not None:
-                found[key] = (integer_of(run.document, "created_realtime_ns") or folder.st_mtime_ns, run)
+            if key not in runs and (run := load(path, id_)) is not None:
+                runs[key] = (integer_of(run.document, "created_realtime_ns") or folder.st_mtime_ns, run)
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
@@ -297,27 +297,27 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
             [r for r in runs if r.id.endswith(text)],
         )
         fits = next((kind for kind in kinds if kind), []) if text else []
-    here = [run for run in fits if run.id == text and run.path.parent == root]
-    if len(fits) == 1 or here:
-        return (here or fits)[0]
+    exact = [run for run in fits if run.id == text and run.path.parent == root]
+    if len(fits) == 1 or exact:
+        return (exact or fits)[0]
     if fits:
         raise NotFoundError(_ambiguous(text, fits))
     if ID.fullmatch(text) and (run := load(Path.cwd() / text)) is not None:
         return run
     if text:
         _check_readable(root)
-        places = [(root / name, name) for name in _names(root)] + [
+        folders = [(root / name, name) for name in _names(root)] + [
             (Path(target), id_) for _, id_, target in _index() if everywhere
         ]
-        for path, name in places:
+        for path, name in folders:
             if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
                 _check_readable(path)
     if text in misnamed(root):
-        given = safe(f"{display_path(root)}/{text}", 400)
+        named = safe(f"{display_path(root)}/{text}", 400)
         allowed = "letters, digits, '.', '_' and '-'"
         raise NotFoundError(
             f"'{safe(text, 80)}' cannot be a run's id (allowed: {allowed}): rename the folder, or give its "
-            f"path, {given}"
+            f"path, {named}"
         )
     raise NotFoundError(_unknown(text, runs, root))
 

@@ -189,11 +189,11 @@ def environment() -> dict[str, str]:
     """Environment of the waiter, the worker and their children: this package, no modules of the working directory,
     unbuffered output.
     """
-    seen = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    variables = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
     if os.path.basename(package_parent) not in ("site-packages", "dist-packages"):  # a checkout
-        seen["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
-    return seen
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
+    return variables
 
 
 def _is_gone(pid: int) -> bool:

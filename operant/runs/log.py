@@ -41,7 +41,7 @@ class Tail:
         self, path: Path, *, first_bytes: int = _END_BYTES, step_bytes: int = _STEP_BYTES, cells: int = _END_CELLS
     ) -> None:
         self._path, self._first_bytes, self._step_bytes, self._cells = path, first_bytes, step_bytes, cells
-        self._place, self._inode, self._rest = 0, 0, b""
+        self._offset, self._inode, self._rest = 0, 0, b""
         self._size = -1
         self.lines: deque[str] = deque(maxlen=_KEPT)
 
@@ -53,25 +53,25 @@ class Tail:
     def poll(self) -> list[str]:
         """Lines added since the last call, printable. Costs one `stat` if nothing was added."""
         try:
-            found = os.stat(self._path, follow_symlinks=False)
+            stats = os.stat(self._path, follow_symlinks=False)
         except OSError:
             return []
-        if (found.st_ino, found.st_size) == (self._inode, self._size):
+        if (stats.st_ino, stats.st_size) == (self._inode, self._size):
             return []
-        first = found.st_ino != self._inode or found.st_size < self._place
+        first = stats.st_ino != self._inode or stats.st_size < self._offset
         if first:
-            self._place, self._rest = max(0, found.st_size - self._first_bytes), b""
-        skipped = max(0, found.st_size - self._place - max(self._step_bytes, self._first_bytes))
+            self._offset, self._rest = max(0, stats.st_size - self._first_bytes), b""
+        skipped = max(0, stats.st_size - self._offset - max(self._step_bytes, self._first_bytes))
         new: list[str] = []
         if skipped:
-            self._place, self._rest = found.st_size - self._first_bytes, b""
+            self._offset, self._rest = stats.st_size - self._first_bytes, b""
             new.append(f"{LEFT_OUT}{skipped >> 10} KiB; all of it is in log.txt")
-        raw = self._read(found.st_size - self._place)
+        raw = self._read(stats.st_size - self._offset)
         if raw is None:
             return []
-        self._inode, self._size = found.st_ino, self._place + len(raw)
-        cut = (first and self._place > 0) or skipped
-        self._place += len(raw)
+        self._inode, self._size = stats.st_ino, self._offset + len(raw)
+        cut = (first and self._offset > 0) or skipped
+        self._offset += len(raw)
         *whole, rest = (self._rest + raw).split(b"\n")
         if cut and whole:
             del whole[0]  # incomplete: begins before the bytes that were read
@@ -89,7 +89,7 @@ class Tail:
         except OSError:
             return None
         try:
-            return os.pread(descriptor, size, self._place)
+            return os.pread(descriptor, size, self._offset)
         except OSError:
             return None
         finally:
@@ -113,8 +113,8 @@ def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
 
 def clock_and_text(line: str) -> tuple[str | None, str]:
     """Split a line into its local time of day (None if it has none) and its text."""
-    found = _CLOCK.fullmatch(line)
-    return (found[1], found[2]) if found else (None, line)
+    match = _CLOCK.fullmatch(line)
+    return (match[1], match[2]) if match else (None, line)
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
@@ -132,19 +132,19 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
     if not regular:
         raise NotFoundError(f"cannot read the log of {safe(run.id)} (log.txt is not a regular file)")
     log = Tail(run.log_path, first_bytes=_MOST_BYTES, cells=_MOST_CELLS)
-    found = log.poll()
+    new = log.poll()
     if not follow and log.rest:
-        found.append(log.rest)
-    yield from found[-tail:] if tail else found
+        new.append(log.rest)
+    yield from new[-tail:] if tail else new
     while follow:
         over = _has_ended(run)  # checked before the last read, so that no line is missed
-        found = log.poll()
-        yield from found
+        new = log.poll()
+        yield from new
         if over:
             if log.rest:
                 yield log.rest
             return
-        if not found:
+        if not new:
             time.sleep(_POLL_S)
 
 

@@ -20,8 +20,8 @@ _MOST_TAGS, _MOST_TEXT = 32, 10_000
 def read(folder: Path) -> dict[str, Any]:
     """Read `note`, a text or None, and `tags`, sorted; untrusted text is made printable. Never raises."""
     document = runfolder.read_json(folder / _FILE)
-    given: Any = document.get("tags")
-    tags = {tag for tag in given if isinstance(tag, str) and _TAG.fullmatch(tag)} if isinstance(given, list) else ()
+    listed: Any = document.get("tags")
+    tags = {tag for tag in listed if isinstance(tag, str) and _TAG.fullmatch(tag)} if isinstance(listed, list) else ()
     return {"note": runfolder.text_of(document, "note"), "tags": sorted(tags)[:_MOST_TAGS]}
 
 

@@ -395,10 +395,10 @@ def target_reached(document: Mapping[str, Any], score: float | None) -> bool | N
     """Whether a run has reached its target, as its trainer recorded it, or in an early run as the last evaluation says;
     None without a target.
     """
-    target, told = runfolder.number_of(document, "target"), document.get("target_reached")
+    target, recorded = runfolder.number_of(document, "target"), document.get("target_reached")
     if target is None:
         return None
-    return told if isinstance(told, bool) else score is not None and score >= target
+    return recorded if isinstance(recorded, bool) else score is not None and score >= target
 
 
 def target_remark(document: Mapping[str, Any], score: float) -> str:
@@ -416,17 +416,17 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
     if record is None:
         return {}
     values = values_of(reader, record)
-    wanted = {
+    missing = {
         metric.name
         for metric in reader.metrics
         if metric.name in ("return", "length") or metric.name.startswith("eval/")
     } - values.keys()
-    if wanted:
+    if missing:
         for earlier in reversed(reader.since(max(0, record.n - _LOOK_BACK), 2 * _LOOK_BACK)):
-            found = values_of(reader, earlier)
-            values |= {name: found[name] for name in wanted & found.keys()}
-            wanted -= found.keys()
-            if not wanted:
+            earlier_values = values_of(reader, earlier)
+            values |= {name: earlier_values[name] for name in missing & earlier_values.keys()}
+            missing -= earlier_values.keys()
+            if not missing:
                 break
     return values
 

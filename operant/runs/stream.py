@@ -101,26 +101,26 @@ class Columns(NamedTuple):
 def columns(run: Run) -> Columns:
     """All records of a run so far. Never raises for file contents."""
     stream = Stream(run)
-    found = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
+    result = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
     clock = _Clock()
     try:
         for chunk in stream.poll():
-            before, rows = len(found.n), len(chunk.n)
-            found.session.extend([chunk.session] * rows)
-            found.n.extend(chunk.n)
-            found.step.extend(chunk.step)
-            found.time.extend(time_ns / 1e9 for time_ns in chunk.realtime_ns)
-            found.seconds.extend(clock.seconds(chunk))
-            found.flags.extend(chunk.flags)
-            for name in chunk.columns.keys() - found.metrics.keys():
-                found.metrics[name] = array("d", [math.nan]) * before
-            for name, column in found.metrics.items():
+            before, rows = len(result.n), len(chunk.n)
+            result.session.extend([chunk.session] * rows)
+            result.n.extend(chunk.n)
+            result.step.extend(chunk.step)
+            result.time.extend(time_ns / 1e9 for time_ns in chunk.realtime_ns)
+            result.seconds.extend(clock.seconds(chunk))
+            result.flags.extend(chunk.flags)
+            for name in chunk.columns.keys() - result.metrics.keys():
+                result.metrics[name] = array("d", [math.nan]) * before
+            for name, column in result.metrics.items():
                 column.extend(chunk.columns.get(name) or array("d", [math.nan]) * rows)
     finally:
         stream.close()
-    order = [metric.name for metric in chunk.metrics] if len(found.n) else []
-    names = [*(name for name in order if name in found.metrics), *sorted(found.metrics.keys() - set(order))]
-    return found._replace(metrics={name: found.metrics[name] for name in names})
+    order = [metric.name for metric in chunk.metrics] if len(result.n) else []
+    names = [*(name for name in order if name in result.metrics), *sorted(result.metrics.keys() - set(order))]
+    return result._replace(metrics={name: result.metrics[name] for name in names})
 
 
 class _Clock:

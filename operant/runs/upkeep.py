@@ -25,16 +25,16 @@ _CHUNK = 1 << 20
 
 def sizes(run: Run) -> dict[str, int]:
     """Disk usage of a run in bytes: in total, and of the folders that grow. Never raises; links are not followed."""
-    found = {"total": 0, "checkpoints": 0, "history": 0}
+    usage = {"total": 0, "checkpoints": 0, "history": 0}
     for folder, _, files in os.walk(run.path):
         part = os.path.relpath(folder, run.path).split(os.sep)[0]
         for name in files:
             with contextlib.suppress(OSError):
                 blocks = 512 * os.lstat(os.path.join(folder, name)).st_blocks
-                found["total"] += blocks
-                if part in found:
-                    found[part] += blocks
-    return found
+                usage["total"] += blocks
+                if part in usage:
+                    usage[part] += blocks
+    return usage
 
 
 def archive(run: Run, path: Path) -> None:

@@ -164,17 +164,17 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
         example = "algo.learning_rate = {log = [1e-4, 1e-2]}"
         raise ConfigError(written.title, [f"no [sweep] section with keys to search, such as {example}"])
     searched = {name: value for name, value in table.items() if name in sections.SECTIONS}
-    given = {name: value for name, value in table.items() if name not in searched}
+    values = {name: value for name, value in table.items() if name not in searched}
 
     def problem(key: tuple[str, ...], message: str) -> None:
         written.problem(written.location(("sweep", *key)), message)
 
     settings = Settings.model_validate({})
     try:
-        settings = Settings.model_validate(given)
+        settings = Settings.model_validate(values)
     except ValidationError as error:
         known = {"sweep": list(Settings.model_fields)}
-        for item in messages.problems(error, given):
+        for item in messages.problems(error, values):
             unknown = item.kind == "extra_forbidden"
             if unknown and "." in item.key[0]:
                 problem(item.key, f"sweep: {item.key[0]} is quoted, so TOML reads it as one name: remove the quotes")
@@ -187,7 +187,7 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
                 else message,
             )
     dimensions = space.parse(searched, problem)
-    if not searched and not any("." in key for key in given):
+    if not searched and not any("." in key for key in values):
         problem((), "sweep: no key to search: add one such as algo.learning_rate = {log = [1e-4, 1e-2]}")
     if settings.pareto and settings.sampler == "cma_es":
         problem(("sampler",), "sweep.sampler: cma_es supports one objective only: use tpe or gp with pareto")

@@ -128,7 +128,7 @@ def override(key: str, value: Any) -> str:
 
 def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
     """Search space of nested tables, ordered by conditions; `problem` takes each invalid key and a message."""
-    found: dict[str, Dimension] = {}
+    dimensions: dict[str, Dimension] = {}
     for path, table in _dimensions(tables, problem):
         key = ".".join(path)
         reason = _FIXED.get(key) or (
@@ -137,10 +137,10 @@ def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], N
         message = f"cannot be searched: {reason}" if reason else None
         dimension = None if message else _dimension(key, table)
         if isinstance(dimension, Dimension):
-            found[key] = dimension
+            dimensions[key] = dimension
         else:
             problem(path, f"sweep.{key}: {message or dimension}")
-    return _ordered(found, problem)
+    return _ordered(dimensions, problem)
 
 
 def _dimensions(
@@ -201,26 +201,26 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
 def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]], ...] | str:
     if not isinstance(table, Mapping):
         return f'when should be a table of keys and values, such as {{"net.kind" = "cnn"}} (got {table!r})'
-    found: list[tuple[str, tuple[Any, ...]]] = []
+    conditions: list[tuple[str, tuple[Any, ...]]] = []
     for name, value in table.items():
         if isinstance(value, Mapping):
             inner = _conditions(value, f"{above}{name}.")
             if isinstance(inner, str):
                 return inner
-            found += inner
+            conditions += inner
         else:
-            found.append((f"{above}{name}", tuple(value) if isinstance(value, list) else (value,)))
-    return tuple(found)
+            conditions.append((f"{above}{name}", tuple(value) if isinstance(value, list) else (value,)))
+    return tuple(conditions)
 
 
-def _ordered(found: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
+def _ordered(dimensions: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
     """Order the keys: each after those of its conditions."""
     ordered: dict[str, Dimension] = {}
-    left = dict(found)
+    left = dict(dimensions)
     while ready := [key for key, dimension in left.items() if all(other in ordered for other, _ in dimension.when)]:
         ordered |= {key: left.pop(key) for key in ready}
     for key, dimension in left.items():
-        missing = [other for other, _ in dimension.when if other not in found]
+        missing = [other for other, _ in dimension.when if other not in dimensions]
         reason = f"{missing[0]} is not searched" if missing else "the conditions are circular"
         problem(tuple(key.split(".")), f"sweep.{key}: when: {reason}")
     return list(ordered.values())

@@ -74,12 +74,12 @@ def names_in(root: int) -> list[tuple[str, int]]:
     came.
     """
     aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
-    found = []
+    names = []
     for name, target in [(name, name) for name in atomic.list_names(root)] + aside:
         match = STEP_NAME.fullmatch(target)
         if match and target == f"step-{int(match.group(1)):012d}":
-            found.append((name, int(match.group(1))))
-    return found
+            names.append((name, int(match.group(1))))
+    return names
 
 
 def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:

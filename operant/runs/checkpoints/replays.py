@@ -100,15 +100,15 @@ class Replays:
 
     def prune(self, root: int) -> None:
         """Delete all but the newest replay with a checkpoint. Replays of another run stay. Raises OSError."""
-        places = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
+        identities = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
         own = [
-            (place, name)
-            for name, place in places.items()
-            if place is not None and place == self._identity(root, name.removeprefix("replay-"))
+            (identity, name)
+            for name, identity in identities.items()
+            if identity is not None and identity == self._identity(root, name.removeprefix("replay-"))
         ]
         newest = max(own)[1] if own else None
-        for name, place in places.items():
-            if name != newest and place != (-1, -1):
+        for name, identity in identities.items():
+            if name != newest and identity != (-1, -1):
                 atomic.discard(root, name)
 
     def _identity(self, root: int, name: str) -> tuple[int, int] | None:
@@ -158,19 +158,19 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str | None:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        there = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        for name in sorted({*there, *tensors}):
-            found = (there[name].get_dtype(), there[name].get_shape()) if name in there else "nothing"
-            wanted = (_kind(tensors[name]), list(tensors[name].shape)) if name in tensors else "nothing"
-            if found != wanted:
-                return f"for {name} it has {_words(found)}, this configuration {_words(wanted)}"
-        for name, here in tensors.items():
-            if not here.shape:
-                here.copy_(file.get_tensor(name))
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        for name in sorted({*slices, *tensors}):
+            saved = (slices[name].get_dtype(), slices[name].get_shape()) if name in slices else "nothing"
+            expected = (_kind(tensors[name]), list(tensors[name].shape)) if name in tensors else "nothing"
+            if saved != expected:
+                return f"for {name} it has {_words(saved)}, this configuration {_words(expected)}"
+        for name, target in tensors.items():
+            if not target.shape:
+                target.copy_(file.get_tensor(name))
                 continue
-            rows = max(1, PIECE_BYTES * len(here) // max(here.nbytes, 1))
-            for begin in range(0, len(here), rows):
-                here[begin : begin + rows].copy_(there[name][begin : begin + rows])
+            rows = max(1, PIECE_BYTES * len(target) // max(target.nbytes, 1))
+            for begin in range(0, len(target), rows):
+                target[begin : begin + rows].copy_(slices[name][begin : begin + rows])
     return None
 
 
@@ -178,5 +178,5 @@ def _kind(tensor: torch.Tensor) -> str:
     return _KINDS[str(tensor.dtype).removeprefix("torch.")]
 
 
-def _words(found: object) -> str:
-    return str(found) if isinstance(found, str) else " ".join(map(str, found)) if isinstance(found, tuple) else ""
+def _words(value: object) -> str:
+    return str(value) if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, tuple) else ""

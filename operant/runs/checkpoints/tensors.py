@@ -50,12 +50,12 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """
     from safetensors.torch import save
 
-    independent, seen = {}, set()
+    independent, storages = {}, set()
     for name, tensor in tensors.items():
         plain = tensor.detach().contiguous()
-        if plain.untyped_storage().data_ptr() in seen:
+        if plain.untyped_storage().data_ptr() in storages:
             plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
+        storages.add(plain.untyped_storage().data_ptr())
         independent[name] = plain
     return save(independent)
 

@@ -69,19 +69,19 @@ class Reading:
             gathered: _Gathered | None = None
             for session, schema, rows in self._rows(path, schemas):
                 limit = min((step for later, step in rewinds if later > session), default=None)
-                kept = _select(rows, last.get(session, -1), limit)
-                if kept is None:
+                selected = _select(rows, last.get(session, -1), limit)
+                if selected is None:
                     self.damaged += 1
                     continue
-                if not len(kept[0]):
+                if not len(selected[0]):
                     continue
-                last[session] = kept[0][-1]
+                last[session] = selected[0][-1]
                 every = head.every if head is not None else 1
                 if gathered is not None and (gathered.key != (session, schema, every) or gathered.full):
                     yield gathered.chunk()
                     gathered = None
                 gathered = gathered or _Gathered(session, schema, schemas[schema], every)
-                gathered.add(kept)
+                gathered.add(selected)
             if gathered is not None:
                 yield gathered.chunk()
 
@@ -125,9 +125,9 @@ def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[i
     """Columns of the words of a frame, as arrays of "Q"."""
     view = memoryview(words)
     columns = []
-    for place in range(0, len(view), 8 * rows):
+    for offset in range(0, len(view), 8 * rows):
         column = array("Q")
-        column.frombytes(view[place : place + 8 * rows])
+        column.frombytes(view[offset : offset + 8 * rows])
         columns.append(column)
     return columns
 
@@ -143,8 +143,8 @@ def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array
         rows = [column[bisect_right(numbers, after) :] for column in rows]
         steps = rows[segments.STEP]
     if limit is not None and len(steps) and max(steps) > limit:
-        kept = [index for index, step in enumerate(steps) if step <= limit]
-        rows = [array("Q", map(column.__getitem__, kept)) for column in rows]
+        indices = [index for index, step in enumerate(steps) if step <= limit]
+        rows = [array("Q", map(column.__getitem__, indices)) for column in rows]
     return rows
 
 

@@ -225,9 +225,9 @@ class Scan:
             place = base + found if found >= 0 else max(place + 1, base + len(data) - len(MAGIC) + 1)
         self.torn = self.end < self.size
 
-    def _read(self, place: int, least: int) -> bytes:
+    def _read(self, offset: int, least: int) -> bytes:
         with contextlib.suppress(OSError):
-            return os.pread(self._descriptor, min(max(least, self._block_bytes), self.size - place), place)
+            return os.pread(self._descriptor, min(max(least, self._block_bytes), self.size - offset), offset)
         return b""
 
 

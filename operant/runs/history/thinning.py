@@ -129,8 +129,8 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
     """Mean or sum of the values that exist; the first non-finite one if the metric must be finite."""
-    told = [value for value in values if must_be_finite or not math.isnan(value)]
-    wrong = [value for value in told if not math.isfinite(value)]
-    if wrong or not told:
-        return wrong[0] if wrong else math.nan
-    return math.fsum(told) if total else math.fsum(value / len(told) for value in told)
+    present = [value for value in values if must_be_finite or not math.isnan(value)]
+    nonfinite = [value for value in present if not math.isfinite(value)]
+    if nonfinite or not present:
+        return nonfinite[0] if nonfinite else math.nan
+    return math.fsum(present) if total else math.fsum(value / len(present) for value in present)

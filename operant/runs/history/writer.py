@@ -290,12 +290,12 @@ class _Disk:
 
     def thickest(self) -> Path | None:
         """Finished segment that was thinned least, the oldest of those; None if no segment is worth it."""
-        found: list[tuple[int, int, Path]] = []
+        candidates: list[tuple[int, int, Path]] = []
         for number, path in segments.segments(self._folder):
             head = segments.describe(path) if path != self._path else None
             if head is not None and head.every < _THINNEST:
-                found.append((head.every, number, path))
-        return min(found)[2] if found else None
+                candidates.append((head.every, number, path))
+        return min(candidates)[2] if candidates else None
 
     def close(self) -> None:
         """Close the segment."""
@@ -330,8 +330,8 @@ def salvage(folder: Path, metrics_path: Path) -> int:
     try:
         with Reader(metrics_path) as reader:
             session, uuid, metrics = reader.header.session, reader.header.run_uuid, reader.metrics
-            found = _last_record(folder, session)
-            after, rewind = found if found is not None else (-1, _resumed_at(reader))
+            last = _last_record(folder, session)
+            after, rewind = last if last is not None else (-1, _resumed_at(reader))
             disk = _Disk(Path(folder), metrics, uuid, session, rewind, segments.MAXIMUM_SEGMENT)
             slots = reader.raw_since(after + 1)
             saved, most = 0, min(_MOST_ROWS, segments.rows_per_frame(FIXED + len(metrics)))
@@ -382,9 +382,9 @@ def _resumed_at(reader: Reader) -> int | None:
     """
     if reader.header.session <= 1:
         return None
-    told = next((event.step for event in reader.events(0) if event.code == "resume"), None)
+    event_step = next((event.step for event in reader.events(0) if event.code == "resume"), None)
     first = next(iter(reader.since(0)), None)
-    return told if told is not None or first is None else max(0, first.step - 1)
+    return event_step if event_step is not None or first is None else max(0, first.step - 1)
 
 
 def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
@@ -400,8 +400,8 @@ def _cut_tail(path: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_size <= segments.MAXIMUM_SEGMENT:
+            stats = os.fstat(descriptor)
+            if stat.S_ISREG(stats.st_mode) and stats.st_size <= segments.MAXIMUM_SEGMENT:
                 scan = segments.Scan(descriptor)
                 for _ in scan:
                     pass

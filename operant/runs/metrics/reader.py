@@ -276,12 +276,12 @@ class Reader:
         """Valid events from number `since` on that are still there, oldest first; at most `limit`, the newest. Empty
         for a file of format 1.0.
         """
-        found = []
+        events = []
         for number, data in self._slots(self._events, since, self.status().event_head, limit):
             seq, crc, length, level, code, n, boottime, realtime, step, raw = layout.EVENT.unpack_from(data)
             if seq == 2 * number + 2 and n == number and length <= layout.EVENT_TEXT and zlib.crc32(data[12:]) == crc:
                 line = text.safe(raw[:length], layout.EVENT_TEXT)
-                found.append(
+                events.append(
                     Event(
                         n,
                         step,
@@ -292,7 +292,7 @@ class Reader:
                         line,
                     )
                 )
-        return found
+        return events
 
     def frame(self, after: int = -1) -> RawFrame | None:
         """Newest valid pictures if their number is above `after`; None for a file without any. Bounded number of
@@ -398,13 +398,13 @@ class Reader:
 def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric, ...]:
     """Unpack the metrics of a schema. Raises ValueError for a schema that no writer produces."""
     metrics: list[Metric] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for offset in range(0, len(data), stride):
         _, dtype, kind, _, axis, flags, group, low, high, unit, raw = layout.METRIC.unpack_from(data, offset)
         name = re.sub(r"[^A-Za-z0-9_./-]", "_", _decode(raw))[:63]
-        if dtype >= len(layout.DTYPES) or not name or name in seen:
+        if dtype >= len(layout.DTYPES) or not name or name in names:
             raise ValueError(f"metric {len(metrics)}, name {name!r}, dtype {dtype}")
-        seen.add(name)
+        names.add(name)
         low, high = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
         metrics.append(
             Metric(

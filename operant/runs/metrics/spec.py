@@ -99,8 +99,8 @@ def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
     entries = document.get("metrics")
     if document.get("schema") != 1 or not isinstance(entries, list) or len(entries) > MOST:
         return {}
-    found = [spec for entry in entries if isinstance(entry, dict) and (spec := _spec(entry)) is not None]
-    return {spec.name: spec for spec in found}
+    specs = [spec for entry in entries if isinstance(entry, dict) and (spec := _spec(entry)) is not None]
+    return {spec.name: spec for spec in specs}
 
 
 def _spec(entry: dict[str, Any]) -> MetricSpec | None:
@@ -131,13 +131,13 @@ def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skip
     for key in kind._fields:
         if key == skipped or (key not in entry and key in defaults):
             continue
-        value, wanted = entry.get(key), type(defaults.get(key, ""))
-        if wanted is str and isinstance(value, str):
+        value, expected = entry.get(key), type(defaults.get(key, ""))
+        if expected is str and isinstance(value, str):
             fields[key] = safe(value, _CELLS.get(key, 80))
-        elif wanted in (bool, int) and type(value) is wanted:
+        elif expected in (bool, int) and type(value) is expected:
             fields[key] = value
         elif (
-            wanted in (float, type(None))
+            expected in (float, type(None))
             and isinstance(value, int | float)
             and not isinstance(value, bool)
             and abs(value) < 1e300

@@ -315,8 +315,8 @@ class Writer:
         that no reader can see.
         """
         with contextlib.suppress(OSError):
-            found = os.stat(self.path, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == self._store.identity and found.st_size >= self.file_size:
+            stats = os.stat(self.path, follow_symlinks=False)
+            if (stats.st_dev, stats.st_ino) == self._store.identity and stats.st_size >= self.file_size:
                 return False
         with self._event_turn:  # no event may go into the old file
             # A truncated file has only what was written since: header and schema, which never change, are written
@@ -373,13 +373,13 @@ def _check(
     problems = []
     if not 1 <= len(metrics) <= layout.MAXIMUM_METRICS:
         problems.append(f"{len(metrics)} metrics: a metrics file holds 1 to {layout.MAXIMUM_METRICS}")
-    seen: set[str] = set()
+    names: set[str] = set()
     for metric in metrics:
         if not _NAME.fullmatch(metric.name):
             problems.append(f"name {metric.name!r}: allowed are 1 to 63 of A-Z a-z 0-9 _ . / -")
-        elif metric.name in seen:
+        elif metric.name in names:
             problems.append(f"name {metric.name!r} is used twice")
-        seen.add(metric.name)
+        names.add(metric.name)
         for field, allowed in (("kind", layout.KINDS), ("dtype", layout.DTYPES), ("axis", layout.AXES)):
             if getattr(metric, field) not in allowed:
                 problems.append(f"{metric.name}: {field} {getattr(metric, field)!r}: allowed are {', '.join(allowed)}")
