@@ -1,4 +1,4 @@
-"""The library: the notebook runs, the examples in its docstrings are true, and `import operant` costs nothing."""
+"""Library: the notebook and the examples in docstrings run, and `import operant` imports nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTEBOOK = HOME / "docs" / "notebook.ipynb"
 
 @pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory):
-    """A folder of its own, in which the module's example trains."""
+    """Separate working folder, in which the example of the module trains."""
     folder = tmp_path_factory.mktemp("library")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -45,7 +45,7 @@ def test_import_operant_imports_nothing():
 
 
 def test_the_examples_in_docstrings_run(one_thread):
-    """The module's first, which trains the run that the others look at."""
+    """The example of the module comes first: it trains the run of all others."""
     examples = sorted(doctest.DocTestFinder().find(library, "library"), key=lambda example: example.name)
     assert examples[0].name == "library" and len([example for example in examples if example.examples]) > 5
     for example in examples:

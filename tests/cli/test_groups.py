@@ -1,4 +1,4 @@
-"""`operant train --seeds N`: a group of ordinary runs that is trained, stopped, resumed and shown as one."""
+"""`operant train --seeds N`: a group of runs that is trained, stopped, resumed and shown as one."""
 
 import json
 import subprocess

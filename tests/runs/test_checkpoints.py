@@ -1,6 +1,4 @@
-"""Checkpoints: bit-exact round trips, what is kept, damage of every kind, and a fault or a kill at every call a save
-makes to the system.
-"""
+"""Checkpoints: bit-exact round trips, pruning, damage of every kind, faults and kills at every system call."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ FILES = (b"tensor bytes " * 50, b'{"a": 1}')
 
 
 class Said(list):
-    """A report that remembers."""
+    """A `report` that records its lines."""
 
     def __call__(self, line: str) -> None:
         self.append(line)
@@ -384,7 +382,7 @@ def test_every_flipped_bit_of_a_manifest_is_detected(store):
 
 
 def forge(path, **changes):
-    """A manifest that fits its own checksum and says something else."""
+    """Write a manifest with a valid checksum and other fields."""
     fields = json.loads((path / "manifest.json").read_text())
     del fields["checksum"]
     (path / "manifest.json").write_bytes(atomic.encode_manifest({**fields, **changes}))
@@ -471,8 +469,8 @@ CALLS = [
 
 
 class FaultyOs:
-    """The os module, whose k-th call to the system fails (`fault` an errno) or ends the process (`fault` "half"; a
-    write is then half done).
+    """The os module with a fault at the k-th system call: it fails with an errno, or ends the process (`fault` "half":
+    in the middle of a write).
     """
 
     def __init__(self, k, fault):
@@ -499,9 +497,7 @@ class FaultyOs:
 
 
 def prepared(folder, said=None):
-    """A store with three checkpoints, the oldest of them best, the second the one that the save of another step
-    deletes.
-    """
+    """A store with three checkpoints: the oldest is the best, and a save of another step deletes the second."""
     store = Store(folder, run_uuid=UUID, keep=2, report=said if said is not None else Said())
     save_bytes(store, 100)
     save_bytes(store, 200, best=True, best_value=1.0)
@@ -511,8 +507,8 @@ def prepared(folder, said=None):
 
 
 def check_after_fault(folder, new_step):
-    """Something sound is there, the best one is, and the next save works and leaves nothing behind; whether the new one
-    is what is there.
+    """Check that a valid checkpoint and the best one exist, and that the next save succeeds and leaves nothing over;
+    returns whether the new one exists.
     """
     after = Store(folder, run_uuid=UUID, keep=2, report=Said())
     manifest, files = after.load_files()
@@ -670,7 +666,7 @@ def test_a_checkpoint_that_reads_back_differently_counts_as_lost(store, said, mo
 
 
 def _spoil(folder):
-    """What a disk that lies does."""
+    """Damage a file as a faulty disk does."""
     for path in folder.glob(".tmp-*/tensors.safetensors"):
         with path.open("r+b") as file:
             file.seek(20)

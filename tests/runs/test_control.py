@@ -1,6 +1,4 @@
-"""Requests by files, both sides, without a trainer: what is obeyed, what is refused, and that nothing in the folder can
-hurt who reads it.
-"""
+"""Requests by files without a trainer: accepted and refused ones, hostile files, the limits of a folder."""
 
 import json
 import os
@@ -30,9 +28,7 @@ def run(tmp_path, monkeypatch):
 
 
 class Trainer(Inbox):
-    """An inbox that remembers what it reported, and forgets that nothing has changed, so that no test waits for a
-    clock.
-    """
+    """An inbox that records its reports and forgets that nothing has changed, so that no test waits for a clock."""
 
     def __init__(self, run):
         self.lines = []
@@ -167,7 +163,7 @@ def test_a_restored_request_file_is_not_obeyed_again(run, inbox):
 
 
 def forged(run, **fields):
-    """A request as `send` makes it, with some fields changed; its name."""
+    """Send a request with some fields replaced; returns its ticket."""
     ticket = control.send(run, "stop")
     path = run.path / "ctl" / ticket.name
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -1,5 +1,5 @@
-"""Rows of the fault matrix (tests/FAULTS.md) that nothing else holds: single steps, weak memory, truncation, stalls,
-sleep, descriptors, Pythons.
+"""Rows of the fault matrix (tests/FAULTS.md) without another test: single steps, weak memory, truncation, stalls,
+suspends, descriptors, Python versions.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def writer_at(path: Path, **options) -> Writer:
 
 
 def child(code: str, *arguments: object, python: str = sys.executable, **options) -> subprocess.Popen:
-    """A fresh process that imports the standard library and Operant's standard-library parts, no more."""
+    """Start a process that imports only the standard library and Operant's standard-library modules."""
     return subprocess.Popen(
         [python, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options
     )
 
 
 def check(reader: Reader) -> int:
-    """All that is read is whole and what it says it is; the number of the newest record."""
+    """Check that everything a reader returns is whole and labelled correctly; returns the newest number."""
     latest = reader.latest()
     for record in (latest, *reader.since(0)):
         assert (record.step, record.values) == (record.n, (float(record.n),) * 2)
@@ -84,7 +84,7 @@ SINGLESTEP = 9
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ptrace as Linux has it")
 def test_row_2_a_writer_stopped_after_any_instruction_leaves_whole_records(tmp_path):
-    """As a kill there would: the file is what it is at that moment."""
+    """The file equals that of a writer killed at this instruction."""
     path, trace = tmp_path / "metrics.mm", ctypes.CDLL(None, use_errno=True).ptrace
     trace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     process = child(STEPPED, path)
@@ -117,8 +117,8 @@ def test_row_2_a_writer_stopped_after_any_instruction_leaves_whole_records(tmp_p
 
 
 def test_row_6_whatever_order_the_stores_of_a_record_become_visible_in_none_is_torn_or_mislabelled(tmp_path):
-    """A model of every order that a processor may show: any mixture of old and new words, the mark "being stored" among
-    them. The checksum decides.
+    """Model of every order that a processor may show: any mixture of old and new words, including the mark "being
+    stored". The checksum decides.
     """
     path = tmp_path / "metrics.mm"
     with writer_at(path, backend="pwrite") as writer:
@@ -168,7 +168,7 @@ def test_row_8_a_truncated_file_is_restored_by_a_writer_with_pwrite(tmp_path):
 
 
 def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_with_a_message(started, here):
-    """Only the owner can do it, and a map dies of it: what ended the run is said, and every command goes on."""
+    """Only the owner of the file can do it, and a map dies of it: the cause is reported, all commands still work."""
     run = started("forever")
     wait_until(lambda: records(run) > 3)
     os.truncate(run.metrics_path, 0)
@@ -182,7 +182,7 @@ def test_row_8_a_file_truncated_under_a_map_ends_the_trainer_with_a_message(star
 
 
 def test_row_12_publishing_costs_little_beside_writers_that_dirty_pages(tmp_path):
-    """By the clock of the thread, which another program's turn on a loaded machine does not move: faults and copies
+    """Measured by the clock of the thread, independent of other programs on a loaded machine: page faults and copies
     count.
     """
     memory = Path("/dev/shm")
@@ -250,7 +250,7 @@ def test_row_18_after_an_hour_of_sleep_a_trainer_is_suspended_until_its_heart_be
 
 @contextlib.contextmanager
 def no_descriptor_left():
-    """This process cannot open anything."""
+    """Make every `open` of this process fail."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
@@ -304,7 +304,7 @@ def test_row_39_a_short_write_is_counted_and_the_next_one_repairs_it(tmp_path, m
 
 
 def test_row_39_signals_that_interrupt_calls_change_nothing(tmp_path):
-    """A timer that fires a thousand times a second, as a profiler's does: every call goes on after EINTR."""
+    """A timer fires a thousand times a second, like a profiler: every call is repeated after EINTR."""
     before = signal.signal(signal.SIGALRM, lambda number, frame: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
@@ -342,7 +342,7 @@ with Reader(given) as reader:
 
 
 def python_of(version: str) -> str | None:
-    """A program of a version that works, on the path or where pyenv keeps them."""
+    """Path of a working Python of a version, on PATH or installed by pyenv."""
     kept = sorted(
         Path("~/.pyenv/versions")
         .expanduser()

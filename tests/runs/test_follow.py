@@ -1,4 +1,4 @@
-"""What follows a run: the end of its log, and its metrics file through resumes, deletions and put-backs."""
+"""Follower of a run: the end of its log, and its metrics file through resumes, deletions and restores."""
 
 import io
 import os
@@ -114,8 +114,8 @@ def test_warnings_of_an_earlier_session_do_not_appear_in_a_new_one(tmp_path):
 
 
 def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
-    """A sparse metrics file with full rings of the largest size, of which the last records and events are valid; what
-    is read of it is counted.
+    """Make a sparse metrics file with rings of the largest size, of which only the last records and events are valid;
+    counts the bytes read of it.
     """
     monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, size))
     sizes = {"capacity": records, "event_capacity": events}

@@ -1,4 +1,4 @@
-"""History beyond the ring: what is read is what was published; damage, full disks, kills, rewinds, thinning."""
+"""History beyond the ring: equality with the published records; damage, full disks, kills, rewinds, thinning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METRICS = (
 
 
 class Run:
-    """One session of a trainer that publishes into a folder: the writer of its metrics file, and its history."""
+    """One session of a trainer: the writer of the metrics file, and its history."""
 
     def __init__(
         self, folder: Path, *, session=1, rewind_to=None, capacity=1024, metrics=METRICS, start=True, **options
@@ -55,7 +55,7 @@ class Run:
             self.writer.publish(step, values_of(step)[: len(self.writer.metrics)], flags=flags)
 
     def wait(self, what):
-        """Until what the status says fulfils `what`."""
+        """Wait until the status satisfies a predicate."""
         end = time.monotonic() + DEADLINE_S
         with Reader(self.writer.path) as reader:
             while not what(reader.status()):
@@ -82,7 +82,7 @@ def values_of(step):
 
 
 def rows_of(folder):
-    """Everything a history holds, as (session, n, step)."""
+    """All records of a history as (session, n, step)."""
     return [(chunk.session, n, step) for chunk in read(folder) for n, step in zip(chunk.n, chunk.step, strict=True)]
 
 
@@ -92,7 +92,7 @@ def only_segment(run):
 
 
 def frames_of(data: bytes) -> list[tuple[int, int, int]]:
-    """Begin, end and kind of each frame, by the lengths the specification gives; the file must be whole."""
+    """Beginning, end and kind of each frame, by the lengths in the specification; the file must be complete."""
     frames, place = [], 0
     while place < len(data):
         magic, length, _, kind = struct.unpack_from("<4sIII", data, place)
@@ -175,7 +175,7 @@ def test_the_bytes_follow_the_specification(tmp_path):
 
 
 def test_records_reach_the_disk_without_a_call(tmp_path):
-    """Without being asked, when 64 are there or a second has passed."""
+    """Written after 64 records or a second."""
     with Run(tmp_path) as run:
         run.publish(range(64))
         run.wait(lambda _: len(rows_of(run.history_folder)) == 64)
@@ -205,14 +205,14 @@ def test_segments_follow_one_another(tmp_path):
         for name in names:
             assert os.stat(run.history_folder / name).st_size < 8000
             assert segment.describe(run.history_folder / name).metrics == METRICS
-        # Any segment alone can be read.
+        # Each segment can be read alone.
         (tmp_path / "alone").mkdir()
         (run.history_folder / names[2]).rename(tmp_path / "alone" / names[2])
         assert rows_of(tmp_path / "alone") == [(1, n, n) for n in range(*lost_of(rows_of(run.history_folder)))]
 
 
 def lost_of(rows):
-    """Begin and end of the one gap."""
+    """Beginning and end of the only gap."""
     ((before, after),) = ((a[1], b[1]) for a, b in pairwise(rows) if b[1] != a[1] + 1)
     return before + 1, after
 
@@ -308,7 +308,7 @@ def test_a_resuming_writer_cuts_the_torn_tail_only(tmp_path):
         assert sorted(os.listdir(run.history_folder)) == ["seg-000001.opl", "seg-000002.opl"]
     assert path.read_bytes() == whole[:begin]
     assert rows_of(run.history_folder) == [(1, n, n) for n in range(5)] + [(2, 0, 5)]
-    # Where nothing can be made out, nothing is cut.
+    # An unreadable segment is not cut.
     last = run.history_folder / "seg-000002.opl"
     last.write_bytes(b"something else")
     with Run(tmp_path, session=3) as run:
@@ -449,7 +449,7 @@ def test_a_writer_closed_first_ends_the_thread(tmp_path):
 
 
 def small_history(folder: Path, frames: int = 6) -> tuple[Path, bytes]:
-    """A segment of `frames` frames of 4 records each; its path and bytes."""
+    """Make a segment of `frames` frames with 4 records each; returns its path and bytes."""
     with Run(folder) as run:
         for begin in range(0, 4 * frames, 4):
             run.publish(range(begin, begin + 4))
@@ -509,7 +509,7 @@ def test_large_damage_loses_what_it_hit(tmp_path):
 
 
 def test_a_segment_without_a_head_is_skipped(tmp_path):
-    """The records say their session and their schema's checksum, so another segment's head will do."""
+    """Records carry their session and the checksum of their schema, so that the head of another segment suffices."""
     with Run(tmp_path, segment_bytes=1) as run:
         for n in range(3):
             run.publish([n])
@@ -547,7 +547,7 @@ def rows_payload(rows, columns, body, crc=None):
         (
             3,
             lambda: rows_payload(100, 10, zlib.compress(bytes(2**25))),
-        ),  # a bomb: 32 MiB where 8,000 bytes are promised
+        ),  # a bomb: 32 MiB instead of the claimed 8,000 bytes
         (3, lambda: rows_payload(2**32 - 1, 10, zlib.compress(bytes(80)))),
         (3, lambda: rows_payload(13108, 10, zlib.compress(bytes(13108 * 80)))),  # more than a frame may hold
         (3, lambda: rows_payload(1, 10, zlib.compress(bytes(79)))),
@@ -565,7 +565,7 @@ def rows_payload(rows, columns, body, crc=None):
     ],
 )
 def test_frames_with_invalid_fields_are_skipped(tmp_path, kind, payload):
-    """With checksums that are right."""
+    """The checksums are valid."""
     whole = segment.pack_rows(schema_crc(), [array("Q", [7])] * 10)
     forged(tmp_path, segment.pack_head(HEAD), segment.pack_frame(kind, payload()), whole)
     reading = read(tmp_path)
@@ -588,13 +588,13 @@ def test_heads_with_invalid_fields_are_skipped(tmp_path):
         assert rows_of(tmp_path) == []
     forged(tmp_path, segment.pack_frame(1, b"\x02" + (fixed + schema)[1:]), whole)  # another major version
     assert rows_of(tmp_path) == []
-    newer = b"\x01\x00\x09" + (fixed + schema)[3:] + b"appended"  # a newer minor one, with kinds of frames nobody knows
+    newer = b"\x01\x00\x09" + (fixed + schema)[3:] + b"appended"  # a newer minor version with unknown kinds of frames
     forged(tmp_path, segment.pack_frame(1, newer), segment.pack_frame(99, b"?"), whole)
     assert rows_of(tmp_path) == [(7, 7, 7)]
 
 
 def test_false_frame_beginnings_are_scanned_in_bounded_time(tmp_path, monkeypatch):
-    """Where every few bytes claim a frame of a megabyte, reading gives up instead of checking them all."""
+    """If every few bytes claim a frame of a megabyte, reading stops instead of checking them all."""
     checked = []
     checksum = segment._checksum
     monkeypatch.setattr(
@@ -642,7 +642,7 @@ def fuzz(folder: Path, mutants: int, seed: int) -> None:
                 source = chance.randrange(len(data))
                 changed[place:place] = data[source : source + chance.randrange(1, 300)]
             changed.extend(bytes(max(0, len(data) - len(changed))))
-        if chance.random() < 0.5:  # a payload nobody wrote, under a checksum that is right
+        if chance.random() < 0.5:  # an invalid payload with a valid checksum
             begin, end, kind = chance.choice(frames)
             payload = bytes(changed[begin + 16 : end])
             changed[begin:end] = segment.pack_frame(chance.choice((1, 2, 3, kind, kind)), payload)
@@ -820,8 +820,8 @@ while True:
 
 
 def kill_often(folder: Path, kills: int, chance: random.Random) -> None:
-    """One run, killed and resumed: every record that was acknowledged is in the history or in the ring, and after
-    salvage in the history.
+    """Kill and resume one run many times: every acknowledged record is in the history or in the ring, and after salvage
+    in the history.
     """
     (folder / "acknowledged").write_bytes(bytes(8))
     expected: list[tuple[int, int, int]] = []
@@ -878,9 +878,7 @@ def test_salvage_of_unreadable_files_saves_nothing(tmp_path):
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "half a head", "a broken head"])
 def test_records_of_a_run_killed_before_its_history_began_are_salvaged(tmp_path, left):
-    """What the ring has is saved, whatever there is of the first segment; a history without any head is empty, and no
-    error.
-    """
+    """The records of the ring are saved, whatever exists of the first segment; a history without any head is empty."""
     with Run(tmp_path, start=False) as run:
         run.publish(range(5))
         whole = segment.pack_head(segment.Segment(1, UUID, None, 0, 1, 0, METRICS, 0))
@@ -896,7 +894,7 @@ def test_records_of_a_run_killed_before_its_history_began_are_salvaged(tmp_path,
 
 @pytest.mark.parametrize(("told", "kept"), [(True, [0, 10, 20, 40]), (False, [0, 10, 20, 40, 43])])
 def test_a_resume_killed_before_its_history_began_still_drops_repeated_records(tmp_path, told, kept):
-    """As its event says where it went on; without one, what lies before its first record stays."""
+    """The resume step is that of its event; without an event, the step before its first record."""
     with Run(tmp_path) as run:
         run.publish([0, 10, 20, 40, 43, 50, 60])
     with Run(tmp_path, session=2, rewind_to=40, start=False) as run:

@@ -1,4 +1,4 @@
-"""Run folders, ids, the index, the lock, the table of states, and the text filter. Nothing here knows torch."""
+"""Run folders, ids, the index, the lock, the table of states, and the text filter. Without torch."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def make(root, id_=None, prefix="cartpole-ppo"):
 
 
 def python(code, *arguments):
-    """A fresh interpreter with pipes; the caller ends it."""
+    """Start an interpreter with pipes; the caller ends it."""
     environment = os.environ | {"PYTHONPATH": PACKAGE_PARENT}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -379,7 +379,7 @@ def test_an_unreadable_run_of_another_user_raises_with_its_owner(fresh_root):
 
 @pytest.fixture
 def fresh_root():
-    """A folder of runs that every user may look into."""
+    """A folder of runs that every user may read."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -594,7 +594,7 @@ def test_a_lock_that_cannot_be_taken_raises_with_a_message(root):
 def write_metrics(
     run, *, state="running", step=1000, values=(20.0, 200.0, 1e6), exit_code=0, records=1, checkpoint=None
 ):
-    """A metrics file as this process would write it; `values` are return, eval/return and sps."""
+    """Write a metrics file as this process's trainer would; `values` are return, eval/return and sps."""
     columns = [Metric("return"), Metric("eval/return"), Metric("sps")]
     with Writer(run.path / "metrics.mm", columns, run_uuid=run.uuid, version="0.1.0") as writer:
         writer.heartbeat()
@@ -692,7 +692,7 @@ def test_the_table_of_states_at_one_look(observation, word, cause):
 
 
 def test_the_heartbeat_is_timed_by_the_viewers_clock():
-    """Ages in the observation (another machine's clock, a jump) count for the first look only."""
+    """Ages in the observation (of another clock, or after a jump) count at the first look only."""
     judged = states.assess(look(heartbeat_count=5), None, 100.0)
     judged = states.assess(look(heartbeat_count=5, heartbeat_age_s=1e6, main_count=2), judged, 101.9)
     assert judged.state.word == "running"
@@ -774,7 +774,7 @@ def test_a_resumed_run_that_dies_before_its_first_record_is_crashed(root, named,
 
 
 def test_a_signal_after_the_terminal_state_changes_nothing(root):
-    """A second SIGTERM may find a stopped worker on its way out."""
+    """A second SIGTERM may reach a stopped worker during its exit."""
     run = make(root)
     runs.update_document(run.path, **runs.identity())
     write_metrics(run, state="stopped", exit_code=130)

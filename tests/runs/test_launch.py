@@ -1,7 +1,6 @@
-"""The waiter, and the viewer in a real pseudo-terminal and in a pipe, over a worker that learns nothing
-(fake_worker.py). No torch.
+"""The waiter, and the viewer in a pseudo-terminal and in a pipe, with a fake worker (fake_worker.py). Without torch.
 
-Everything here waits for a condition, never for a time: the deadlines are for a machine that does not work.
+All tests wait for conditions, never for times: deadlines are for a broken machine.
 """
 
 import fcntl
@@ -59,12 +58,12 @@ def fake(run, behaviour):
 
 
 def ending(run):
-    """exit.json, once it is there."""
+    """Wait for exit.json and return it."""
     return wait_until(lambda: runs.read_json(run.exit_path))
 
 
 class Viewer:
-    """`launch.follow` in a process of its own, in a pseudo-terminal or with stderr in a pipe."""
+    """`launch.follow` in a separate process, in a pseudo-terminal or with stderr in a pipe."""
 
     def __init__(self, run, *, terminal=True, hangup="default", columns=120):
         environment = os.environ | {"PYTHONPATH": PACKAGE_PARENT, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
@@ -99,7 +98,7 @@ class Viewer:
         return self.raw.decode("utf-8", "replace")
 
     def read(self):
-        """What is there to be read now, until nothing is."""
+        """Read everything that is available now."""
         while select.select([self._master], [], [], 0.01)[0]:
             try:
                 piece = os.read(self._master, 65536)
@@ -302,7 +301,7 @@ def test_the_waiter_prints_its_usage_for_wrong_arguments():
 
 
 def test_nothing_is_imported_from_the_working_directory(fresh, tmp_path, monkeypatch):
-    """Python 3.10 knows no `-P`; modules that waiter and worker need are shadowed by files that end them."""
+    """Python 3.10 has no `-P`; files that end the process shadow modules of waiter and worker."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("json", "pwd", "runpy", "signal", "subprocess"):
@@ -605,7 +604,7 @@ def test_the_log_of_an_earlier_session_is_not_shown(fresh):
 
 
 def test_resuming_is_followed_by_the_new_session_only(started):
-    """The old metrics file says stopped until the new worker has made its own."""
+    """The old metrics file has the state "stopped" until the new worker has made another one."""
     run = started("forever")
     wait_until(lambda: records(run) > 0)
     launch.signal_worker(run, signal.SIGTERM)

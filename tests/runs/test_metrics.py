@@ -1,4 +1,4 @@
-"""The metrics file: the bytes, both backends, damage of every kind, kill -9, concurrent reads, versions."""
+"""Metrics file: layout, both backends, damage of every kind, kill -9, concurrent reads, versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def writer_at(folder: Path, metrics=PLAIN, **options) -> Writer:
 
 
 def child(code: str, *arguments: object, **options) -> subprocess.Popen:
-    """A fresh process that imports the standard library and operant.runs.metrics, no more."""
+    """Start a process that imports only the standard library and operant.runs.metrics."""
     return subprocess.Popen(
         [sys.executable, "-S", "-c", code, *map(str, arguments)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, **options
     )
@@ -213,7 +213,7 @@ def test_invalid_events_raise(tmp_path):
 
 
 def test_an_event_that_would_wait_is_dropped_and_counted(tmp_path, monkeypatch):
-    """As from a signal's handler that interrupted an event."""
+    """As from a signal handler that interrupted an event."""
     monkeypatch.setattr(writing, "_EVENT_WAIT_S", 0.001)
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         with writer._event_turn:
@@ -390,9 +390,7 @@ GOLDEN_METRICS = (
 
 
 def build_golden(path: Path, backend: str) -> None:
-    """What tests/golden/metrics-1.1.mm was made with, once, under `fix_identity`; 1.0 was made of the same, without
-    what came with 1.1.
-    """
+    """Reproduce tests/golden/metrics-1.1.mm under `fix_identity`; 1.0 is the same without the fields of 1.1."""
     writer = Writer(
         path,
         GOLDEN_METRICS,
@@ -808,7 +806,7 @@ def test_publishing_after_close_or_from_two_threads_raises(tmp_path, backend):
 
 
 def test_heartbeats_and_publishes_do_not_disturb_each_other(tmp_path):
-    """The words of the heartbeat are its own: neither disturbs the other."""
+    """Heartbeats have separate words."""
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         beats = threading.Thread(target=lambda: [writer.heartbeat() for _ in range(2000)])
         beats.start()
@@ -900,7 +898,7 @@ def test_the_module_imports_nothing_heavy():
 
 
 def finish(data: bytearray) -> bytes:
-    """`data` with the header's checksum made right again."""
+    """`data` with a recomputed checksum of the header."""
     struct.pack_into("<I", data, 4092, zlib.crc32(data[:4092]))
     return bytes(data)
 
@@ -935,8 +933,8 @@ def test_unknown_incompatible_features_are_refused(tmp_path):
 
 
 def test_a_newer_minor_version_is_read(tmp_path):
-    """Longer header, schema and records, an unknown compatible bit, unknown sections, unknown codes: what is known is
-    read.
+    """Longer header, schema and records, an unknown compatible bit, unknown sections, unknown codes: the known parts
+    are read.
     """
     data = golden()
     struct.pack_into("<H", data, 14, 9)
@@ -1111,7 +1109,7 @@ def test_unknown_codes_of_a_newer_trainer_read_as_defaults(tmp_path):
 
 
 def test_the_map_stores_mark_data_mark_and_count_in_order(tmp_path):
-    """The order is the whole protocol; `Recorder` stands for the map and for its words."""
+    """The order is the protocol; `Recorder` replaces the map and its words."""
 
     class Recorder:
         def __init__(self):
@@ -1146,7 +1144,7 @@ def test_the_map_is_not_inherited_by_a_fork(tmp_path):
 
 
 def test_a_half_stored_record_gives_the_previous_one(tmp_path):
-    """As a trainer that was stopped between its two marks leaves it."""
+    """The state after a trainer was stopped between its two marks."""
     with writer_at(tmp_path, frame_bytes=64) as writer, Reader(writer.path) as reader:
         for n in range(20):
             writer.publish(n, [float(n)] * 8)
@@ -1268,8 +1266,8 @@ USED = 20480 + 2 * 384
 
 
 def mutate(base: bytes, chance: random.Random) -> bytearray:
-    """A few changes among the bytes in use, with the checksums made right half the time, so that the checks behind them
-    are reached.
+    """Change a few of the used bytes, and recompute the checksums half of the time, so that the checks after them are
+    reached.
     """
     data = bytearray(base)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
@@ -1308,7 +1306,7 @@ def mutate(base: bytes, chance: random.Random) -> bytearray:
 
 
 def check_reader(path: Path) -> bool:
-    """Read everything; BadFileError (False) or valid data (True), nothing else."""
+    """Read everything; True for valid data, False for BadFileError; nothing else may happen."""
     try:
         with Reader(path) as reader:
             assert 1 <= len(reader.metrics) <= 4096
@@ -1347,7 +1345,7 @@ def check_reader(path: Path) -> bool:
 
 
 def fuzz(folder: Path, monkeypatch, mutants: int, seed: int) -> float:
-    """Mutate a file in place and read it, again and again; the most processor time one reading took, in seconds."""
+    """Mutate a file in place and read it, repeatedly; returns the most processor time of one reading in seconds."""
     fix_identity(monkeypatch)
     with writer_at(folder, frame_bytes=300) as writer:
         for n in range(20):
@@ -1412,9 +1410,7 @@ while True:
 
 
 class Publisher:
-    """A process that writes at full speed; record n holds step n and the value n throughout, events and frames tell
-    their number too.
-    """
+    """Process that writes at full speed; record, event and frame n hold step n and the value n everywhere."""
 
     def __init__(self, folder: Path, backend: str, columns: int, capacity: int) -> None:
         self.folder, self.path = folder, folder / "metrics.mm"
@@ -1493,7 +1489,7 @@ def test_many_kills_lose_no_published_record(tmp_path, backend):
 
 
 def read_beside_a_writer(folder: Path, backend: str, reads: int) -> None:
-    """Rings of 4 are lapped all the time; whatever a reader accepts must be whole."""
+    """Rings of 4 are overwritten all the time; every record that a reader accepts must be whole."""
     publisher = Publisher(folder, backend, columns=64, capacity=4)
     try:
         publisher.wait()

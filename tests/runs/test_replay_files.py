@@ -1,5 +1,5 @@
-"""The replay beside a checkpoint: whatever its writer dies of, the newest checkpoint with one goes on to the bit, and
-no more than two lie there.
+"""Replay of a checkpoint: after any fault of its writer, the newest checkpoint with a replay resumes bit-exactly, and
+others warm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def store(tmp_path, said) -> Store:
 
 
 def ring(value: int) -> dict[str, torch.Tensor]:
-    """Of every kind that is stored, and an empty one."""
+    """Tensors of every stored dtype, and an empty one."""
     return {
         "replay/observation": torch.full((5, 3, 7), value, dtype=torch.uint8),
         "replay/reward": torch.full((5, 3), value / 3),
@@ -38,13 +38,13 @@ def ring(value: int) -> dict[str, torch.Tensor]:
 
 
 def save(store: Store, step: int, session: int = 1) -> None:
-    """As a trainer does: the replay, then its checkpoint."""
+    """Save a replay, then its checkpoint, like a trainer."""
     assert store.replays.save(step, ring(step), session=session)
     assert store.save(step, {"w": torch.ones(2)}, {}, session=session)
 
 
 def found(store: Store, step: int, session: int = 1) -> tuple[str | None, dict[str, torch.Tensor]]:
-    """What `restore` says, and what it copied."""
+    """Result of `restore`, and the copied tensors."""
     into = {name: torch.zeros_like(value) for name, value in ring(0).items()}
     return store.replays.restore(step, into, session=session), into
 

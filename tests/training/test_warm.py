@@ -1,6 +1,4 @@
-"""Workers that train one run after another, and their supervisor: what a run is told by, what a worker's death changes,
-and the same bits as alone.
-"""
+"""Worker processes that train one run after another: faults of a run, death of a worker, the same bits as alone."""
 
 import json
 import os
@@ -51,7 +49,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
         runs.read_json(first.exit_path)["exit"] == 0 and runs.read_json(first.exit_path)["last_step"] == 3 * ITERATION
     )
 
-    # A wrong configuration ends the run alone, and says so in its own log.
+    # An invalid configuration ends only the run, with a message in its log.
     wrong = made(tmp_path, *SHORT, "algo.gamma=2")
     worker.begin(wrong)
     assert ended(worker).code == 2
@@ -65,7 +63,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
     assert ended(worker).code == 130
     assert state(stopped).word == "stopped" and worker.pid == pid and psutil.pid_exists(pid)
 
-    # The same bits as a process of its own, after all that.
+    # The same bits as in a separate process, after all of this.
     again = made(tmp_path, *SHORT, "run.seed=5")
     worker.begin(again)
     assert ended(worker).code == 0 and worker.pid == pid
@@ -74,7 +72,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
     assert operant_process(alone, "train", *SHORT, "run.seed=5", "run.name=alone").returncode == 0
     assert tensors(again.path) == tensors(first.path) == tensors(alone / "runs" / "alone")
 
-    # Its death is told of the run that it has, and of no other; the next run gets another process.
+    # The death of the worker crashes only its current run; the next run gets another process.
     killed = made(tmp_path, *LONG)
     worker.begin(killed)
     wait_until(lambda: records(killed))
@@ -88,7 +86,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
     os.kill(worker.pid, signal.SIGKILL)
     assert ended(worker).code == 137
 
-    # A stop that comes while a killed run is about to be resumed.
+    # A stop while a killed run is about to be resumed.
     worker.begin(last, resume="last")
     worker.stop()
     assert ended(worker).code == 130
@@ -112,7 +110,7 @@ def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
 
 @pytest.mark.soak
 def test_a_run_stopped_during_its_start_does_not_affect_the_next_one(tmp_path, worker):
-    """Whatever it was at: imports, the configuration, compilation."""
+    """Stopped during imports, configuration, or compilation."""
     for delay_s in (0.0, 0.2, 0.5, 1.0, 1.5):
         broken = made(tmp_path, *LONG)
         worker.begin(broken)
