@@ -24,7 +24,7 @@ from gpu import copy_bandwidth, seconds
 
 from operant import envs
 from operant.compute.graphs import Graphed
-from operant.nn.work import step_bytes
+from operant.nn.flops import step_bytes
 from operant.tools.rollouts import Harness, compare_devices
 from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld

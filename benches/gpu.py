@@ -22,7 +22,7 @@ from operant.algos.ppo.algorithm import PPO
 from operant.algos.ppo.config import PPOConfig as Config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp
-from operant.nn.work import step_bytes
+from operant.nn.flops import step_bytes
 from operant.tools.rollouts import compare_devices
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import DeviceWorld

@@ -322,12 +322,12 @@ def normalizer_case(features, steps, lanes, kind, shards=4):
     ]
     one, plain, two = (RunningNormalizer(features, torch.device("cpu")) for _ in range(3))
     for batch in batches:
-        one.take_in(batch, shards)
+        one.update_by_triton(batch, shards)
         plain.update(batch.double())
         halves = batch.chunk(2, dim=-1)
         other = Both(1)
-        RunningNormalizer(features, torch.device("cpu")).take_in(halves[1], shards // 2, other)
-        two.take_in(halves[0], shards // 2, Both(0, other.own))
+        RunningNormalizer(features, torch.device("cpu")).update_by_triton(halves[1], shards // 2, other)
+        two.update_by_triton(halves[0], shards // 2, Both(0, other.own))
     errors = [
         ((a - b).abs() / b.abs()).max().item()
         for a, b in ((one.running_mean, plain.running_mean), (one.running_variance, plain.running_variance))

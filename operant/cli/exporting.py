@@ -28,7 +28,7 @@ export_app = typer.Typer(**TYPER, help="Write a policy or metrics for other prog
 app.add_typer(export_app, name="export")
 
 _NUMPY: Final = (
-    "from operant.export import program  # one file that needs NumPy alone: copy it anywhere",
+    "from operant.export import program  # a single file that needs NumPy only: copy it anywhere",
     "",
     'policy = program.load("{path}")',
 )
@@ -56,7 +56,14 @@ _SNIPPETS: Final[dict[str, tuple[str, ...]]] = {
 @export_app.command("policy")
 def export_policy(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
-    to: Annotated[str, typer.Option("--to", metavar="onnx|pt2|safetensors|numpy", help="the format")] = "onnx",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="onnx|pt2|safetensors|numpy",
+            help="the format; safetensors and numpy: dense networks and their memories only",
+        ),
+    ] = "onnx",
     path: Annotated[
         str | None,
         typer.Option(

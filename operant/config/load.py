@@ -241,7 +241,7 @@ def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
 def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[str, Any]) -> None:
     """Add a problem for each value that conflicts with values of other sections."""
     run, algo, net = checked["run"], checked.get("algo"), checked["net"]
-    if net is not None and net.remembers and not getattr(bound.algorithm, "sequences", False):
+    if net is not None and net.is_recurrent and not getattr(bound.algorithm, "sequences", False):
         message = (
             f'{bound.algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory '
             '= "none")'
@@ -259,7 +259,7 @@ def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[
 
 def _lane_problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
     """Keys of an algorithm that conflict with a number of lanes or with a recurrent network, as (key, message)."""
-    remembers = net is not None and net.remembers
+    remembers = net is not None and net.is_recurrent
     problems: list[tuple[str, str]] = algo.problems(lanes, memory=True) if remembers else algo.problems(lanes)
     return problems
 

@@ -1,3 +1,1 @@
-"""Carries policies and metrics of runs into other programs' formats: `operant export`. Reads runs; the trainer does not
-know it.
-"""
+"""Export of policies and metrics to other programs' formats: `operant export`. Reads run folders only."""

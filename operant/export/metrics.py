@@ -1,9 +1,9 @@
-"""Writes a run's metrics as CSV or Parquet, or hands them to TensorBoard, Weights & Biases or MLflow: afterwards, or
-while it trains. Knows no trainer.
+"""Export of a run's metrics as CSV or Parquet, or to TensorBoard, Weights & Biases or MLflow, after training or during
+it.
 
-It reads the run's files as any viewer does: whatever becomes of a network or of a disk here, the trainer does not
-notice. Every row is one record: `session` and `n` (which count a run's trainers and their records), `step`, `time`
-(seconds since 1970), and one column for each metric; a metric without a value is empty.
+Reads the run's files as any viewer does: a network or disk failure here does not affect the trainer. Every row is one
+record: `session` and `n` (counters of a run's trainers and their records), `step`, `time` (seconds since 1970), and one
+column for each metric, empty where it has no value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operant.runs import Chunk, Run, Stream
 from operant.text import safe
 
 FILES: Final = {"csv": ".csv", "parquet": ".parquet"}
-"""The formats that are one file, and how it ends."""
+"""File formats and their extensions."""
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 
@@ -33,21 +33,19 @@ _PERIOD_S = 1.0
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """Destination of rows."""
 
-    where: str  # what to tell a person
+    where: str  # path or URL, for messages
 
     def add(self, chunk: Chunk) -> None:
-        """The next rows, of one session."""
+        """Add the next rows, of one session."""
 
     def close(self, complete: bool) -> None:
-        """There are no more rows; not `complete`: something went wrong. (A user who stops following has what there was
-        until then.)
-        """
+        """End the export. `complete` is false after an error. (A user who stops following keeps the rows so far.)"""
 
 
 class Written(NamedTuple):
-    """What was handed over."""
+    """Result of an export."""
 
     where: str
     rows: int
@@ -55,10 +53,10 @@ class Written(NamedTuple):
 
 
 def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
-    """Hand all records of a run to a sink; with `follow` also those that come, until the run has ended. `report` takes
+    """Write all records of a run to a sink; with `follow` also later ones until the run has ended. `report` receives
     the number of rows so far.
 
-    Raises MachineError where they cannot be written.
+    Raises MachineError if the sink cannot be written.
     """
     stream, rows, names, complete = Stream(run), 0, set[str](), False
     try:
@@ -81,28 +79,26 @@ def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] 
         stream.close()
         try:
             sink.close(complete)
-        except OSError as error:  # what is not written yet has no room either
+        except OSError as error:  # buffered rows do not fit either
             raise _not_written(sink, error) from None
     return Written(sink.where, rows, len(names))
 
 
 def _not_written(sink: Sink, error: OSError) -> MachineError:
     return MachineError(
-        f"{sink.where} cannot be written ({error.strerror or error}): choose another place with --out. The run is not "
-        "concerned"
+        f"{sink.where} cannot be written ({error.strerror or error}): choose another path with --out. The run is not "
+        "affected"
     )
 
 
 def require(what: str, *packages: str) -> None:
-    """Raise MachineError where a format's packages are not installed."""
+    """Raise MachineError if packages of a format are not installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MachineError(
-            f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]'. Without: --to csv"
-        )
+        raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]', or use --to csv")
 
 
 def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
-    """A file of a format of FILES. Raises MachineError, and NotFoundError for a run without records."""
+    """Create the sink of a format of `FILES`. Raises MachineError, and NotFoundError for a run without records."""
     if what == "parquet":
         require(what, "pyarrow")
     names = names_of(run, wait=follow)
@@ -110,19 +106,19 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
 
 
 def names_of(run: Run, *, wait: bool) -> list[str]:
-    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there
-    is a record.
+    """Names of the metrics of all sessions so far, in order. `wait` for the first record of a run that has just
+    started.
 
     Raises NotFoundError for a run without records.
     """
     stream = Stream(run)
     try:
         while True:
-            found: dict[str, None] = {}
+            names: dict[str, None] = {}
             for chunk in stream.poll():
-                found.update(dict.fromkeys(chunk.names))
-            if found:
-                return list(found)
+                names.update(dict.fromkeys(chunk.names))
+            if names:
+                return list(names)
             if not wait or stream.over:
                 raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to export")
             time.sleep(_PERIOD_S)
@@ -138,25 +134,25 @@ def _rows(chunk: Chunk, names: Sequence[str]) -> Iterator[list[Any]]:
 
 
 def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
-    """The metrics of a chunk that have no column yet: a later session of a run that is followed may bring some."""
+    """Metrics of a chunk without a column: a later session of a followed run may have more."""
     return [name for name in chunk.names if name not in names]
 
 
 class CsvFile:
-    """A line for each record. Followed, the file grows line by line, and is replaced by a wider one where a metric is
-    new; otherwise it is there once it is whole.
+    """One line for each record. A followed file grows line by line and is rewritten with more columns for a new metric;
+    otherwise the file appears when it is complete.
     """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
         self.where, self._path, self._names = str(path), path, list(names)
-        self._place = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(self._place, path):
-            self._file = self._place.open("w", newline="", encoding="utf-8")
+        self._temporary = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
+        with _opening(self._temporary, path):
+            self._file = self._temporary.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._writer.writerow([*KEYS, *names])
 
     def add(self, chunk: Chunk) -> None:
-        """Write the rows; a float is written so that it is read back as the same."""
+        """Write the rows. Floats are written so that they read back exactly."""
         if new := _new(chunk, self._names):
             self._widen(new)
         self._writer.writerows(
@@ -165,40 +161,40 @@ class CsvFile:
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Give what was written columns for more metrics, which are empty there. Raises MachineError for a pipe or a
-        device, which keeps what it got.
+        """Rewrite the file with columns for more metrics, empty so far. Raises MachineError for a pipe or a device,
+        which stays as it is.
         """
-        if not self._place.is_file():
+        if not self._temporary.is_file():
             raise MachineError(
-                f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where}, not a file, "
-                "cannot get more columns"
+                f"a later session has more metrics ({safe(', '.join(names), 200)}), and {self.where} is not a file, "
+                "to which columns can be added"
             )
         self._file.close()
-        if self._place == self._path:
-            self._path = self._place = self._place.resolve()  # a link stays one
-        wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
+        if self._temporary == self._path:
+            self._path = self._temporary = self._temporary.resolve()  # replaces the target of a link, not the link
+        wider = self._temporary.with_name(f".{self._temporary.name}-{os.getpid()}-wider")
         with (
-            self._place.open(newline="", encoding="utf-8") as before,
+            self._temporary.open(newline="", encoding="utf-8") as before,
             wider.open("w", newline="", encoding="utf-8") as after,
         ):
             writer = csv.writer(after)
             writer.writerows(
                 [*row, *(names if k == 0 else [""] * len(names))] for k, row in enumerate(csv.reader(before))
             )
-        os.replace(wider, self._place)
+        os.replace(wider, self._temporary)
         self._names += names
-        self._file = self._place.open("a", newline="", encoding="utf-8")
+        self._file = self._temporary.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
 
     def close(self, complete: bool) -> None:
-        """Put the file in its place, or where it is not whole, away."""
-        with _placing(self._place, self._path, complete):
+        """Move the complete file to its path, or delete an incomplete one."""
+        with _placing(self._temporary, self._path, complete):
             self._file.close()
 
 
 class ParquetFile:
-    """A row for each record. The file is there once it is whole: a Parquet file can be read only then. One that is
-    followed is whole at the run's end.
+    """One row for each record. The file appears when it is complete, as Parquet can be read only then: for a followed
+    run at its end.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -206,8 +202,8 @@ class ParquetFile:
         from pyarrow import parquet
 
         self.where, self._path, self._names, self._arrow, self._parquet = str(path), path, list(names), pyarrow, parquet
-        self._place = path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(self._place, path):
+        self._temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        with _opening(self._temporary, path):
             self._open()
 
     def _open(self) -> None:
@@ -219,13 +215,13 @@ class ParquetFile:
             ("time", arrow.float64()),
         ]
         self._schema = arrow.schema([*fixed, *((name, arrow.float64()) for name in self._names)])
-        self._writer = self._parquet.ParquetWriter(str(self._place), self._schema)
+        self._writer = self._parquet.ParquetWriter(str(self._temporary), self._schema)
 
     def add(self, chunk: Chunk) -> None:
-        """Write the rows as a group."""
+        """Write the rows as a row group."""
         if new := _new(chunk, self._names):
             self._writer.close()
-            before = self._parquet.read_table(str(self._place))
+            before = self._parquet.read_table(str(self._temporary))
             self._names += new
             self._open()
             for name in new:
@@ -235,32 +231,32 @@ class ParquetFile:
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 
     def close(self, complete: bool) -> None:
-        """Put the file in its place, or where it is not whole, away."""
-        with _placing(self._place, self._path, complete):
+        """Move the complete file to its path, or delete an incomplete one."""
+        with _placing(self._temporary, self._path, complete):
             self._writer.close()
 
 
 @contextmanager
-def _placing(place: Path, path: Path, complete: bool) -> Iterator[None]:
-    """Closes a file that was written in a place of its own: puts it at its path, or where it is not whole, away."""
+def _placing(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
+    """Close a temporary file: move it to its path if `complete`, else delete it."""
     try:
         yield
-        if place != path and complete:
-            os.replace(place, path)
+        if temporary != path and complete:
+            os.replace(temporary, path)
     finally:
-        if place != path:
-            place.unlink(missing_ok=True)
+        if temporary != path:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _opening(place: Path, path: Path) -> Iterator[None]:
-    """Turns an OSError of opening a file in a place of its own into a sentence."""
+def _opening(temporary: Path, path: Path) -> Iterator[None]:
+    """Convert an OSError of opening a temporary file to a MachineError."""
     try:
         yield
     except OSError as error:
-        if place != path:
+        if temporary != path:
             with suppress(OSError):
-                place.unlink()
+                temporary.unlink()
         raise MachineError(
-            f"{runs.display_path(path)} cannot be written ({error.strerror or error}): choose another place with --out"
+            f"{runs.display_path(path)} cannot be written ({error.strerror or error}): choose another path with --out"
         ) from None

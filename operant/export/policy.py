@@ -1,12 +1,12 @@
-"""Writes a policy as a plain function of a batch of observations, (B, O) -> (B, A), and checks the file. Knows no run
-and no algorithm.
+"""Export of a policy as a function of a batch of observations, (B, O) to (B, A), and the check of the file.
 
-Normalization, one-hot reading, legal actions, the choice among actions and the scaling to their bounds lie within. What
-is written is the actor's own `act`, traced by torch.export: there is no second description of any network. A file is
-put in its place only after it has been loaded again and has chosen the same actions as the actor, on observations of
-the environment. Both compute in float32, with sums in orders of their own: where large numbers meet in wide layers,
-that alone is more than the tolerance. Then both are compared with the same policy in float64, from which the file must
-not be further than the actor is.
+Normalization, one-hot encoding, legal actions, the choice of the action and the scaling to its bounds are part of the
+function. It is the actor's own `act`, traced by torch.export, so no network is described twice.
+
+A file replaces its target only after it was loaded again and chose the actor's actions on observations of the
+environment. Both compute in float32, with sums in different orders, which in wide layers with large weights can exceed
+the tolerance. Then both are compared with the same policy in float64: the file's error must not exceed the actor's own
+by more than a factor `ROUNDING`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ from operant.export import program
 from operant.nn import Actor
 
 ENDINGS: Final = {"onnx": ".onnx", "pt2": ".pt2", "safetensors": ".safetensors", "numpy": ".npz"}
-"""The formats, and how their files end."""
+"""Formats and their file name extensions."""
 
 STEPS, LANES = 200, 5
-"""The observations of a check: so many steps of so many lanes."""
+"""Steps and lanes of a check."""
 TOLERANCE = 1e-5
 ROUNDING = 2.0
-"""How many times the actor's own distance from float64 the file's may be, where they differ by more than the tolerance.
+"""Largest ratio of the file's to the actor's own error against float64, where they differ by more than the tolerance.
 """
 
 Arrays = list[NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
-"""A loaded file: what it makes of its inputs, (B, ...) each."""
+"""Loaded file as a function of arrays (B, ...)."""
 
 
 class Exported(NamedTuple):
-    """What was written. `difference` is the largest between the file's actions and states and the actor's, `ties` how
-    often it took another one of two actions whose scores differ by no more than rounding. Where the difference is above
-    the tolerance: how far the actor and the file are from float64.
+    """Result of an export.
+
+    `difference`: largest difference of actions and states between file and actor. `ties`: how often the file took
+    another action whose score is equal up to rounding. `actor_rounding`, `file_rounding`: errors of both against
+    float64, where the difference exceeds the tolerance.
     """
 
     path: Path
@@ -63,40 +65,38 @@ class Exported(NamedTuple):
 
 
 class PlainPolicy(nn.Module):
-    """An actor as a function of (B, ...) tensors: observations, legal actions where there are such, and the state of a
-    memory; greedy.
+    """Actor as a function of tensors (B, ...): observations, legal actions where there are any, and the recurrent
+    state. Greedy.
     """
 
     def __init__(self, actor: Actor) -> None:
         super().__init__()
         self._actor = actor
-        for name, part in vars(actor).items():  # so that their numbers keep their names
+        for name, part in vars(actor).items():  # parameters keep their names
             if isinstance(part, nn.Module):
                 self.add_module(name.lstrip("_"), part)
 
     def forward(self, observation: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """Actions (B, A), and the state after them."""
+        """Actions (B, A) and the next state."""
         masked = self._actor.env.mask_size > 0
         legal, state = (more[0].t(), more[1:]) if masked else (None, more)
-        action, after = self._actor.act(observation.t(), tuple(part.movedim(0, -1) for part in state), None, legal)
-        return (action.t(), *(part.movedim(-1, 0) for part in after))
+        action, next_state = self._actor.act(observation.t(), tuple(part.movedim(0, -1) for part in state), None, legal)
+        return (action.t(), *(part.movedim(-1, 0) for part in next_state))
 
 
 def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the exported function takes and gives, by name."""
+    """Names of the exported function's inputs and outputs."""
     states = len(actor.initial_state(1))
     inputs = ("observation", *(("legal",) if actor.env.mask_size else ()), *(f"state_{k}" for k in range(states)))
     return inputs, ("action", *(f"next_state_{k}" for k in range(states)))
 
 
 def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS) -> Exported:
-    """Write the policy of an actor on the CPU as a file of a format of `ENDINGS`, and check it; `params` are the
-    environment's constants.
+    """Write the policy of an actor on the CPU in a format of `ENDINGS`, and check the file on `steps` steps of 5 lanes.
+    `params`: constants of the environment.
 
-    The check takes `steps` steps of 5 lanes.
-
-    Raises MachineError where a package is missing or the file cannot be written, OperantError where the policy cannot
-    be expressed in the format or the file does not choose as the actor does: `path` is then as it was.
+    Raises MachineError for a missing package or a file that cannot be written, OperantError for a policy that the
+    format does not support or a file whose actions differ. `path` is then unchanged.
     """
     with torch.no_grad(), _quiet():
         save, load = _FORMATS[target]
@@ -105,31 +105,32 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
         try:
             save(traced, actor, temporary)
             run = load(temporary)
-            found = _check(actor, params, traced, run, steps)
-            found = found if found.difference <= TOLERANCE else _check(actor, params, traced, run, steps, exact=True)
-            rounded = (
-                found.file_rounding is not None
-                and found.actor_rounding is not None
-                and found.file_rounding <= ROUNDING * found.actor_rounding
+            check = _check(actor, params, traced, run, steps)
+            if check.difference > TOLERANCE:
+                check = _check(actor, params, traced, run, steps, exact=True)
+            within_rounding = (
+                check.file_rounding is not None
+                and check.actor_rounding is not None
+                and check.file_rounding <= ROUNDING * check.actor_rounding
             )
-            if not (found.difference <= TOLERANCE or rounded):
-                far = "" if found.file_rounding is None else f"; {found.words}"
+            if not (check.difference <= TOLERANCE or within_rounding):
+                errors = "" if check.file_rounding is None else f"; {check.words}"
                 raise OperantError(
-                    f"the exported policy differs from the run's by {found.difference:.3g} (more than "
-                    f"{TOLERANCE:g}{far}): no file was written"
+                    f"the exported policy differs from the run's by {check.difference:.3g} (more than "
+                    f"{TOLERANCE:g}{errors}): no file was written"
                 )
             os.replace(temporary, path)
         except OSError as error:
             raise MachineError(
-                f"{path} cannot be written ({error.strerror or error}): choose another place with --out"
+                f"{path} cannot be written ({error.strerror or error}): choose another path with --out"
             ) from None
         finally:
             temporary.unlink(missing_ok=True)
-    return Exported(path, *names(actor), steps * LANES, **found._asdict())
+    return Exported(path, *names(actor), steps * LANES, **check._asdict())
 
 
 def _trace(actor: Actor) -> torch.export.ExportedProgram:
-    """The actor's `act` as a graph, for any number of observations."""
+    """Trace the actor's `act` as a graph, for any batch size."""
     observation = torch.zeros(3, actor.env.observation.size, dtype=getattr(torch, actor.env.observation.dtype))
     legal = [torch.ones(3, actor.env.mask_size, dtype=torch.uint8)] if actor.env.mask_size else []
     state = [part.movedim(-1, 0).contiguous() for part in actor.initial_state(3)]
@@ -139,8 +140,8 @@ def _trace(actor: Actor) -> torch.export.ExportedProgram:
         return torch.export.export(PlainPolicy(actor), (observation, *legal, *state), dynamic_shapes=shapes)
     except Exception as error:  # a user's own network may do anything
         raise OperantError(
-            f"torch.export cannot express this policy ({_first_line(error)}): a network of your own must take any "
-            "number of rows"
+            f"torch.export cannot trace this policy ({_first_line(error)}): a network of your own must accept any "
+            "batch size"
         ) from error
 
 
@@ -150,7 +151,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' notes about themselves."""
+    """Silence the exporters' warnings and log."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)
@@ -162,17 +163,17 @@ def _quiet() -> Iterator[None]:
         exporter.setLevel(level)
 
 
-# THE FORMATS: each is saved, and loaded as a stranger would
+# FORMATS: save, and load without Operant
 
 
 def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
     _require("onnx", "onnxscript", "onnxruntime")
     inputs, outputs = names(actor)
-    made = torch.onnx.export(
+    model = torch.onnx.export(
         traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False, external_data=False
     )
-    assert made is not None
-    made.save(str(path), external_data=False)
+    assert model is not None
+    model.save(str(path), external_data=False)
 
 
 def _load_onnx(path: Path) -> Runner:
@@ -213,8 +214,8 @@ def _load_program(path: Path) -> Runner:
     policy = program.load(path)
 
     def run(arrays: Arrays) -> Arrays:
-        found = policy(*arrays)
-        return found if isinstance(found, list) else [found]
+        outputs = policy(*arrays)
+        return outputs if isinstance(outputs, list) else [outputs]
 
     return run
 
@@ -234,73 +235,78 @@ def _require(*packages: str) -> None:
 
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(
-            f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors "
-            "or numpy"
+            f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]', or use --to pt2, safetensors or numpy"
         )
 
 
 def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The steps of a policy as `operant.export.program` runs them, and the arrays that they read."""
+    """Operations of a policy for `operant.export.program`, and their arrays. Raises OperantError for an operation
+    beyond those of dense networks and their memories.
+    """
     core = traced.run_decompositions()
     for node in list(core.graph.nodes):
         if "_assert" in str(node.target):
             core.graph.erase_node(node)
     core.graph.eliminate_dead_code()
-    held: dict[str, Tensor] = {**core.state_dict, **core.constants}
-    kept = {entry.arg.name: entry.target for entry in core.graph_signature.input_specs if entry.target is not None}  # type: ignore[union-attr]
-    given = iter(names(actor)[0])
-    called = {node.name: kept.get(node.name) or next(given) for node in core.graph.nodes if node.op == "placeholder"}
-    steps, read = [], set()
+    tensors: dict[str, Tensor] = {**core.state_dict, **core.constants}
+    stored = {entry.arg.name: entry.target for entry in core.graph_signature.input_specs if entry.target is not None}  # type: ignore[union-attr]
+    inputs = iter(names(actor)[0])
+    placeholders = {
+        node.name: stored.get(node.name) or next(inputs) for node in core.graph.nodes if node.op == "placeholder"
+    }
+    nodes, used = [], set()
 
-    def encoded(value: Any) -> Any:
+    def encode(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
-            read.add(called.get(value.name, value.name))
-            return {"$": called.get(value.name, value.name)}
+            used.add(placeholders.get(value.name, value.name))
+            return {"$": placeholders.get(value.name, value.name)}
         if isinstance(value, (list, tuple)):
-            return [encoded(item) for item in value]
+            return [encode(item) for item in value]
         return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
     for node in core.graph.nodes:
         if node.op == "call_function":
             op = getattr(node.target, "__name__", str(node.target))
             if op not in program.OPERATIONS:
+                what = 'has a convolution (net.kind = "cnn")' if op.startswith("convolution") else f"computes {op}"
                 raise OperantError(
-                    f"the policy's network computes {op}, which NumPy files cannot hold: use --to onnx or pt2"
+                    "the NumPy export supports dense networks and their memories; this policy "
+                    f"{what}: export ONNX instead, with --to onnx"
                 )
-            shaped = node.meta["val"] if isinstance(node.meta.get("val"), Tensor) else None
-            dtype = None if shaped is None else str(shaped.dtype).removeprefix("torch.")
-            steps.append(
+            result = node.meta["val"] if isinstance(node.meta.get("val"), Tensor) else None
+            dtype = None if result is None else str(result.dtype).removeprefix("torch.")
+            nodes.append(
                 {
                     "name": node.name,
                     "op": op,
-                    "args": encoded(node.args),
-                    "kwargs": _named(node.kwargs, encoded),
+                    "args": encode(node.args),
+                    "kwargs": _named(node.kwargs, encode),
                     "dtype": dtype,
                 }
             )
-    outputs = [entry["$"] for entry in encoded(core.graph.output_node().args[0])]
+    outputs = [entry["$"] for entry in encode(core.graph.output_node().args[0])]
     state = [
         {"shape": list(part.shape[:-1]), "dtype": str(part.dtype).removeprefix("torch.")}
         for part in actor.initial_state(1)
     ]
-    arrays = {name: tensor.detach().numpy() for name, tensor in held.items() if name in read}
-    return {"schema": 1, "inputs": names(actor)[0], "outputs": outputs, "state": state, "nodes": steps}, arrays
+    arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items() if name in used}
+    return {"schema": 1, "inputs": names(actor)[0], "outputs": outputs, "state": state, "nodes": nodes}, arrays
 
 
-def _named(given: Any, encoded: Callable[[Any], Any]) -> dict[str, Any]:
-    """The named arguments of an operation that say what it computes, not where."""
+def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
+    """Keyword arguments that affect the result, without those of placement."""
     return {
-        key: encoded(value)
-        for key, value in given.items()
+        key: encode(value)
+        for key, value in kwargs.items()
         if key not in ("device", "layout", "pin_memory", "memory_format", "dtype")
     }
 
 
-# THE CHECK
+# CHECK
 
 
-class _Found(NamedTuple):
-    """What a check came to: see `Exported`."""
+class _Check(NamedTuple):
+    """Result of a check: see `Exported`."""
 
     difference: float
     ties: int
@@ -309,7 +315,7 @@ class _Found(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How far both are from float64."""
+        """Errors of both against float64, as text."""
         return (
             f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "
             f"{self.actor_rounding:.3g}"
@@ -317,18 +323,16 @@ class _Found(NamedTuple):
 
 
 class _Graph(torch.fx.Interpreter):
-    """Runs a traced policy, with `exact` in float64, and keeps what it chooses the largest of, (n, B) for each choice
-    of an action.
-    """
+    """Interpreter of the traced policy, in float64 with `exact`. Records the scores (n, B) of every argmax."""
 
     def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
         super().__init__(traced.module())  # type: ignore[arg-type]
         self._exact = exact
-        self.seen: list[Tensor] = []
+        self.scores: list[Tensor] = []
 
     def of(self, arrays: Arrays) -> Arrays:
-        """What comes of arrays (B, ...)."""
-        self.seen = []
+        """Run the policy on arrays (B, ...)."""
+        self.scores = []
         return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
 
     def _precise(self, value: Any) -> Any:
@@ -347,97 +351,103 @@ class _Graph(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if "argmax" in str(target):
-            self.seen.append(args[0])
+            self.scores.append(args[0])
         return super().call_function(target, *(tree_map(self._precise, given) for given in (args, kwargs)))
 
     def gap(self, action: NDArray[Any]) -> NDArray[np.float64]:
-        """How far the scores of actions (B, A) stay behind the best, at most, relative where scores are large; (B).
-        Infinite where that cannot be told.
+        """Largest distance of the scores of actions (B, A) from the best, relative for large scores, (B). Infinite if
+        scores were not recorded.
         """
         rows = torch.from_numpy(action).t().long()  # (A, B)
-        if len(self.seen) != len(rows):
+        if len(self.scores) != len(rows):
             return np.full(len(action), np.inf)
-        taken = [scores.gather(0, row[None])[0] for scores, row in zip(self.seen, rows, strict=True)]
-        best = [scores.amax(dim=0) for scores in self.seen]
-        gaps = [(most - mine) / most.abs().clamp_min(1.0) for most, mine in zip(best, taken, strict=True)]
+        own = [scores.gather(0, row[None])[0] for scores, row in zip(self.scores, rows, strict=True)]
+        best = [scores.amax(dim=0) for scores in self.scores]
+        gaps = [(top - score) / top.abs().clamp_min(1.0) for top, score in zip(best, own, strict=True)]
         return torch.stack(gaps).amax(dim=0).double().numpy()
 
 
-def _difference(found: Arrays, others: Arrays) -> float:
-    """The largest between arrays, relative where numbers are large; infinite where one is not a number."""
-    far = [np.abs(a.astype(np.float64) - b) / np.maximum(1.0, np.abs(b)) for a, b in zip(found, others, strict=True)]
-    return max((float(np.nan_to_num(one, nan=np.inf).max(initial=0.0)) for one in far), default=0.0)
+def _difference(arrays: Arrays, others: Arrays) -> float:
+    """Largest difference between arrays, relative for large values. Infinite for a NaN."""
+    errors = [
+        np.abs(a.astype(np.float64) - b) / np.maximum(1.0, np.abs(b)) for a, b in zip(arrays, others, strict=True)
+    ]
+    return max((float(np.nan_to_num(error, nan=np.inf).max(initial=0.0)) for error in errors), default=0.0)
 
 
 def _check(
     actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
-) -> _Found:
-    """What differs between the file and the actor over observations that the actor meets when it plays at random; with
-    `exact` between either and float64, too.
+) -> _Check:
+    """Compare file and actor on observations that the actor meets with sampled actions; with `exact` both also with
+    float64.
 
-    Each carries its own state from step to step. Of discrete actions either of two is right whose scores differ by no
-    more than what numbers may differ by. Without `exact` it ends at the first difference above the tolerance.
+    Each carries its own state from step to step. Two discrete actions whose scores are equal up to rounding count as
+    equal. Without `exact` the check ends at the first difference above the tolerance.
     """
     world = worlds.make(actor.env, LANES, seed=0, device=actor.device, params=params)
     slot, noise = world.slot(), torch.zeros(1, actor.noise_rows, LANES)
-    bound, scores, precise = world.bind(slot), _Graph(traced), _Graph(traced, exact=True)
-    first = actor.initial_state(LANES)
-    state, own = first, [_rows(part) for part in first]
-    ideal = own
+    bound, graph, exact_graph = world.bind(slot), _Graph(traced), _Graph(traced, exact=True)
+    initial = actor.initial_state(LANES)
+    state, file_state = initial, [_rows(part) for part in initial]
+    exact_state = file_state
     world.reset(bound)
     worst, ties, roundings, wrong = 0.0, 0, [0.0, 0.0], False
     for _ in range(steps):
-        given = [_rows(slot.observation), *([] if slot.legal is None else [_rows(slot.legal)])]
-        chosen, after = actor.act(slot.observation, state, None, slot.legal)
-        expected = [_rows(part) for part in (chosen, *after)]
-        found = run([*given, *own])
-        right = precise.of([*given, *ideal]) if exact else expected
+        inputs = [_rows(slot.observation), *([] if slot.legal is None else [_rows(slot.legal)])]
+        action, next_state = actor.act(slot.observation, state, None, slot.legal)
+        expected = [_rows(part) for part in (action, *next_state)]
+        outputs = run([*inputs, *file_state])
+        ideal = exact_graph.of([*inputs, *exact_state]) if exact else expected
 
-        # A choice between scores that are as good as equal is no difference.
+        # A choice between scores that are equal up to rounding is no difference.
         parts = slice(None)
-        if not chosen.is_floating_point():
+        if not action.is_floating_point():
             parts = slice(1, None)
-            other = (found[0] != expected[0]).any(axis=1)  # (B)
+            other = (outputs[0] != expected[0]).any(axis=1)  # (B)
             if other.any():
-                scores.of([*given, *own])
+                graph.of([*inputs, *file_state])
                 limit = TOLERANCE
                 if exact:
-                    precise.of([*given, *own])
+                    exact_graph.of([*inputs, *file_state])
                     limit = max(
                         TOLERANCE,
                         ROUNDING
-                        * _difference([one.numpy() for one in scores.seen], [one.numpy() for one in precise.seen]),
+                        * _difference(
+                            [scores.numpy() for scores in graph.scores],
+                            [scores.numpy() for scores in exact_graph.scores],
+                        ),
                     )
-                wrong = not (scores.gap(found[0])[other] <= limit).all()
+                wrong = not (graph.gap(outputs[0])[other] <= limit).all()
                 ties += int(other.sum())
-        worst = max(worst, _difference(found, expected) if wrong else _difference(found[parts], expected[parts]))
+        worst = max(worst, _difference(outputs, expected) if wrong else _difference(outputs[parts], expected[parts]))
         roundings = [
-            max(far, _difference(some[parts], right[parts]))
-            for far, some in zip(roundings, (expected, found), strict=True)
+            max(rounding, _difference(arrays[parts], ideal[parts]))
+            for rounding, arrays in zip(roundings, (expected, outputs), strict=True)
         ]
         if worst > TOLERANCE and (wrong or not exact):
             break
 
-        # The environment goes on with random actions; an episode's end leaves nothing to the next.
+        # Step the environment with sampled actions, and reset states at an episode's end.
         world.noise(noise)
         slot.action.copy_(actor.act(slot.observation, state, noise[0], slot.legal)[0])
         world.step(bound)
         world.advance(1)
         ended = (slot.terminated | slot.truncated).bool()
-        state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, after, strict=True))
-        own, ideal = (
-            [_begun(ended, begin, part) for begin, part in zip(first, new[1:], strict=True)] for new in (found, right)
+        state = tuple(torch.where(ended, begin, part) for begin, part in zip(initial, next_state, strict=True))
+        file_state, exact_state = (
+            [_reset(ended, begin, part) for begin, part in zip(initial, new[1:], strict=True)]
+            for new in (outputs, ideal)
         )
     if not isinstance(world, worlds.DeviceWorld):
         world.close()
-    return _Found(worst, ties, *(roundings if exact and not wrong else ()))
+    return _Check(worst, ties, *(roundings if exact and not wrong else ()))
 
 
-def _begun(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
-    """A state (B, ...) with that of a new episode where one has ended."""
+def _reset(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
+    """Copy of a state (B, ...), reset where an episode has ended."""
     return _rows(torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1)))
 
 
 def _rows(tensor: Tensor) -> NDArray[Any]:
-    """(..., B) as an array (B, ...) whose rows lie one after the other."""
+    """Copy (..., B) to a contiguous array (B, ...)."""
     return tensor.movedim(-1, 0).contiguous().numpy()

@@ -1,7 +1,7 @@
-"""Hands a run's metrics to TensorBoard, Weights & Biases or MLflow. Knows no file of a run and no trainer.
+"""Export of a run's metrics to TensorBoard, Weights & Biases or MLflow.
 
-Each value goes to the step of its record, at the record's time where the tracker takes one; values that are missing are
-left out.
+Each value is logged at the step of its record, with the record's time where the tracker supports it. Missing values are
+skipped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
-    """A tracker's run of the same name and configuration. Raises MachineError where its package is missing or it cannot
-    be reached.
+    """Create a tracker's run with the run's name and configuration. Raises MachineError for a missing package or an
+    unreachable tracker.
     """
     name, config = run.id, resolved.tables(run.config_path)
     if what == "tensorboard":
@@ -44,7 +44,7 @@ def _values(chunk: Chunk, row: int) -> dict[str, float]:
 
 
 class TensorBoard:
-    """An event file in a folder. (Without torch, and without TensorFlow.)"""
+    """Event file in a folder, written without torch or TensorFlow."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -62,28 +62,26 @@ class TensorBoard:
         self._records.write(event.SerializeToString())
 
     def add(self, chunk: Chunk) -> None:
-        """Write an event for each record."""
+        """Write one event for each record."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
             self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
         self._file.flush()
 
     def close(self, complete: bool) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._file.close()
 
 
 class Wandb:
-    """A run of Weights & Biases. Its own process sends; without a network it keeps what it could not send (`wandb
-    sync`).
-    """
+    """Run of Weights & Biases, sent by wandb's own process. Without a network it is stored locally for `wandb sync`."""
 
     def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         folder = out or Path.cwd()
-        with _reached("Weights & Biases", "--offline keeps it in a folder, for `wandb sync` later"):
+        with _reached("Weights & Biases", "--offline stores the run in a folder, for `wandb sync` later"):
             folder.mkdir(parents=True, exist_ok=True)
             settings = wandb.Settings(x_disable_stats=True, x_disable_meta=True, console="off", silent=True)
             self._run = wandb.init(
@@ -99,12 +97,12 @@ class Wandb:
         self.where = self._run.dir.removesuffix("/files") if offline else str(self._run.url)
 
     def add(self, chunk: Chunk) -> None:
-        """Log each record, against its environment step and with its time."""
+        """Log each record with its environment step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             self._run.log({**_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
 
     def close(self, complete: bool) -> None:
-        """End the run, and the process that sends once it has written or sent all there is."""
+        """Finish the run and wait for wandb's process."""
         import wandb
 
         self._run.finish(exit_code=0 if complete else 1)
@@ -112,7 +110,7 @@ class Wandb:
 
 
 class MLflow:
-    """A run of MLflow, at $MLFLOW_TRACKING_URI, or else in a folder."""
+    """Run of MLflow, at $MLFLOW_TRACKING_URI or in a folder."""
 
     def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, experiment: str) -> None:
         logging.getLogger("mlflow").setLevel(logging.ERROR)
@@ -128,14 +126,16 @@ class MLflow:
         self.where, self._metric = uri, Metric
         with _reached("MLflow"):
             self._client = MlflowClient(uri)
-            found = self._client.get_experiment_by_name(experiment)
-            place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
-            self._id = self._client.create_run(place, run_name=name).info.run_id
+            existing = self._client.get_experiment_by_name(experiment)
+            experiment_id = (
+                existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
+            )
+            self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
             for key, value in resolved.flat(config).items():
                 self._client.log_param(self._id, key, value)
 
     def add(self, chunk: Chunk) -> None:
-        """Log all values, in calls of as many as it takes."""
+        """Log all values in batches."""
         metrics = [
             self._metric(name, value, time_ns // 1_000_000, step)
             for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
@@ -151,10 +151,10 @@ class MLflow:
 
 @contextmanager
 def _reached(what: str, instead: str = "") -> Iterator[None]:
-    """Turns what a tracker raises while it is opened into a sentence, and keeps its own words off stdout."""
+    """Convert an exception of opening a tracker to a MachineError, and discard its output to stdout."""
     try:
         with redirect_stdout(StringIO()):
             yield
     except Exception as error:
-        told = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-        raise MachineError(f"{what} cannot be used ({told})" + (f". {instead}" if instead else "")) from None
+        reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+        raise MachineError(f"{what} cannot be used ({reason})" + (f". {instead}" if instead else "")) from None

@@ -1,17 +1,17 @@
-"""Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
+"""Networks, action distributions, normalizers and optimizers."""
 
 from operant.nn.actors import CategoricalActor, SquashedActor, critic_outputs, normal
 from operant.nn.critics import ActorCriticConfig, CriticHead, CriticLoss, critic_loss, project_onto_support
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
+from operant.nn.ensemble import Features, MLPEnsemble, network, products
 from operant.nn.exploration import decayed, epsilon_greedy
-from operant.nn.flat import FlatVector
+from operant.nn.flat_vector import FlatVector
+from operant.nn.flops import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 from operant.nn.normalization import SOLO, Exchange, RunningNormalizer, statistics
 from operant.nn.optimizer import Adam, Muon, clip_gradient, scalar
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
-from operant.nn.towers import Features, Towers, network, products
-from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
@@ -26,6 +26,7 @@ __all__ = [
     "Features",
     "FlatVector",
     "Gaussian",
+    "MLPEnsemble",
     "Muon",
     "NetConfig",
     "Policy",
@@ -34,7 +35,6 @@ __all__ = [
     "RewardScale",
     "RunningNormalizer",
     "SquashedActor",
-    "Towers",
     "Work",
     "clip_gradient",
     "critic_loss",

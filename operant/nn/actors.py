@@ -1,8 +1,7 @@
-"""Actors of towers, without a critic: one choice among n actions, or continuous actions that tanh carries into their
-bounds. Know no algorithm.
+"""Actors without a critic, for off-policy algorithms: categorical, or continuous with actions squashed by tanh.
 
-Everything is feature-major, (rows, B). A *raw* continuous action lies in [-1, 1]; what the environment takes is centre
-+ reach x that. Noise is uniform in [0, 1).
+Tensors are feature-major, (rows, B). A *raw* continuous action lies in [-1, 1]; the environment's action is
+action_center + action_scale * raw. Noise is uniform in [0, 1).
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from torch import Tensor
 
 from operant.envs import Box, Discrete, Env
 from operant.errors import ConfigError
-from operant.nn.distributions import Categorical, masked
-from operant.nn.flat import FlatVector
-from operant.nn.squashed import SquashedGaussian, SquashedMean
-from operant.nn.squashed import normal as normal  # of this module, too
-from operant.nn.towers import Features, network
+from operant.nn.distributions import Categorical, SquashedDeterministic, SquashedGaussian, masked
+from operant.nn.distributions import normal as normal  # re-exported
+from operant.nn.ensemble import Features, network
+from operant.nn.flat_vector import FlatVector
 
 if TYPE_CHECKING:
     from operant.nn import mlp
@@ -27,10 +25,8 @@ if TYPE_CHECKING:
 State = tuple[Tensor, ...]
 
 
-class TowerActor:
-    """What the actors here share: a network of `outputs` rows on one device, without a state. Its numbers begin the
-    same on every device, from `seed`.
-    """
+class EnsembleActor:
+    """Base of the actors: a feed-forward network of `outputs` rows on one device, initialised from `seed` alone."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class TowerActor:
         normalize: bool,
         precision: str = "fp32",
     ) -> None:
-        """`precision` is that of a torch network on a GPU: see `operant.nn.towers.network`."""
+        """`precision`: of a torch network on a GPU, see `operant.nn.ensemble.network`."""
         self.env, self.device = env, device
         self.features = Features(env, config, device, normalize=normalize)
         self.net = network(
@@ -52,25 +48,25 @@ class TowerActor:
         self.flat = FlatVector((self.net,), device)
 
     def initial_state(self, lanes: int) -> State:
-        """What it remembers at an episode's start: nothing."""
+        """Recurrent state at an episode's start: empty."""
         return ()
 
     def forward(self, features: Tensor) -> Tensor:
-        """The distribution's parameters (H, B) for features (K, B)."""
+        """Distribution parameters (H, B) for features (K, B)."""
         parameters: Tensor = self.net(features)[0]
         return parameters
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, by name."""
+        """Tensors of a checkpoint by name."""
         return {"parameters": self.flat.values.data, **self.features.tensors()}
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
         return self.flat.not_finite()
 
 
-class CategoricalActor(TowerActor):
-    """Maps raw observations (O, B) to one of n actions (1, B): an `Actor`."""
+class CategoricalActor(EnsembleActor):
+    """`Actor` of one choice among n actions: raw observations (O, B) to actions (1, B)."""
 
     def __init__(
         self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32"
@@ -81,26 +77,26 @@ class CategoricalActor(TowerActor):
 
     @property
     def noise_rows(self) -> int:
-        """Uniform numbers that an action drawn at random takes."""
+        """Rows of uniform noise for a sampled action."""
         return self.distribution.noise_rows
 
     def logits(self, features: Tensor, legal: Tensor | None) -> Tensor:
-        """(A, B) for features (K, B); -1e9 for actions that `legal` (A, B) calls 0."""
+        """Logits (A, B) for features (K, B), -1e9 where `legal` (A, B) is 0."""
         return self.forward(features) if legal is None else masked(self.forward(features), legal)
 
     @torch.no_grad()
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (1, N), drawn with `noise` (1, N) or the likeliest where that is None, and the state as it is; only
-        what `legal` (A, N) allows.
+        """Actions (1, N) among `legal` (A, N), and the unchanged state: sampled with `noise` (1, N), or the most likely
+        without.
         """
         logits = self.logits(self.features(observation), legal)
         return (self.distribution.mode(logits) if noise is None else self.distribution.sample(logits, noise)), state
 
 
-class SquashedActor(TowerActor):
-    """Maps raw observations (O, B) to continuous actions (A, B) within their bounds: an `Actor`."""
+class SquashedActor(EnsembleActor):
+    """`Actor` of bounded continuous actions: raw observations (O, B) to actions (A, B)."""
 
     def __init__(
         self,
@@ -113,9 +109,13 @@ class SquashedActor(TowerActor):
         precision: str = "fp32",
         std: float | None = None,
     ) -> None:
-        """With `std` the actor is deterministic but for so much noise in acting; without, a squashed normal."""
+        """With `std` the policy is deterministic, plus Gaussian noise of that standard deviation when sampled; without,
+        a squashed Gaussian.
+        """
         low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
-        self.distribution = SquashedGaussian(env.action_size) if std is None else SquashedMean(env.action_size, std)
+        self.distribution = (
+            SquashedGaussian(env.action_size) if std is None else SquashedDeterministic(env.action_size, std)
+        )
         super().__init__(
             env,
             config,
@@ -125,38 +125,36 @@ class SquashedActor(TowerActor):
             normalize=normalize,
             precision=precision,
         )
-        self.centre, self.reach = (low / 2 + high / 2), (high / 2 - low / 2)  # (A, 1) each
+        self.action_center, self.action_scale = (low / 2 + high / 2), (high / 2 - low / 2)  # (A, 1) each
 
     @property
     def noise_rows(self) -> int:
-        """Uniform numbers that an action drawn at random takes."""
+        """Rows of uniform noise for a sampled action."""
         return self.distribution.noise_rows
 
     def sample_with_log_probability(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw actions (A, B) for features (K, B), and their log-probability (B), with gradients: of an actor whose
-        actions are random.
+        """Sample raw actions (A, B) for features (K, B), with log pi (B), both differentiable. For a squashed Gaussian
+        only.
         """
         assert isinstance(self.distribution, SquashedGaussian)
         return self.distribution.sample_with_log_probability(self.forward(features), noise)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """A raw action as the environment takes it, scaled to its bounds."""
-        return torch.addcmul(self.centre, self.reach, action)
+        """Scale a raw action (A, B) to the environment's bounds."""
+        return torch.addcmul(self.action_center, self.action_scale, action)
 
     @torch.no_grad()
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state as it is."""
+        """Actions (A, N), and the unchanged state: sampled with `noise` (U, N), or the mode without."""
         parameters = self.forward(self.features(observation))
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
         return self.to_env(raw), state
 
 
 def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The bounds of an environment's continuous actions. Raises ConfigError for actions of another kind, or without
-    bounds.
-    """
+    """Bounds of an environment's continuous actions. Raises ConfigError for other or unbounded actions."""
     if not isinstance(env.action, Box):
         instead = '"sac", "dqn", "pqn" or "ppo"' if isinstance(env.action, Discrete) else '"ppo"'
         kind = f"{type(env.action).__name__} actions: this algorithm needs continuous ones, a Box"
@@ -171,9 +169,7 @@ def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def critic_outputs(env: Env, outputs: int) -> int:
-    """What a critic puts out: `outputs` numbers about an action that it reads, or the value of every one of n
-    actions.
-    """
+    """Rows of a critic's output: `outputs` if the critic reads the action, n if it rates each of n actions."""
     if not isinstance(env.action, Discrete):
         return outputs
     if outputs > 1:

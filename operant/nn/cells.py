@@ -1,12 +1,11 @@
-"""Recurrent cells over T steps, with gradients written by hand: a linear scan (MinGRU), GRU and LSTM. Know no network,
-no policy and no loss.
+"""Recurrent cells over T steps with hand-written backward passes: linear scan (MinGRU), GRU and LSTM.
 
-Everything that does not depend on the step before is computed for all steps at once, outside; here is what is left to
-the loop over steps. Gradients equal those of autograd over the unrolled loop, of which they keep less; the gradient of
-a recurrent weight is one product over T x B after the loop.
+Callers compute the input projections W_x x + b_x of all steps in one product. The loops here hold only the terms that
+depend on the previous step. Gradients equal those of autograd over the unrolled loop and save fewer tensors. The
+gradient of a recurrent weight is one product over T x B after the loop.
 
-`keep` (T, B) is 0 where an episode begins, 1 elsewhere: the state before such a step is multiplied by it, and so is its
-gradient. An initial state is given, and gets no gradient.
+`keep` (T, B) is 0 where an episode begins and 1 elsewhere: the state before such a step is multiplied by it, and so is
+its gradient. Initial states receive no gradient.
 
 Shape letters: G towers, M units, K rows of gates, T steps, B lanes.
 """
@@ -25,172 +24,181 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 def _tanh_(features: Tensor) -> Tensor:
-    """In place. tanh x = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid is several times faster than its tanh."""
+    """In-place tanh. On a CPU 2 sigmoid(2x) - 1, several times faster than torch's tanh."""
     return features.tanh_() if features.is_cuda else features.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
 
 
-def _steps_last(rows: Tensor) -> Tensor:
-    """(T, G, K, B) -> (G, K, T, B)."""
-    return rows.permute(1, 2, 0, 3)
+def _steps_last(x: Tensor) -> Tensor:
+    """Transpose (T, G, K, B) to (G, K, T, B)."""
+    return x.permute(1, 2, 0, 3)
 
 
-def scan(a: Tensor, b: Tensor, first: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t: coefficients a, b (G, M, T, B) and the first state (G, M, B) -> all states (G,
-    M, T, B).
+def scan(a: Tensor, b: Tensor, initial: Tensor) -> Tensor:
+    """Linear scan h_t = a_t h_{t-1} + b_t: a, b (G, M, T, B), initial state (G, M, B) to all states (G, M, T, B)."""
+    return a * initial[:, :, None] + b if _is_single_step(b) else _Scan.apply(a, b, initial)
+
+
+def gru(inputs: Tensor, weight: Tensor, bias: Tensor, initial: Tensor, keep: Tensor) -> Tensor:
+    """GRU (Cho et al. 2014), in the form of cuDNN and torch. Gates in the order r, z, n.
+
+    r = sigmoid(x_r + W_r h), z = sigmoid(x_z + W_z h), n = tanh(x_n + r (W_n h + b_n)), h' = (1 - z) n + z h.
+
+    `inputs` x (G, 3 M, T, B), `weight` W (G, 3 M, M), `bias` b_n (G, M, 1), `initial` h (G, M, B). Returns all states
+    (G, M, T, B).
     """
-    return a * first[:, :, None] + b if _is_a_step(b) else _Scan.apply(a, b, first)
-
-
-def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor) -> Tensor:
-    """Cho et al. 2014, in the form of cuDNN and torch, with gates r, z, n in this order.
-
-    r, z = sigmoid(x + W h), n = tanh(x + r (W h + b)), h <- (1 - z) n + z h. What the input adds to the gates (G, 3 M,
-    T, B), W (G, 3 M, M), b (G, M, 1), the first state (G, M, B), `keep` -> all states (G, M, T, B).
-    """
-    if not _is_a_step(inputs):
-        return _GRU.apply(inputs, weight, bias, first, keep)
-    before, x, M = first * keep[0], inputs[:, :, 0], first.shape[1]
-    reset, update, recurrent = torch.bmm(weight, before).split(M, dim=1)
-    reset, update = (x[:, :M] + reset).sigmoid(), (x[:, M : 2 * M] + update).sigmoid()
-    candidate = (x[:, 2 * M :] + reset * (recurrent + bias)).tanh()
-    return (candidate + update * (before - candidate))[:, :, None]
+    if not _is_single_step(inputs):
+        return _GRU.apply(inputs, weight, bias, initial, keep)
+    h, x, M = initial * keep[0], inputs[:, :, 0], initial.shape[1]
+    r, z, recurrent = torch.bmm(weight, h).split(M, dim=1)
+    r, z = (x[:, :M] + r).sigmoid(), (x[:, M : 2 * M] + z).sigmoid()
+    n = (x[:, 2 * M :] + r * (recurrent + bias)).tanh()
+    return (n + z * (h - n))[:, :, None]
 
 
 def lstm(
-    inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, steps: Any = None
+    inputs: Tensor, weight: Tensor, initial: Tensor, initial_cell: Tensor, keep: Tensor, function: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Hochreiter & Schmidhuber 1997 with a forget gate (Gers et al. 2000); gates i, f, o, and the candidate g, in this
-    order.
+    """LSTM (Hochreiter & Schmidhuber 1997) with a forget gate (Gers et al. 2000). Gates in the order i, f, o, g.
 
-    i, f, o = sigmoid(x + W h), g = tanh(x + W h), c <- f c + i g, h <- o tanh(c). What the input adds to the gates (G,
-    4 M, T, B), W (G, 4 M, M), the first h and c (G, M, B), `keep` -> all h and the last c, (G, M, T, B) and (G, M, B).
-    `steps`: a function of autograd's that goes through all steps in place of the loop.
+    i = sigmoid(x_i + W_i h), f = sigmoid(x_f + W_f h), o = sigmoid(x_o + W_o h), g = tanh(x_g + W_g h),
+    c' = f c + i g, h' = o tanh(c').
+
+    `inputs` x (G, 4 M, T, B), `weight` W (G, 4 M, M), `initial` h and `initial_cell` c (G, M, B). Returns all h
+    (G, M, T, B) and the last c (G, M, B). `function`: an autograd.Function that replaces the loop over steps.
     """
-    if steps is not None or not _is_a_step(inputs):
-        return (steps or _LSTM).apply(inputs, weight, first, first_cell, keep)
-    enter, forget, leave, candidate = (inputs[:, :, 0] + torch.bmm(weight, first * keep[0])).split(
-        first.shape[1], dim=1
-    )
-    cell = forget.sigmoid() * (first_cell * keep[0]) + enter.sigmoid() * candidate.tanh()
-    return (leave.sigmoid() * cell.tanh())[:, :, None], cell
+    if function is not None or not _is_single_step(inputs):
+        return (function or _LSTM).apply(inputs, weight, initial, initial_cell, keep)
+    i, f, o, g = (inputs[:, :, 0] + torch.bmm(weight, initial * keep[0])).split(initial.shape[1], dim=1)
+    c = f.sigmoid() * (initial_cell * keep[0]) + i.sigmoid() * g.tanh()
+    return (o.sigmoid() * c.tanh())[:, :, None], c
 
 
-def _is_a_step(inputs: Tensor) -> bool:
-    """Whether an actor takes one step: without gradients, in plain operations, which can be exported."""
+def _is_single_step(inputs: Tensor) -> bool:
+    """Whether this is one step without gradients, as in acting: computed by plain operations, which torch.export can
+    trace.
+    """
     return inputs.shape[2] == 1 and not torch.is_grad_enabled()
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor) -> Tensor:
-        states, before = torch.empty_like(b), first
+    def forward(ctx: Any, a: Tensor, b: Tensor, initial: Tensor) -> Tensor:
+        states, h = torch.empty_like(b), initial
         for t in range(b.shape[2]):
-            before = torch.addcmul(b[:, :, t], a[:, :, t], before, out=states[:, :, t])
-        ctx.save_for_backward(a, first, states)
+            h = torch.addcmul(b[:, :, t], a[:, :, t], h, out=states[:, :, t])
+        ctx.save_for_backward(a, initial, states)
         return states
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        a, first, states = ctx.saved_tensors
-        # g_t = dL/dh_t + a_{t+1} g_{t+1}; dL/db_t = g_t, dL/da_t = g_t h_{t-1}.
-        total = gradient.clone()
-        for t in reversed(range(gradient.shape[2] - 1)):
-            total[:, :, t].addcmul_(a[:, :, t + 1], total[:, :, t + 1])
-        by_a = torch.empty_like(total)
-        torch.mul(total[:, :, 0], first, out=by_a[:, :, 0])
-        torch.mul(total[:, :, 1:], states[:, :, :-1], out=by_a[:, :, 1:])
-        return by_a, total, None
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        a, initial, states = ctx.saved_tensors
+        # g_t = dL/dh_t + a_{t+1} g_{t+1}
+        grad_b = grad_states.clone()
+        for t in reversed(range(grad_states.shape[2] - 1)):
+            grad_b[:, :, t].addcmul_(a[:, :, t + 1], grad_b[:, :, t + 1])
+        # db_t = g_t, da_t = g_t h_{t-1}
+        grad_a = torch.empty_like(grad_b)
+        torch.mul(grad_b[:, :, 0], initial, out=grad_a[:, :, 0])
+        torch.mul(grad_b[:, :, 1:], states[:, :, :-1], out=grad_a[:, :, 1:])
+        return grad_a, grad_b, None
 
 
 class _GRU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor) -> Tensor:
-        (G, M, B), T = first.shape, inputs.shape[2]
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, initial: Tensor, keep: Tensor) -> Tensor:
+        (G, M, B), T = initial.shape, inputs.shape[2]
         new = inputs.new_empty
-        # before: h_{t-1}, 0 where an episode begins; gates: r, z
-        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 2 * M, B)
-        recurrent, candidate = new(T, G, M, B), new(T, G, M, B)  # W h + b of n, and n
-        gate_weight, own_weight = weight.split([2 * M, M], dim=1)
-        state = first
+        states = new(T, G, M, B)
+        previous = new(T, G, M, B)  # keep_t h_{t-1}
+        gates = new(T, G, 2 * M, B)  # r, z
+        recurrent, candidate = new(T, G, M, B), new(T, G, M, B)  # W_n h + b_n, and n
+        gate_weight, candidate_weight = weight.split([2 * M, M], dim=1)
+        h = initial
         for t in range(T):
-            torch.mul(state, keep[t], out=before[t])
-            torch.baddbmm(inputs[:, : 2 * M, t], gate_weight, before[t], out=gates[t]).sigmoid_()
-            torch.baddbmm(bias, own_weight, before[t], out=recurrent[t])
+            torch.mul(h, keep[t], out=previous[t])
+            # r, z = sigmoid(x + W h)
+            torch.baddbmm(inputs[:, : 2 * M, t], gate_weight, previous[t], out=gates[t]).sigmoid_()
+            # n = tanh(x_n + r (W_n h + b_n))
+            torch.baddbmm(bias, candidate_weight, previous[t], out=recurrent[t])
             torch.addcmul(inputs[:, 2 * M :, t], gates[t, :, :M], recurrent[t], out=candidate[t])
-            state = torch.lerp(_tanh_(candidate[t]), before[t], gates[t, :, M:], out=states[t])
-        ctx.save_for_backward(weight, keep, before, gates, recurrent, candidate)
+            # h' = n + z (h - n)
+            h = torch.lerp(_tanh_(candidate[t]), previous[t], gates[t, :, M:], out=states[t])
+        ctx.save_for_backward(weight, keep, previous, gates, recurrent, candidate)
         return _steps_last(states)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        weight, keep, before, gates, recurrent, candidate = ctx.saved_tensors
-        T, G, M, B = before.shape
-        new = gradient.new_empty
-        # of r, z and W h + b of n; and of n: each before its activation
-        by_gates, by_candidate = new(T, G, 3 * M, B), new(T, G, M, B)
-        back, carried = weight.transpose(1, 2), torch.zeros_like(before[0])
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, keep, previous, gates, recurrent, candidate = ctx.saved_tensors
+        T, G, M, B = previous.shape
+        new = grad_states.new_empty
+        # Gradients of pre-activations: of r, z and W_n h + b_n in `grad_gates`, of n in `grad_candidate`.
+        grad_gates, grad_candidate = new(T, G, 3 * M, B), new(T, G, M, B)
+        weight_t, grad_state = weight.transpose(1, 2), torch.zeros_like(previous[0])
         for t in reversed(range(T)):
-            total = gradient[:, :, t] + carried
-            reset, update = gates[t].split(M, dim=1)
-            by_reset, by_update, by_recurrent = by_gates[t].split(M, dim=1)
-            # dn = (1 - z) dh and through tanh; d(W h + b) = r dn; dr = (W h + b) dn; dz = (h_{t-1} - n) dh.
-            torch.mul(total, update, out=carried)
-            _tanh_backward(total - carried, candidate[t], grad_input=by_candidate[t])
-            torch.mul(by_candidate[t], reset, out=by_recurrent)
-            _sigmoid_backward(by_candidate[t] * recurrent[t], reset, grad_input=by_reset)
-            _sigmoid_backward((before[t] - candidate[t]).mul_(total), update, grad_input=by_update)
-            # dh_{t-1} = z dh + W^T (dr, dz, d(W h + b)), nothing across an episode's beginning.
-            carried.baddbmm_(back, by_gates[t]).mul_(keep[t])
-        by_weight = linear.weight_gradient(_steps_last(by_gates).flatten(2), _steps_last(before).flatten(2))
-        by_inputs = torch.cat([by_gates[:, :, : 2 * M], by_candidate], dim=2)
-        by_bias = by_gates[:, :, 2 * M :].sum(dim=(0, 3)).unsqueeze(2)
-        return _steps_last(by_inputs), by_weight, by_bias, None, None
+            grad_h = grad_states[:, :, t] + grad_state
+            r, z = gates[t].split(M, dim=1)
+            grad_r, grad_z, grad_recurrent = grad_gates[t].split(M, dim=1)
+            # dn = (1 - z) dh, through tanh
+            torch.mul(grad_h, z, out=grad_state)
+            _tanh_backward(grad_h - grad_state, candidate[t], grad_input=grad_candidate[t])
+            # d(W_n h + b_n) = r dn, dr = (W_n h + b_n) dn, dz = (h_{t-1} - n) dh
+            torch.mul(grad_candidate[t], r, out=grad_recurrent)
+            _sigmoid_backward(grad_candidate[t] * recurrent[t], r, grad_input=grad_r)
+            _sigmoid_backward((previous[t] - candidate[t]).mul_(grad_h), z, grad_input=grad_z)
+            # dh_{t-1} = keep_t (z dh + W^T (dr, dz, d(W_n h + b_n)))
+            grad_state.baddbmm_(weight_t, grad_gates[t]).mul_(keep[t])
+        grad_weight = linear.weight_gradient(_steps_last(grad_gates).flatten(2), _steps_last(previous).flatten(2))
+        grad_inputs = torch.cat([grad_gates[:, :, : 2 * M], grad_candidate], dim=2)
+        grad_bias = grad_gates[:, :, 2 * M :].sum(dim=(0, 3)).unsqueeze(2)
+        return _steps_last(grad_inputs), grad_weight, grad_bias, None, None
 
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor
+        ctx: Any, inputs: Tensor, weight: Tensor, initial: Tensor, initial_cell: Tensor, keep: Tensor
     ) -> tuple[Tensor, Tensor]:
-        (G, M, B), T = first.shape, inputs.shape[2]
+        (G, M, B), T = initial.shape, inputs.shape[2]
         new = inputs.new_empty
-        # before: h_{t-1}, 0 where an episode begins
-        states, before, gates = new(T, G, M, B), new(T, G, M, B), new(T, G, 4 * M, B)
-        cells, cell_before, squashed = new(T, G, M, B), new(T, G, M, B), new(T, G, M, B)  # c, c_{t-1} likewise, tanh(c)
-        state, cell = first, first_cell
+        states, cells = new(T, G, M, B), new(T, G, M, B)  # h, c
+        previous, previous_cell = new(T, G, M, B), new(T, G, M, B)  # keep_t h_{t-1}, keep_t c_{t-1}
+        gates, tanh_cell = new(T, G, 4 * M, B), new(T, G, M, B)  # gates i, f, o, g, and tanh c
+        h, c = initial, initial_cell
         for t in range(T):
-            torch.mul(state, keep[t], out=before[t])
-            torch.mul(cell, keep[t], out=cell_before[t])
-            torch.baddbmm(inputs[:, :, t], weight, before[t], out=gates[t])
+            torch.mul(h, keep[t], out=previous[t])
+            torch.mul(c, keep[t], out=previous_cell[t])
+            # i, f, o = sigmoid(x + W h), g = tanh(x_g + W_g h)
+            torch.baddbmm(inputs[:, :, t], weight, previous[t], out=gates[t])
             gates[t, :, : 3 * M].sigmoid_()
             _tanh_(gates[t, :, 3 * M :])
-            enter, forget, leave, candidate = gates[t].split(M, dim=1)
-            cell = torch.mul(forget, cell_before[t], out=cells[t]).addcmul_(enter, candidate)
-            state = torch.mul(leave, _tanh_(squashed[t].copy_(cell)), out=states[t])
-        ctx.save_for_backward(weight, keep, before, gates, cell_before, squashed)
-        last = cell.clone()
+            i, f, o, g = gates[t].split(M, dim=1)
+            # c' = f c + i g, h' = o tanh(c')
+            c = torch.mul(f, previous_cell[t], out=cells[t]).addcmul_(i, g)
+            h = torch.mul(o, _tanh_(tanh_cell[t].copy_(c)), out=states[t])
+        ctx.save_for_backward(weight, keep, previous, gates, previous_cell, tanh_cell)
+        last = c.clone()
         ctx.mark_non_differentiable(last)
         return _steps_last(states), last
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        weight, keep, before, gates, cell_before, squashed = ctx.saved_tensors
-        T, G, M, B = before.shape
-        by_gates, back = gradient.new_empty(T, G, 4 * M, B), weight.transpose(1, 2)
-        carried, cell_carried = torch.zeros_like(before[0]), torch.zeros_like(before[0])
+    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, keep, previous, gates, previous_cell, tanh_cell = ctx.saved_tensors
+        T, G, M, B = previous.shape
+        grad_gates, weight_t = grad_states.new_empty(T, G, 4 * M, B), weight.transpose(1, 2)
+        grad_state, grad_cell = torch.zeros_like(previous[0]), torch.zeros_like(previous[0])
         for t in reversed(range(T)):
-            total = gradient[:, :, t] + carried
-            enter, forget, leave, candidate = gates[t].split(M, dim=1)
-            by_enter, by_forget, by_leave, by_candidate = by_gates[t].split(M, dim=1)
-            # do = tanh(c) dh; dc = o (1 - tanh(c)^2) dh + what the next step hands back; di = g dc; df = c_{t-1} dc; dg
-            # = i dc.
-            _sigmoid_backward(total * squashed[t], leave, grad_input=by_leave)
-            cell_total = cell_carried.add_(torch.ops.aten.tanh_backward(total.mul_(leave), squashed[t]))
-            _sigmoid_backward(cell_total * candidate, enter, grad_input=by_enter)
-            _sigmoid_backward(cell_total * cell_before[t], forget, grad_input=by_forget)
-            _tanh_backward(cell_total * enter, candidate, grad_input=by_candidate)
-            # dc_{t-1} = f dc and dh_{t-1} = W^T (di, df, do, dg), nothing across an episode's beginning.
-            cell_carried = cell_total.mul_(forget).mul_(keep[t])
-            carried = torch.bmm(back, by_gates[t]).mul_(keep[t])
-        by_weight = linear.weight_gradient(_steps_last(by_gates).flatten(2), _steps_last(before).flatten(2))
-        return _steps_last(by_gates), by_weight, None, None, None
+            grad_h = grad_states[:, :, t] + grad_state
+            i, f, o, g = gates[t].split(M, dim=1)
+            grad_i, grad_f, grad_o, grad_g = grad_gates[t].split(M, dim=1)
+            # do = tanh(c) dh, dc += o (1 - tanh(c)^2) dh
+            _sigmoid_backward(grad_h * tanh_cell[t], o, grad_input=grad_o)
+            grad_c = grad_cell.add_(torch.ops.aten.tanh_backward(grad_h.mul_(o), tanh_cell[t]))
+            # di = g dc, df = c_{t-1} dc, dg = i dc
+            _sigmoid_backward(grad_c * g, i, grad_input=grad_i)
+            _sigmoid_backward(grad_c * previous_cell[t], f, grad_input=grad_f)
+            _tanh_backward(grad_c * i, g, grad_input=grad_g)
+            # dc_{t-1} = keep_t f dc, dh_{t-1} = keep_t W^T (di, df, do, dg)
+            grad_cell = grad_c.mul_(f).mul_(keep[t])
+            grad_state = torch.bmm(weight_t, grad_gates[t]).mul_(keep[t])
+        grad_weight = linear.weight_gradient(_steps_last(grad_gates).flatten(2), _steps_last(previous).flatten(2))
+        return _steps_last(grad_gates), grad_weight, None, None, None

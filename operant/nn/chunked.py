@@ -1,11 +1,10 @@
-"""The manual passes of `operant.nn.manual` over minibatches, in chunks that stay in a core's cache, one thread a core.
-Knows no loss.
+"""Manual forward and backward passes over minibatches, in chunks that fit a core's cache, one thread for each core.
 
-Each chunk of a minibatch gives one row of partial sums, and rows are added in a fixed binary tree, so the sum does not
+Each chunk of a minibatch yields one row of partial sums. Rows are added in a fixed binary tree, so the sum does not
 depend on the number of threads.
 
 Shape letters: O observation, H parameters of the distribution, n samples of a chunk, B of a minibatch, N lanes, C
-chunks, P numbers of a row, E terms of a loss.
+chunks, P elements of a row, E terms of a loss.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from operant.compute.threads import ThreadPool
 from operant.nn import manual
 from operant.nn.policy import Policy
 
-FEWEST = 256
-"""Samples that a thread is woken for, at least."""
+MIN_THREAD_SAMPLES = 256
+"""Least samples for which another thread is used."""
 
 
 class Chunk(Protocol):
-    """A loss and its gradient on chunks of n samples, as sums over them: what adds the chunks up divides by B."""
+    """Loss and gradient on a chunk of n samples, as sums over the samples. The caller divides by B."""
 
     def add(self, samples: Any, gradient: manual.Weights, totals: Tensor) -> None:
-        """Add to the gradient, and to the sums of the samples' terms (E)."""
+        """Add to the gradient, and to the sums of the loss terms (E)."""
 
 
 def tree_sum(rows: Tensor) -> Tensor:
-    """The sum over the first axis by a fixed binary tree: neighbours, then neighbours of those ... (C, ...) -> (...); C
-    is a power of two.
+    """Sum over the first axis in a fixed binary tree of neighbours: (C, ...) to (...). C must be a power of two.
 
-    It equals the tree over each shard's rows, then over the shards, and has the same bits however the rows came about.
+    Equal to the tree over each shard's rows and then over the shards, whichever device or thread computes them.
     """
     while len(rows) > 1:
         rows = rows[0::2] + rows[1::2]
@@ -46,10 +44,8 @@ def tree_sum(rows: Tensor) -> Tensor:
 
 
 def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
-    """The same sum of rows that come one after the other, of which few are held at a time. Their number is a power of
-    two.
-    """
-    stack: list[Tensor] = []  # a complete subtree each
+    """Tree sum of rows from an iterator, few of which are held at a time. Their number must be a power of two."""
+    stack: list[Tensor] = []  # sums of complete subtrees
     for k, row in enumerate(rows):
         stack.append(row)
         while k % 2:
@@ -63,7 +59,7 @@ def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
 
 
 class Shard:
-    """One thread's part of a minibatch: some chunks, and the tree of their rows."""
+    """One thread's part of a minibatch: some chunks, and the tree sum of their rows."""
 
     def __init__(
         self,
@@ -74,15 +70,15 @@ class Shard:
     ) -> None:
         self._sizes = sizes
         self._chunks = {n: make_chunk(parameters.weights, n) for n in sorted(set(sizes) - {0})}
-        # Rows on their way up: one of each height of a subtree, and one that is being computed.
+        # Stack of partial sums: one row for each height of a subtree, and one for the chunk being computed.
         length = parameters.weights.numel()
         self._stack = [torch.zeros(length + terms) for _ in range(len(sizes).bit_length() + 1)]
         self._rows = [(parameters.weights.views(row), row[length:]) for row in self._stack]
 
     @torch.no_grad()
     def compute(self, part: Any, rows: Tensor) -> None:
-        """Fill rows (R, P) with the sums over as many equal subtrees of the chunks, in their order. R and a subtree's
-        chunks are powers of two.
+        """Fill rows (R, P) with the sums over R equal subtrees of the chunks, in their order. R and the chunks of a
+        subtree are powers of two.
         """
         leaves = len(self._sizes) // len(rows)
         samples = iter(part.split(self._sizes))
@@ -90,7 +86,7 @@ class Shard:
             row.copy_(self._subtree(itertools.islice(samples, leaves), self._sizes[k * leaves : (k + 1) * leaves]))
 
     def _subtree(self, samples: Iterator[Any], sizes: Sequence[int]) -> Tensor:
-        """The sum of some chunks' rows, (P): each is added to its neighbour as soon as both are there, so few are held
+        """Sum of some chunks' rows, (P). A row is added to its neighbour as soon as both are complete, so few are held
         at a time.
         """
         height = 0  # rows on the stack
@@ -99,7 +95,7 @@ class Shard:
             if n > 0:
                 self._chunks[n].add(chunk, *self._rows[height])
             height += 1
-            # After leaf k as many pairs of equal subtrees are complete as k + 1 can be halved.
+            # Merge equal subtrees: after leaf k, once for every factor of two in k + 1.
             while (k + 1) % 2 == 0:
                 height -= 1
                 self._stack[height - 1].add_(self._stack[height])
@@ -108,11 +104,10 @@ class Shard:
 
 
 class Gradient:
-    """The gradient of a loss on minibatches of B samples, in C chunks of given sizes; C is a power of two.
-    `make_chunk(weights, n)` makes what computes one.
+    """Gradient of a loss on minibatches of B samples, in C chunks of given sizes. C is a power of two.
+    `make_chunk(weights, n)` creates the loss of a chunk.
 
-    With an exchange these are this rank's part of the samples and chunks, and the gradient is that of all ranks'
-    together.
+    With an exchange, samples and chunks are this rank's part, and the gradient is that of all ranks together.
     """
 
     def __init__(
@@ -126,8 +121,8 @@ class Gradient:
     ) -> None:
         self._exchange = exchange
         self._parameters, self._threads, self._terms, B = manual.Parameters(policy), pool, terms, sum(sizes)
-        threads = max(1, min(pool.threads, B // FEWEST, len(sizes)))
-        # As many subtrees as threads; several for each, where their number is not a power of two.
+        threads = max(1, min(pool.threads, B // MIN_THREAD_SAMPLES, len(sizes)))
+        # One subtree for each thread, or four where the number of threads is not a power of two.
         subtrees = 1 << (threads - 1).bit_length()
         subtrees = min(len(sizes), subtrees if subtrees == threads else 4 * subtrees)
         cuts = [k * subtrees // threads for k in range(threads + 1)]
@@ -140,8 +135,8 @@ class Gradient:
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Tensor:
-        """Write the mean over the samples of `batch`, which can be `split` into parts, into the policy's gradient
-        vector; the sums of the terms (E).
+        """Write the mean gradient over the samples of `batch`, which has a `split` method, into the policy's gradient
+        vector. Returns the sums of the loss terms (E).
         """
         self._parameters.refresh()
         work = zip(self.shards, batch.split(self._sizes), self._parts, strict=True)
@@ -156,7 +151,7 @@ class Gradient:
 
 
 class ForwardWorker:
-    """What one thread computes of every forward pass: some slices of the lanes, into their parts of the outputs."""
+    """One thread's part of every forward pass: some slices of the lanes, written to their parts of the outputs."""
 
     def __init__(
         self, policy: Policy, parameters: manual.Parameters, sizes: Sequence[int], outputs: Tensor, values: Tensor
@@ -167,26 +162,25 @@ class ForwardWorker:
 
     @torch.no_grad()
     def compute(self, part: Tensor) -> None:
-        """Fill the outputs anew."""
-        for n, seen, output, value in zip(
+        """Write the outputs of its slices."""
+        for n, observation, output, value in zip(
             self._sizes, part.split(self._sizes, dim=-1), self._outputs, self._values, strict=True
         ):
             network = self._networks[n]
-            network.forward(seen)
+            network.forward(observation)
             output.copy_(network.parameters)
             value.copy_(network.value)
 
 
 class Forward:
-    """The network's outputs for N observations, which every call overwrites: without fresh memory, and without
-    autograd's bookkeeping.
+    """Network outputs for N observations, overwritten by every call, without allocations or autograd.
 
-    The slices' sizes are given, whatever the number of threads: a product's shape decides its last bits.
+    The sizes of the slices are fixed, whatever the number of threads: the last bits of a product depend on its shape.
     """
 
     def __init__(self, policy: Policy, sizes: Sequence[int], pool: ThreadPool) -> None:
         self._parameters, self._threads, N = manual.Parameters(policy), pool, sum(sizes)
-        threads = max(1, min(pool.threads, N // FEWEST, len(sizes)))
+        threads = max(1, min(pool.threads, N // MIN_THREAD_SAMPLES, len(sizes)))
         shares = [sizes[k * len(sizes) // threads : (k + 1) * len(sizes) // threads] for k in range(threads)]
         self._sizes = [sum(share) for share in shares]
         self._outputs, self._values = torch.empty(policy.distribution.parameter_rows, N), torch.empty(N)
@@ -194,11 +188,11 @@ class Forward:
         self._shards = [ForwardWorker(policy, self._parameters, *part) for part in parts]
 
     def refresh(self) -> None:
-        """Take the policy's weights as they are now: once a rollout."""
+        """Copy the policy's current weights. Call once for each rollout."""
         self._parameters.refresh()
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(O, N) -> parameters of the distribution (H, N) and values (N)."""
+        """(O, N) to parameters of the distribution (H, N) and values (N)."""
         slices = observation.split(self._sizes, dim=-1)
         self._threads.run(
             [functools.partial(shard.compute, part) for shard, part in zip(self._shards, slices, strict=True)]

@@ -1,21 +1,20 @@
-"""Convolutional networks for pictures and boards of bytes: one trunk, from which actor and critic are read. Knows
-shapes; knows no environment's rules.
+"""Convolutional networks for byte images and boards: one trunk for actor and critic.
 
 - nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning": 8 x 8 with stride 4, 4 x 4 with
   stride 2, 3 x 3, a dense layer.
-- impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves,
-  and two residual blocks; a dense layer.
-- board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
-- minatar: one convolution of 3 x 3 without padding and a dense layer (Young & Tian 2019, "MinAtar"); with `layer_norm`
-  both are normalised, as in PQN's paper.
+- impala: Espeholt et al. 2018, "IMPALA", figure 3, the larger network: stacks of a convolution, a max pooling with
+  stride 2 and two residual blocks; a dense layer.
+- board: 3 x 3 convolutions that keep the size, for boards of a few cells, and a dense layer.
+- minatar: one 3 x 3 convolution without padding and a dense layer (Young & Tian 2019, "MinAtar"). With `layer_norm`
+  both are normalized, as in the PQN paper.
 
-Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a
-channel; they are never normalised. On a GPU with bf16 all but the output layers computes in bf16, from parameters in
-float32, which receive the gradients; otherwise in the parameters' type. Channels lie last in memory everywhere: a
-picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
+Bytes are read by `operant.nn.first_layer`, as values in [0, 1] (byte / 255) or one-hot, each category a channel, and
+never normalized. On a GPU with bf16 all but the output layers computes in bf16, from float32 parameters that receive
+the gradients; otherwise in the parameters' dtype. Memory is channels-last throughout: images are read in place, weights
+are (M, k, k, C), and the dense layer's columns are ordered (h, w, C).
 
-For the same bits every time on a GPU call `settle` first. Every convolution needs a first call before a CUDA graph is
-captured, since cuDNN loads its kernels then; `operant.compute.graphs` makes one. Nothing is read back to the host.
+Call `settle` first for reproducible results on a GPU. Every convolution must be called once before a CUDA graph is
+captured, since cuDNN loads its kernels then; `operant.compute.graphs` does so.
 """
 
 from __future__ import annotations
@@ -28,66 +27,62 @@ import torch
 from torch import Tensor, nn
 
 from operant.envs import Box
-from operant.nn import inputs as reading
-from operant.nn import linear
+from operant.nn import first_layer, linear
 from operant.nn.mlp import LAYER_NORM_EPSILON, Config, orthogonal
 
 if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
 
 CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64), "minatar": (16,)}
-SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
+SMALLEST_NATURE = 36  # least pixels of a side: its feature maps are then 1 x 1
 
-MOST_NUMBERS = 2**28
-"""Numbers of the widest layer computed at a time without gradients: acting and estimating values take no more memory
-for more samples.
+MAX_LAYER_VALUES = 2**28
+"""Largest widest layer of one pass without gradients, in values. Larger batches are split, so that memory is bounded.
 """
 
-NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
+NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # kernel size and stride
 
 
 def unsupported_reason(observation: Box, config: Config) -> str | None:
-    """What keeps a convolutional network from reading such observations, in a sentence; None where nothing does."""
+    """Sentence that says why a convolutional network cannot read an observation space, or None."""
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
-        what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
-        instead = 'use "mlp", or pictures: env.pixels = 64'
+        what = f"{observation.size} values of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
+        instead = 'use "mlp", or images: env.pixels = 64'
         return (
-            'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment '
-            f"shows {what} ({instead})"
+            'net.kind = "cnn" reads images and boards: bytes of a shape (H, W, C) or (H, W); this environment\'s '
+            f"observation is {what} ({instead})"
         )
     if isinstance(observation.categories, tuple):
         return (
-            'net.kind = "cnn" reads bytes that are alike, all numeric or all with k categories; here they differ '
-            '(use "mlp", or pictures: env.pixels = 64)'
+            'net.kind = "cnn" reads bytes that are all numeric or all have k categories; this observation mixes them '
+            '(use "mlp", or images: env.pixels = 64)'
         )
     height, width = shape[:2]
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
         return (
-            f'net.cnn = "nature" reads pictures of at least {side}, and these are {height} x {width} (use "board" '
+            f'net.cnn = "nature" needs images of at least {side}, and these are {height} x {width} (use "board" '
             'or "impala")'
         )
     layers = len(config.channels or CHANNELS["minatar"])
     if config.cnn == "minatar" and min(height, width) <= 2 * layers:
         return (
-            f'net.cnn = "minatar" with {layers} convolutions reads more than {2 * layers} cells a side, and these '
-            f'are {height} x {width} (use "board")'
+            f'net.cnn = "minatar" with {layers} convolutions needs more than {2 * layers} cells a side, and these '
+            f'boards are {height} x {width} (use "board")'
         )
     return None
 
 
 def settle(precision: str) -> None:
-    """Tell cuDNN, for the whole process, to use the same algorithms every time and to compute float32 in tf32 unless
-    `precision` is "fp32".
-    """
+    """Make cuDNN deterministic for the process, with float32 computed in tf32 unless `precision` is "fp32"."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 class _Filter(nn.Module):
-    """One convolution: weights (M, k, k, C), orthogonal, times `gain`; a bias (M)."""
+    """Convolution: orthogonal weights (M, k, k, C) with `gain`, bias (M)."""
 
     def __init__(
         self,
@@ -108,34 +103,34 @@ class _Filter(nn.Module):
         self._side, self._stride, self._padding = side, stride, padding
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, M, h', w')."""
+        """(B, C, h, w) to (B, M, h', w')."""
         weight, bias = self.weight.to(features.dtype).permute(0, 3, 1, 2), self.bias.to(features.dtype)
         return torch.conv2d(features, weight, bias, stride=self._stride, padding=self._padding)
 
     def read(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) -> (B, M, h', w')."""
+        """Bytes (B, H, W, C) to (B, M, h', w')."""
         scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
-            return reading.convolve(
+            return first_layer.convolve(
                 self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype
             )
-        # A filter of side k = times x stride over pixels is one of side `times` over squares of stride x stride pixels,
-        # whose pixels are channels.
+        # A filter of size k = times x stride with that stride is one of size `times` with stride 1 after
+        # space-to-depth: blocks of stride x stride pixels become channels.
         times = self._side // self._stride
         rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
         parts = self.weight.unflatten(1, (times, self._stride)).unflatten(3, (times, self._stride)).transpose(2, 3)
-        squares = reading.folded(picture, self._stride, rows, columns)
-        return reading.convolve(parts.flatten(3), self.bias, squares, categories=categories, scale=scale, dtype=dtype)
+        blocks = first_layer.space_to_depth(picture, self._stride, rows, columns)
+        return first_layer.convolve(
+            parts.flatten(3), self.bias, blocks, categories=categories, scale=scale, dtype=dtype
+        )
 
     def size(self, length: int) -> int:
-        """What is left of a side."""
+        """Output length of a side of `length`."""
         return (length + 2 * self._padding - self._side) // self._stride + 1
 
 
 class _Plain(nn.Module):
-    """Convolutions one after the other; with `normed` the channels of each place are normalised before the
-    activation.
-    """
+    """Sequence of convolutions with relu. With `normed`, layer normalization over the channels precedes each relu."""
 
     def __init__(self, filters: list[_Filter], *, normed: bool = False) -> None:
         super().__init__()
@@ -145,15 +140,15 @@ class _Plain(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(count)) for count in channels])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) -> (B, M, h, w)."""
+        """Bytes (B, H, W, C) to (B, M, h, w)."""
         first, *others = self._ordered
-        features = torch.relu(self._normalised(0, first.read(picture, categories, dtype)))
+        features = torch.relu(self._normalized(0, first.read(picture, categories, dtype)))
         for k, layer in enumerate(others):
-            features = torch.relu(self._normalised(k + 1, layer(features)))
+            features = torch.relu(self._normalized(k + 1, layer(features)))
         return features
 
-    def _normalised(self, k: int, features: Tensor) -> Tensor:
-        """What convolution k has put out, (B, M, h, w), over M; as it is without normalization."""
+    def _normalized(self, k: int, features: Tensor) -> Tensor:
+        """Normalize the output of convolution k, (B, M, h, w), over M, if the network does."""
         if not self.norm_gains:
             return features
         gain, shift = self.norm_gains[k].to(features.dtype), self.norm_biases[k].to(features.dtype)
@@ -163,20 +158,20 @@ class _Plain(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Stacks of a convolution, a pooling by 2, and two blocks x + f(relu(f(relu(x))))."""
+    """Stacks of a convolution, a pooling by 2 and two residual blocks x + f(relu(f(relu(x))))."""
 
     def __init__(self, channels: tuple[int, ...], inputs: int, generator: torch.Generator) -> None:
         super().__init__()
-        # What all blocks together add to the features has about their own variance.
+        # Last gain of each block: the sum of all residual branches has about the variance of the features.
         last = 1.0 / math.sqrt(2 * len(channels))
-        self._stacks: list[tuple[_Filter, ...]] = []  # an entry, and two blocks of two
+        self._stacks: list[tuple[_Filter, ...]] = []  # an entry convolution, and two blocks of two
         for before, after in itertools.pairwise((inputs, *channels)):
             blocks = [_Filter(after, after, 3, generator, gain=gain, padding=1) for gain in (math.sqrt(2.0), last) * 2]
             self._stacks.append((_Filter(before, after, 3, generator, gain=1.0, padding=1), *blocks))
         self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) -> (B, M, h, w)."""
+        """Bytes (B, H, W, C) to (B, M, h, w)."""
         features: Tensor | None = None
         for entry, *blocks in self._stacks:
             features = entry.read(picture, categories, dtype) if features is None else entry(features)
@@ -188,8 +183,8 @@ class _Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutions of bytes (O, B) of a shape (H, W, C) or (H, W). `dtype` is what they compute in; None: the
-    parameters' type.
+    """Convolutional trunk for bytes (O, B) of a shape (H, W, C) or (H, W). `dtype`: of the computation; None: that of
+    the parameters.
     """
 
     def __init__(
@@ -205,8 +200,7 @@ class Convolutions(nn.Module):
             config.channels or CHANNELS[config.cnn],
         )
 
-        # The convolutions, and the side lengths that they leave: height and width of the features, and the numbers of
-        # the widest layer.
+        # The convolutions, height and width of their output, and values of the widest layer.
         self.body: _Plain | _Residual
         if config.cnn == "impala":
             self.body = _Residual(channels, inputs, generator)
@@ -229,27 +223,27 @@ class Convolutions(nn.Module):
             for layer, filtered in zip(filters, channels, strict=True):
                 height, width = layer.size(height), layer.size(width)
                 widest = max(widest, height * width * filtered)
-        self._together = max(1, MOST_NUMBERS // widest)  # samples computed at a time without gradients
-        self.columns = height * width * channels[-1]  # numbers that the convolutions leave of a sample
+        self._batch = max(1, MAX_LAYER_VALUES // widest)  # largest batch of a pass without gradients
+        self.columns = height * width * channels[-1]  # features of a sample
 
     def convolved(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """(O, B) -> (B, h w M) of `dtype`."""
-        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
+        """(O, B) to (B, h w M) of `dtype`."""
+        features = self.body(first_layer.as_images(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
         return features.permute(0, 2, 3, 1).flatten(1)
 
     def forward(self, observation: Tensor) -> Any:
-        """(O, B) -> (h w M, B) of the parameters' type."""
+        """(O, B) to (h w M, B) in the parameters' dtype."""
         own = next(self.parameters()).dtype
-        if torch.is_grad_enabled() or observation.shape[1] <= self._together:
+        if torch.is_grad_enabled() or observation.shape[1] <= self._batch:
             return self.convolved(observation, self.dtype or own).to(own).t()
         return torch.cat(
-            [self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._together, dim=1)],
+            [self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._batch, dim=1)],
             dim=1,
         )
 
 
 class Convolutional(Convolutions):
-    """Bytes (O, B) to head parameters and values, over convolutions and dense layers."""
+    """Policy and value network: convolutions, dense layers, two heads. Bytes (O, B) to head parameters and values."""
 
     towers = 1
 
@@ -263,7 +257,7 @@ class Convolutional(Convolutions):
         dtype: torch.dtype | None = None,
         last: int | None = None,
     ) -> None:
-        """`last` is how many numbers the heads read, where these are not the last dense layer's."""
+        """`last`: inputs of the heads, where they do not read the last dense layer."""
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
         widths = (self.columns, *config.hidden)
@@ -281,19 +275,19 @@ class Convolutional(Convolutions):
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. The normalizer is not read."""
-        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
+        """(O, B) to head parameters (H, B) and values (B) in the parameters' dtype. The normalizer is ignored."""
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
             return self.heads(self._features(observation))
         heads, values = zip(
-            *(self.heads(self._features(part)) for part in observation.split(self._together, dim=1)), strict=True
+            *(self.heads(self._features(part)) for part in observation.split(self._batch, dim=1)), strict=True
         )
         return torch.cat(heads, dim=1), torch.cat(values)
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-        """The last dense layer, (O, B) -> (1, M, B)."""
-        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
+        """Last dense layer's activations, (O, B) to (1, M, B)."""
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
             return self._features(observation)
-        return torch.cat([self._features(part) for part in observation.split(self._together, dim=1)], dim=2)
+        return torch.cat([self._features(part) for part in observation.split(self._batch, dim=1)], dim=2)
 
     def _features(self, observation: Tensor) -> Tensor:
         own = self.head_weight.dtype
@@ -308,7 +302,7 @@ class Convolutional(Convolutions):
         return features.to(own).t()[None]
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads make of features (1, M, B): head parameters (H, B), value (B)."""
+        """Heads on features (1, M, B): head parameters (H, B) and values (B)."""
         head = linear.linear(self.head_weight[None], self.head_bias[None], features)
         value = linear.linear(self.value_weight[None], self.value_bias[None], features)
         return head[0], value[0, 0]

@@ -1,7 +1,6 @@
-"""Critics' outputs as a value, or as the probabilities of returns on a support (C51). Knows no network and no
-algorithm.
+"""Critic outputs as Q values or as categorical distributions over returns (C51), and their losses.
 
-Shape letters: C critics, K atoms (1: the value itself), B samples.
+Shape letters: C critics, K atoms (1: the Q value itself), B samples.
 """
 
 from __future__ import annotations
@@ -89,26 +88,26 @@ class ActorCriticConfig(Section):
 
 
 def project_onto_support(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """Project the distribution of R + discount Z onto the support (K): probabilities of Z (K, B) -> (K, B).
+    """Project the distribution of R + discount Z onto the support (K): probabilities of Z (K, B) to (K, B).
 
     `reward` and `discount` are (B).
 
-    Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1. Each atom is
-    moved, clipped to the support's ends, and its mass shared by the two nearest atoms in proportion to how near they
-    are: atom j gets max(0, 1 - |Tz_i - z_j| / dz) of atom i. On a GPU a sum over i, which has a fixed order; a CPU's
-    scatter has one too, and is many times faster there.
+    Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1: each atom is
+    moved, clipped to the support, and its mass shared by its two nearest atoms. Atom j receives max(0, 1 - |Tz_i - z_j|
+    / dz) of atom i. A GPU sums over i, in a fixed order; a CPU scatters, also in a fixed order and many times faster
+    there.
     """
     low, high, step = support[0], support[-1], (support[-1] - support[0]) / (len(support) - 1)
     moved = (reward + discount * support[:, None]).clamp(low, high)  # (K, B)
-    place = (moved - low) / step  # in atoms
+    b = (moved - low) / step  # fractional index of the moved atoms, (K, B)
     if not support.is_cuda:
-        below = place.floor().clamp_max(len(support) - 2)
-        above = place - below  # share of the atom above
-        out = torch.zeros_like(probability).scatter_add_(0, below.long(), probability * (1.0 - above))
-        return out.scatter_add_(0, below.long() + 1, probability * above)
+        lower = b.floor().clamp_max(len(support) - 2)
+        upper_share = b - lower
+        out = torch.zeros_like(probability).scatter_add_(0, lower.long(), probability * (1.0 - upper_share))
+        return out.scatter_add_(0, lower.long() + 1, probability * upper_share)
     atom = torch.arange(len(support), dtype=support.dtype, device=support.device)
-    near = (1.0 - (place[:, None] - atom[None, :, None]).abs()).clamp_min(0.0)  # (K of i, K of j, B)
-    return (near * probability[:, None]).sum(dim=0)
+    share = (1.0 - (b[:, None] - atom[None, :, None]).abs()).clamp_min(0.0)  # (K of i, K of j, B)
+    return (share * probability[:, None]).sum(dim=0)
 
 
 class CriticLoss(NamedTuple):

@@ -1,9 +1,10 @@
-"""Action distributions: from a network's outputs to actions, log-probabilities and entropies. Knows nothing of networks
-or algorithms.
+"""Action distributions: parameters computed by a network to actions, log-probabilities and entropies.
 
-Everything is feature-major, (rows, B). Randomness comes in as noise, uniform in [0, 1), so that every device and every
-path draws the same actions. The raw action is what the algorithm stores and scores; `to_env` turns it into what the
-environment takes: scaled to its bounds, and clipped.
+Tensors are feature-major, (rows, B). Randomness is an argument: noise, uniform in [0, 1), so that all devices and all
+implementations draw the same actions. The raw action is the one that an algorithm stores and scores. `to_env` maps it
+to the environment's bounds.
+
+Shape letters: A actions, H parameters (rows), B samples.
 """
 
 from __future__ import annotations
@@ -17,22 +18,34 @@ from torch import Tensor, nn
 from operant.envs import Box, Discrete, Env
 
 ILLEGAL = -1e9
-"""The logit of an action that may not be taken: its probability is then exactly 0 in float32, as are its p log p and
-every gradient.
-"""
+"""Logit of an illegal action. Its probability, its p log p and every gradient are exactly 0 in float32."""
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+"""Range of log std of a squashed Gaussian."""
+
+_HALF_RANGE = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def masked(logits: Tensor, legal: Tensor) -> Tensor:
-    """The logits (H, B) with ILLEGAL wherever `legal` (H, B) is 0. Those entries hand no gradient on."""
+    """Replace logits (H, B) by ILLEGAL where `legal` (H, B) is 0. No gradient flows through those entries."""
     return torch.where(legal != 0, logits, ILLEGAL)
 
 
-class Categorical(nn.Module):
-    """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a
-    choice.
+def normal(noise: Tensor) -> Tensor:
+    """Standard normal samples (A, B) from uniform noise (2 A, B), by Box & Muller 1958: sqrt(-2 ln(1 - u)) cos(2 pi v).
 
-    To rule a choice out give it a logit of ILLEGAL (see `masked`), not -inf, for which the entropy is 0 * -inf: not a
-    number.
+    The first A rows are u, the others v.
+    """
+    u, v = noise.chunk(2)
+    return torch.sqrt(-2.0 * torch.log1p(-u)) * torch.cos((2.0 * math.pi) * v)
+
+
+class Categorical(nn.Module):
+    """Independent categorical distributions, one for `Discrete` actions, several for `MultiDiscrete`.
+
+    Parameters are logits, (H, B), one block of rows for each choice. Mask illegal actions by ILLEGAL (see `masked`),
+    not by -inf: the entropy would be 0 * -inf, which is NaN.
     """
 
     row_values: Tensor
@@ -43,7 +56,7 @@ class Categorical(nn.Module):
         self.parameter_rows = sum(sizes)
         self.action_rows = len(sizes)
         self.noise_rows = len(sizes)
-        # Which value each row of logits stands for: compared with an action it marks the row that was taken.
+        # Action index of each row of the logits, (H, 1).
         self.register_buffer(
             "row_values",
             torch.cat([torch.arange(size, dtype=torch.int32) for size in sizes])[:, None],
@@ -54,42 +67,41 @@ class Categorical(nn.Module):
         return [block.log_softmax(dim=0) for block in logits.split(self.sizes)]
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
-        """The actions, (A, B) int32, by the inverse distribution function of `noise` (A, B)."""
+        """Sample actions (A, B) int32 by the inverse CDF of `noise` (A, B)."""
         actions = []
         for k, log_probability in enumerate(self._log_probabilities(logits)):
-            cumulative = log_probability.exp().cumsum(dim=0)
-            # The sum may round to just below 1: scaled to it, no number lands beyond it, on a value whose probability
-            # is 0.
-            actions.append((noise[k] * cumulative[-1] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
+            cdf = log_probability.exp().cumsum(dim=0)
+            # The last entry may round to less than 1: scaling by it keeps samples off actions of probability 0.
+            actions.append((noise[k] * cdf[-1] >= cdf[:-1]).sum(dim=0, dtype=torch.int32))
         return torch.stack(actions)
 
     def mode(self, logits: Tensor) -> Tensor:
-        """The likeliest actions, (A, B) int32."""
+        """Most likely actions, (A, B) int32."""
         return torch.stack([block.argmax(dim=0).int() for block in logits.split(self.sizes)])
 
     def log_probability_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and H = -sum p log p, each (B), of actions (A, B) int32."""
+        """Log pi(a|s) and entropy H = -sum p log p, (B) each, of actions (A, B) int32."""
         log_probability = torch.cat(self._log_probabilities(logits))
-        taken = (
+        one_hot = (
             torch.cat([row.expand(size, -1) for row, size in zip(action.split(1), self.sizes, strict=True)])
             == self.row_values
         )
         entropy = -(log_probability.exp() * log_probability).sum(dim=0)
-        return (log_probability * taken).sum(dim=0), entropy
+        return (log_probability * one_hot).sum(dim=0), entropy
 
     def to_env(self, action: Tensor) -> Tensor:
-        """As the environment takes it: unchanged."""
+        """Return the action unchanged."""
         return action
 
 
 class Gaussian(nn.Module):
-    """A diagonal normal whose standard deviation does not depend on the state; parameters are the means, (A, B).
+    """Diagonal Gaussian with a state-independent standard deviation. Parameters are the means, (A, B).
 
-    With `squash`, tanh carries it into the bounds.
+    With `squash` actions are tanh(x), without they are clipped to the bounds.
     """
 
-    centre: Tensor
-    reach: Tensor
+    action_center: Tensor
+    action_scale: Tensor
     limit: Tensor
 
     def __init__(
@@ -103,51 +115,100 @@ class Gaussian(nn.Module):
         self.parameter_rows = self.action_rows = rows
         self.noise_rows = 2 * rows
         self.log_std = nn.Parameter(torch.full((rows, 1), initial_log_std))
-        # A bounded action is centre + reach * x for x in [-1, 1]; an unbounded one is x.
-        self.register_buffer("centre", torch.where(bounded, low / 2 + high / 2, 0.0), persistent=False)
-        self.register_buffer("reach", torch.where(bounded, high / 2 - low / 2, 1.0), persistent=False)
+        # action = center + scale x, x in [-1, 1] where bounded; action = x elsewhere. (A, 1) each.
+        self.register_buffer("action_center", torch.where(bounded, low / 2 + high / 2, 0.0), persistent=False)
+        self.register_buffer("action_scale", torch.where(bounded, high / 2 - low / 2, 1.0), persistent=False)
         self.register_buffer("limit", torch.where(bounded, 1.0, math.inf), persistent=False)
 
     def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
-        """Mean + std * e with e ~ N(0, 1) by Box & Muller 1958, from `noise` (2 A, B): sqrt(-2 ln(1 - u))
-        cos(2 pi v).
-        """
-        radius_uniform, angle_uniform = noise.split(self.action_rows)
-        normal = torch.sqrt(-2.0 * torch.log1p(-radius_uniform)) * torch.cos((2.0 * math.pi) * angle_uniform)
-        return torch.addcmul(mean, self.log_std.exp(), normal)
+        """Sample raw actions mean + std e, e ~ N(0, 1), (A, B), from `noise` (2 A, B)."""
+        return torch.addcmul(mean, self.log_std.exp(), normal(noise))
 
     def mode(self, mean: Tensor) -> Tensor:
-        """The likeliest raw action, (A, B)."""
+        """Most likely raw action, (A, B)."""
         return mean
 
     def log_probability_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and H, each (B), of raw actions (A, B). The entropy is that of the normal, also where tanh
-        follows.
+        """Log pi(a|s) and entropy, (B) each, of raw actions (A, B).
 
-        With `squash` the density is that of tanh x: the scaling to the bounds, a constant that cancels in every ratio,
-        is left out.
+        With `squash` the density is that of tanh x, without the scaling to the bounds, a constant that cancels in every
+        ratio. The entropy is that of the Gaussian before tanh.
         """
         standard = (action - mean) * torch.exp(-self.log_std)
-        log_probability = (-0.5 * standard.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=0)
+        log_probability = (-0.5 * standard.square() - self.log_std - _HALF_LOG_2_PI).sum(dim=0)
         if self.squash:
-            # log |d tanh(x)/dx| = log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2x)), which does not round to log 0.
-            log_probability = log_probability - (
-                2.0 * (math.log(2.0) - action - nn.functional.softplus(-2.0 * action))
-            ).sum(dim=0)
+            log_probability = log_probability - _log_tanh_derivative(action).sum(dim=0)
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dim=0)
         return log_probability, entropy.expand_as(log_probability)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """As the environment takes it: squashed or clipped to [-1, 1] where it is bounded, and scaled to the bounds."""
+        """Map raw actions (A, B) to the bounds: tanh or clip to [-1, 1] where bounded, then scale."""
         inside = action.tanh() if self.squash else torch.maximum(torch.minimum(action, self.limit), -self.limit)
-        return torch.addcmul(self.centre, self.reach, inside)
+        return torch.addcmul(self.action_center, self.action_scale, inside)
+
+
+class SquashedGaussian:
+    """Tanh of a diagonal Gaussian with a state-dependent standard deviation (Haarnoja et al. 2018, appendix C).
+
+    Parameters are means and pre-activations of log std, (2 A, B).
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.action_rows, self.parameter_rows, self.noise_rows = rows, 2 * rows, 2 * rows
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """Tanh of the mean, (A, B)."""
+        return parameters[: self.action_rows].tanh()
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B)."""
+        mean, pre_log_std = parameters.split(self.action_rows)
+        return torch.addcmul(mean, self._log_std(pre_log_std).exp(), normal(noise)).tanh()
+
+    def sample_with_log_probability(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample actions (A, B) from uniform noise (2 A, B), with log pi(a|s) (B), both differentiable.
+
+        u = mean + std e, a = tanh(u), log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u).
+        """
+        mean, pre_log_std = parameters.split(self.action_rows)
+        e, log_std = normal(noise), self._log_std(pre_log_std)
+        u = torch.addcmul(mean, log_std.exp(), e)
+        log_probability = (-0.5 * e.square() - log_std - _HALF_LOG_2_PI - _log_tanh_derivative(u)).sum(dim=0)
+        return u.tanh(), log_probability
+
+    @staticmethod
+    def _log_std(pre_log_std: Tensor) -> Tensor:
+        """Log std in [LOG_STD_MIN, LOG_STD_MAX], by tanh."""
+        return LOG_STD_MIN + _HALF_RANGE * (pre_log_std.tanh() + 1.0)
+
+
+class SquashedDeterministic:
+    """Tanh of the mean, plus clipped Gaussian noise of standard deviation `std` when sampled. Parameters are the means,
+    (A, B).
+    """
+
+    def __init__(self, rows: int, std: float) -> None:
+        self.action_rows, self.parameter_rows, self.noise_rows, self.std = rows, rows, 2 * rows, std
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """Tanh of the mean, (A, B)."""
+        return parameters.tanh()
+
+    def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:
+        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B). `std` (B) replaces `self.std` for each lane."""
+        return (parameters.tanh() + (self.std if std is None else std) * normal(noise)).clamp(-1.0, 1.0)
+
+
+def _log_tanh_derivative(x: Tensor) -> Tensor:
+    """Log |d tanh(x) / dx| = log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2 x)), which never rounds to log 0."""
+    return 2.0 * (math.log(2.0) - x - nn.functional.softplus(-2.0 * x))
 
 
 Distribution = Categorical | Gaussian
 
 
 def distribution_for(env: Env, *, squash: bool, initial_log_std: float) -> Distribution:
-    """The distribution that an environment's actions ask for."""
+    """Create the distribution of an environment's actions."""
     if isinstance(env.action, Box):
         return Gaussian(env.action.bounds(), squash=squash, initial_log_std=initial_log_std)
     return Categorical((env.action.n,) if isinstance(env.action, Discrete) else env.action.n)

@@ -1,4 +1,4 @@
-"""Epsilon-greedy exploration with Q values. Knows no network and no algorithm."""
+"""Epsilon-greedy exploration with Q values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The products of layers, feature-major, with gradients whose sums have a fixed order. Knows neither networks nor what
-the numbers mean.
-"""
+"""Batched linear layers, feature-major, whose gradients are summed in a fixed order."""
 
 from __future__ import annotations
 
@@ -10,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PART_SAMPLES, MOST_PARTS = 256, 128
-"""On a GPU a weight gradient is summed in up to so many parts, none smaller than so many samples."""
+PART_SAMPLES, MAX_PARTS = 256, 128
+"""A weight gradient on a GPU is summed in up to MAX_PARTS parts of at least PART_SAMPLES samples."""
 
 
 class _Linear(torch.autograd.Function):
-    """W x + b for G towers at once: a batched product whose weight gradient is summed in parts on a GPU.
+    """W x + b for G towers: a batched product whose weight gradient is summed in parts on a GPU.
 
-    dW = g x^T reduces over B to a few small matrices: one product a tower would keep a handful of multiprocessors busy
-    and leave the others idle. The parts are summed in a fixed order.
+    dW = g x^T reduces over B to a few small matrices. One product for each tower would occupy few multiprocessors. The
+    parts are added in a fixed order.
     """
 
     @staticmethod
@@ -29,20 +27,21 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         weight, features = ctx.saved_tensors
-        back = torch.bmm(weight.transpose(1, 2), gradient) if ctx.needs_input_grad[2] else None
-        return weight_gradient(gradient, features), gradient.sum(dim=2, keepdim=True), back
+        # dx = W^T g, dW = g x^T, db = sum of g
+        grad_features = torch.bmm(weight.transpose(1, 2), gradient) if ctx.needs_input_grad[2] else None
+        return weight_gradient(gradient, features), gradient.sum(dim=2, keepdim=True), grad_features
 
 
 def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """W x + b of G towers, (G, M, K) x (G, K, B) + (G, M, 1) -> (G, M, B)."""
+    """W x + b of G towers: W (G, M, K), b (G, M, 1), x (G, K, B) to (G, M, B)."""
     return _Linear.apply(weight, bias, features)
 
 
 def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
-    """The weights' gradient g x^T, (G, M, B) x (G, B, K) -> (G, M, K), of features (G, K, B)."""
+    """Weight gradient g x^T: g (G, M, B), x (G, K, B) to (G, M, K)."""
     samples = gradient.shape[2]
     parts = (
-        min(math.gcd(samples, MOST_PARTS), 1 << max(samples // PART_SAMPLES, 1).bit_length() - 1)
+        min(math.gcd(samples, MAX_PARTS), 1 << max(samples // PART_SAMPLES, 1).bit_length() - 1)
         if gradient.is_cuda
         else 1
     )
@@ -50,10 +49,9 @@ def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
         return torch.bmm(gradient, features.transpose(1, 2))
 
     def split(rows: Tensor) -> Tensor:
-        """(M, B) -> (parts, M, B / parts), without a copy."""
+        """View (M, B) as (parts, M, B / parts)."""
         return rows.unflatten(1, (parts, -1)).transpose(0, 1)
 
-    # Each tower's B samples in `parts` parts: (parts, M, B / parts) (parts, B / parts, K) -> (parts, M, K), and their
-    # sum.
+    # For each tower (parts, M, B / parts) @ (parts, B / parts, K) = (parts, M, K), summed over the parts.
     towers = zip(gradient.contiguous(), features.contiguous(), strict=True)
     return torch.stack([torch.bmm(split(g), split(x).transpose(1, 2)).sum(dim=0) for g, x in towers])

@@ -1,11 +1,10 @@
-"""The MLP's forward and backward pass on a CPU without autograd, over memory allocated once. Knows the layers of
-`operant.nn.mlp`; knows no loss.
+"""Hand-written forward and backward pass of the MLP on a CPU, over preallocated buffers.
 
-Autograd allocates every intermediate anew, and on a CPU the pages of fresh memory cost more than the arithmetic. Here
-the same derivatives are written out: those of activations and layer normalization by hand, those of the layers as
-products that are added to a given gradient.
+Autograd allocates every intermediate tensor, and on a CPU page faults of fresh memory cost more than the arithmetic.
+Here the derivatives of activations and layer normalization are written out, and layers are products that accumulate
+into a given gradient.
 
-Shape letters: O observation, G towers, M and K widths of layers, H numbers of the head, A actions, n samples of a
+Shape letters: O observation, K features, G towers, M widths of layers, H rows of the head, A actions, n samples of a
 chunk.
 """
 
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from operant.nn import inputs, mlp
+from operant.nn import first_layer, mlp
 from operant.nn.policy import Policy
 
 _aten = torch.ops.aten
@@ -29,19 +28,19 @@ log = logging.getLogger("operant.nn.manual")
 
 
 def applies(policy: Policy, kernels: str) -> bool:
-    """Whether a policy's gradient is to be computed here: on a CPU, where `algo.kernels` is "auto". Where something
-    keeps it from that, the log says so.
+    """Whether the manual backward pass computes a policy's gradient: on a CPU with `algo.kernels = "auto"`. Logs the
+    reason if the policy is not supported.
     """
     if kernels != "auto" or policy.device.type != "cpu":
         return False
     reason = unsupported_reason(policy)
     if reason is not None:
-        log.info("kernels: torch's and autograd, not the manual backward pass: %s", reason)
+        log.info("kernels: torch and autograd instead of the manual backward pass: %s", reason)
     return reason is None
 
 
 def unsupported_reason(policy: Policy) -> str | None:
-    """Why this policy cannot be computed here, in a few words; None where it can."""
+    """Reason why the manual backward pass does not support a policy, in a few words, or None."""
     if policy.device.type != "cpu":
         return "it is not on the CPU"
     if not isinstance(policy.net, mlp.MLP):
@@ -49,21 +48,22 @@ def unsupported_reason(policy: Policy) -> str | None:
     return None
 
 
-# ACTIVATIONS: y = f(x) and g <- g f'(x), elementwise, into given memory. The derivative follows from y, or where
-# `KEEPS_INPUT`, from x.
+# ACTIVATIONS, elementwise: h = f(z), and in place dL/dh to dL/dz = f'(z) dL/dh.
 
-KEEPS_INPUT = frozenset(("gelu", "silu"))
+SAVES_PRE_ACTIVATION = frozenset(("gelu", "silu"))
+"""Activations whose derivative needs z; those of tanh and relu follow from h."""
+
 _FORWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "tanh": lambda x, y: torch.tanh(x, out=y),
-    "relu": lambda x, y: torch.clamp_min(x, 0.0, out=y),
-    "gelu": lambda x, y: _aten.gelu.out(x, out=y),
-    "silu": lambda x, y: _aten.silu.out(x, out=y),
+    "tanh": lambda z, h: torch.tanh(z, out=h),
+    "relu": lambda z, h: torch.clamp_min(z, 0.0, out=h),
+    "gelu": lambda z, h: _aten.gelu.out(z, out=h),
+    "silu": lambda z, h: _aten.silu.out(z, out=h),
 }
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "tanh": lambda g, y: _aten.tanh_backward.grad_input(g, y, grad_input=g),
-    "relu": lambda g, y: _aten.threshold_backward.grad_input(g, y, 0.0, grad_input=g),
-    "gelu": lambda g, x: _aten.gelu_backward.grad_input(g, x, grad_input=g),
-    "silu": lambda g, x: _aten.silu_backward.grad_input(g, x, grad_input=g),
+    "tanh": lambda g, h: _aten.tanh_backward.grad_input(g, h, grad_input=g),
+    "relu": lambda g, h: _aten.threshold_backward.grad_input(g, h, 0.0, grad_input=g),
+    "gelu": lambda g, z: _aten.gelu_backward.grad_input(g, z, grad_input=g),
+    "silu": lambda g, z: _aten.silu_backward.grad_input(g, z, grad_input=g),
 }
 
 
@@ -71,22 +71,22 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 class Weights(NamedTuple):
-    """The network as products want it, or its gradient. Actor and critic end in one product: the head's rows read the
-    first tower, the value's the last.
+    """Weights of the network in the layout of its products, or their gradient. Actor and critic share the last product:
+    rows of the head read the first tower, the value's row the last.
     """
 
-    first: Tensor  # (G M, O); its gradient (O, G M): that product is three times as fast
+    first: Tensor  # (G M, K); its gradient is transposed, (K, G M), a product three times as fast
     first_bias: Tensor  # (G M, 1)
     layers: list[Tensor]  # (G, M, K)
     biases: list[Tensor]  # (G, M, 1)
-    norm_gains: list[Tensor]  # (G, M, 1) of each hidden layer; empty without layer normalization
-    norm_biases: list[Tensor]  # likewise
-    last: Tensor  # (H + 1, G K), zero where a row does not read a tower
+    norm_gains: list[Tensor]  # (G, M, 1) for each hidden layer; empty without layer normalization
+    norm_biases: list[Tensor]  # (G, M, 1), likewise
+    last: Tensor  # (H + 1, G M), zero where a row does not read a tower
     last_bias: Tensor  # (H + 1, 1)
     log_std: Tensor  # (A, 1), or empty
 
     def views(self, vector: Tensor) -> Weights:
-        """Views of one vector in the shapes of a gradient; the vector may be longer."""
+        """Views of one vector in the shapes of a gradient. The vector may be longer."""
         offset = 0
 
         def view(like: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Weights(NamedTuple):
         )
 
     def numel(self) -> int:
-        """Numbers of a gradient."""
+        """Elements of a gradient."""
         listed = (*self.layers, *self.biases, *self.norm_gains, *self.norm_biases)
         return sum(
             part.numel() for part in (self.first, self.first_bias, *listed, self.last, self.last_bias, self.log_std)
@@ -119,7 +119,7 @@ class Weights(NamedTuple):
 
 
 class Parameters:
-    """A policy's weights, and the way of gradients back into its vector."""
+    """Weights of a policy, and the copy of gradients into its flat gradient vector."""
 
     def __init__(self, policy: Policy) -> None:
         net, flat = policy.net, policy.flat
@@ -151,7 +151,7 @@ class Parameters:
         }
 
     def refresh(self) -> None:
-        """Copy what the last product reads from the policy's vector; the rest are views of it."""
+        """Copy the head's weights from the policy's vector. The other weights are views of it."""
         H, K = self._head.shape
         last, bias = self.weights.last, self.weights.last_bias
         last[:H, :K] = self._head
@@ -160,7 +160,7 @@ class Parameters:
         bias[H:] = self._value_bias
 
     def write(self, gradient: Weights) -> None:
-        """Copy a gradient into the policy's vector."""
+        """Copy a gradient into the policy's gradient vector."""
         H, K = self._head.shape
         into = self._gradients
         into["first_weight"].copy_(gradient.first.t())
@@ -186,130 +186,135 @@ class Parameters:
 
 
 class _LayerNorm:
-    """Layer normalization of one layer, in place: y = u gain + bias with u = (x - mean) inv_std over the units M, on
-    chunks (G, M, n).
+    """In-place layer normalization of one layer, on chunks (G, M, n): y = gain u + bias, u = (x - mean) / std over M.
 
-    With g the gradient by y and h = g gain that by u: dx = inv_std (h - mean(h) - u mean(h u)), means over the units.
+    Backward pass (Ba, Kiros & Hinton 2016), with g = dL/dy and h = gain g, means over the units M:
+    dx = (h - mean(h) - u mean(h u)) / std.
     """
 
     def __init__(self, gain: Tensor, bias: Tensor, n: int) -> None:
         G, M, _ = gain.shape
         self._gain, self._bias = gain, bias
-        self._normal, self._product = torch.empty(2, G, M, n)  # u, and a product that is summed
+        self._u, self._buffer = torch.empty(2, G, M, n)
         self._mean, self._inv_std = torch.empty(2, G, 1, n)
 
     def forward(self, features: Tensor) -> None:
         """Overwrite x with y."""
-        normal = self._normal
-        # x - mean, its mean square, and 1 / sqrt(variance + epsilon).
+        u = self._u
+        # u = (x - mean) / sqrt(variance + epsilon), variance = mean((x - mean)^2)
         torch.mean(features, dim=1, keepdim=True, out=self._mean)
-        torch.sub(features, self._mean, out=normal)
-        torch.mul(normal, normal, out=self._product)
-        torch.mean(self._product, dim=1, keepdim=True, out=self._inv_std).add_(mlp.LAYER_NORM_EPSILON).rsqrt_()
-        normal.mul_(self._inv_std)
-        torch.addcmul(self._bias, normal, self._gain, out=features)
+        torch.sub(features, self._mean, out=u)
+        torch.mul(u, u, out=self._buffer)
+        torch.mean(self._buffer, dim=1, keepdim=True, out=self._inv_std).add_(mlp.LAYER_NORM_EPSILON).rsqrt_()
+        u.mul_(self._inv_std)
+        # y = gain u + bias
+        torch.addcmul(self._bias, u, self._gain, out=features)
 
-    def backward(self, gradient: Tensor, gain_gradient: Tensor, bias_gradient: Tensor) -> None:
-        """Overwrite the gradient by y with that by x, and add those by gain and bias, (G, M, 1) each."""
-        normal, product = self._normal, self._product
-        # dgain = sum over samples of g u, dbias = sum of g.
-        torch.mul(gradient, normal, out=product)
-        gain_gradient.add_(product.sum(dim=2, keepdim=True))
-        bias_gradient.add_(gradient.sum(dim=2, keepdim=True))
+    def backward(self, gradient: Tensor, grad_gain: Tensor, grad_bias: Tensor) -> None:
+        """Overwrite dL/dy with dL/dx, and add the gradients of gain and bias, (G, M, 1) each."""
+        u, buffer = self._u, self._buffer
+        # dgain = sum over samples of g u, dbias = sum of g
+        torch.mul(gradient, u, out=buffer)
+        grad_gain.add_(buffer.sum(dim=2, keepdim=True))
+        grad_bias.add_(gradient.sum(dim=2, keepdim=True))
 
-        # h = g gain, and u mean(h u).
+        # h = gain g, buffer = u mean(h u)
         gradient.mul_(self._gain)
-        product.mul_(self._gain)
-        torch.mean(product, dim=1, keepdim=True, out=self._mean)
-        torch.mul(normal, self._mean, out=product)
+        buffer.mul_(self._gain)
+        torch.mean(buffer, dim=1, keepdim=True, out=self._mean)
+        torch.mul(u, self._mean, out=buffer)
 
-        # dx = inv_std (h - mean(h) - u mean(h u)).
+        # dx = (h - mean(h) - u mean(h u)) / std
         torch.mean(gradient, dim=1, keepdim=True, out=self._mean)
-        gradient.sub_(self._mean).sub_(product).mul_(self._inv_std)
+        gradient.sub_(self._mean).sub_(buffer).mul_(self._inv_std)
 
 
 class Network:
-    """The MLP on chunks of n samples. All its memory, and every view of it that a product reads, is made once."""
+    """Forward and backward pass of the MLP on chunks of n samples. Buffers, and the views that products read, are
+    allocated once.
+    """
 
     def __init__(self, policy: Policy, weights: Weights, n: int) -> None:
         assert isinstance(policy.net, mlp.MLP)
         config = policy.net.config
         G = 1 if config.shared else 2
         self._normalizer, self._weights = policy.normalizer, weights
-        # Of each hidden layer its output before and after the activation, (G, M, n): one tensor where the derivative
-        # follows from the output.
-        self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
-        self._observation = torch.empty(weights.first.shape[1], n)
+        self._activate, self._activation_backward = _FORWARD[config.activation], _BACKWARD[config.activation]
+        self._features = torch.empty(weights.first.shape[1], n)  # encoded observations x, (K, n)
         self._partial_one_hot, categories = policy.net.partial_one_hot, policy.net.categories
         self._categories = torch.arange(categories if isinstance(categories, int) else 0, dtype=torch.uint8)[:, None]
         if self._partial_one_hot is not None:
-            self._chosen = torch.empty(len(self._partial_one_hot.feature), n, dtype=torch.uint8)
+            self._column_bytes = torch.empty(len(self._partial_one_hot.feature), n, dtype=torch.uint8)
             self._numeric = torch.empty(len(self._partial_one_hot.numeric_features), n)
-        self._after = [torch.empty(G, width, n) for width in config.hidden]
-        self._before = (
-            [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
-        )
+        # Activations h of each hidden layer, (G, M, n), and pre-activations z. One tensor holds both where the
+        # activation's derivative follows from h.
+        self._h = [torch.empty(G, width, n) for width in config.hidden]
+        saves_z = config.activation in SAVES_PRE_ACTIVATION
+        self._z = [torch.empty(G, width, n) for width in config.hidden] if saves_z else self._h
         self._norms = [
             _LayerNorm(gain, bias, n) for gain, bias in zip(weights.norm_gains, weights.norm_biases, strict=True)
         ]
-        self._first_before, self._last_after = self._before[0].view(-1, n), self._after[-1].view(-1, n)
-        self._after_t, self._last_after_t = [after.transpose(1, 2) for after in self._after], self._last_after.t()
+        self._first_z, self._last_h = self._z[0].view(-1, n), self._h[-1].view(-1, n)
+        self._h_t, self._last_h_t = [h.transpose(1, 2) for h in self._h], self._last_h.t()
         self._layers_t, self._last_t = [layer.transpose(1, 2) for layer in weights.layers], weights.last.t()
         self._out = torch.empty(len(weights.last), n)
         self.parameters, self.value = self._out[:-1], self._out[-1]
 
     def with_backward(self) -> Network:
-        """Itself, with the memory that `backward` needs."""
-        n, after = self._out.shape[1], self._after
-        # A layer's activations are read for the last time before the gradient of the layer below is written: where they
-        # are alike, that takes their place.
-        self._gradient = [
-            above if above.shape == own.shape and self._before is after else torch.empty_like(own)
-            for own, above in itertools.pairwise(after)
+        """Allocate the buffers of `backward`, and return itself."""
+        n, h = self._out.shape[1], self._h
+        # dL/dh of each hidden layer. The activations of a layer are last read before the gradient of the layer below
+        # is written: where shapes agree, it overwrites them.
+        self._grad_h = [
+            above if above.shape == own.shape and self._z is h else torch.empty_like(own)
+            for own, above in itertools.pairwise(h)
         ]
-        self._gradient.append(torch.empty_like(after[-1]))
-        self._first_gradient, self._last_gradient = self._gradient[0].view(-1, n), self._gradient[-1].view(-1, n)
-        self._first_gradient_t = self._first_gradient.t()
-        self._out_gradient = torch.empty_like(self._out)
-        self.parameters_gradient, self.value_gradient = self._out_gradient[:-1], self._out_gradient[-1]
+        self._grad_h.append(torch.empty_like(h[-1]))
+        self._first_grad, self._last_grad = self._grad_h[0].view(-1, n), self._grad_h[-1].view(-1, n)
+        self._first_grad_t = self._first_grad.t()
+        self._grad_out = torch.empty_like(self._out)
+        self.parameters_gradient, self.value_gradient = self._grad_out[:-1], self._grad_out[-1]
         return self
 
     def forward(self, observation: Tensor) -> None:
-        """Observations (O, n) to `parameters` (H, n) and `value` (n)."""
-        weights, before, after = self._weights, self._before, self._after
-        torch.addmm(weights.first_bias, weights.first, self._features(observation), out=self._first_before)
-        self._activated(0)
+        """Compute `parameters` (H, n) and `value` (n) of observations (O, n)."""
+        weights, z, h = self._weights, self._z, self._h
+        # z_0 = W_0 x + b_0, h_0 = f(norm(z_0))
+        torch.addmm(weights.first_bias, weights.first, self._encode(observation), out=self._first_z)
+        self._activate_layer(0)
+        # z_k = W_k h_{k-1} + b_k, h_k = f(norm(z_k))
         for k, (layer, bias) in enumerate(zip(weights.layers, weights.biases, strict=True)):
-            torch.baddbmm(bias, layer, after[k], out=before[k + 1])
-            self._activated(k + 1)
-        torch.addmm(weights.last_bias, weights.last, self._last_after, out=self._out)
+            torch.baddbmm(bias, layer, h[k], out=z[k + 1])
+            self._activate_layer(k + 1)
+        # Heads.
+        torch.addmm(weights.last_bias, weights.last, self._last_h, out=self._out)
 
-    def _activated(self, k: int) -> None:
-        """Layer k from its product on: normalised, where the network asks for it, and through the activation."""
+    def _activate_layer(self, k: int) -> None:
+        """Compute h = f(norm(z)) of layer k, without the normalization where there is none."""
         if self._norms:
-            self._norms[k].forward(self._before[k])
-        self._activate(self._before[k], self._after[k])
+            self._norms[k].forward(self._z[k])
+        self._activate(self._z[k], self._h[k])
 
-    def _features(self, observation: Tensor) -> Tensor:
-        """What the first layer reads (see `reading`), without fresh memory."""
-        into = self._observation
+    def _encode(self, observation: Tensor) -> Tensor:
+        """Input features of the first layer (K, n), one-hot or normalized, without allocations."""
+        out = self._features
         if len(self._categories):
-            torch.eq(observation[:, None], self._categories, out=into.view(len(observation), len(self._categories), -1))
-            return into
+            torch.eq(observation[:, None], self._categories, out=out.view(len(observation), len(self._categories), -1))
+            return out
         if self._partial_one_hot is not None:
-            return self._partly_one_hot(observation, self._partial_one_hot)
+            return self._encode_partially(observation, self._partial_one_hot)
         if self._normalizer is not None:
-            torch.sub(observation, self._normalizer.mean, out=into)
-            return into.mul_(self._normalizer.inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
-        return into.copy_(observation)
+            torch.sub(observation, self._normalizer.mean, out=out)
+            return out.mul_(self._normalizer.inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
+        return out.copy_(observation)
 
-    def _partly_one_hot(self, observation: Tensor, encoder: inputs.PartialOneHot) -> Tensor:
-        """The same where some features are categorical and others numeric."""
-        torch.index_select(observation, 0, encoder.feature, out=self._chosen)
-        into = torch.eq(self._chosen, encoder.category, out=self._observation)
-        seen = self._numeric.copy_(
+    def _encode_partially(self, observation: Tensor, encoder: first_layer.PartialOneHot) -> Tensor:
+        """Input features (K, n) of observations with both categorical and numeric features."""
+        torch.index_select(observation, 0, encoder.feature, out=self._column_bytes)
+        out = torch.eq(self._column_bytes, encoder.category, out=self._features)
+        numeric = self._numeric.copy_(
             torch.index_select(
-                observation, 0, encoder.numeric_features, out=self._chosen[: len(encoder.numeric_features)]
+                observation, 0, encoder.numeric_features, out=self._column_bytes[: len(encoder.numeric_features)]
             )
         )
         if self._normalizer is not None:
@@ -317,30 +322,33 @@ class Network:
                 self._normalizer.mean[encoder.numeric_features],
                 self._normalizer.inv_std[encoder.numeric_features],
             )
-            seen.sub_(mean).mul_(inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
-        return into.index_copy_(0, encoder.numeric_columns, seen)
+            numeric.sub_(mean).mul_(inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
+        return out.index_copy_(0, encoder.numeric_columns, numeric)
 
     def backward(self, gradient: Weights) -> None:
-        """Add to the weights' gradient what follows from `parameters_gradient` (H, n) and `value_gradient` (n).
+        """Add the weights' gradient for given `parameters_gradient` (H, n) and `value_gradient` (n) to `gradient`.
 
-        Of y = W x + b: dW = g x^T, db = the sum of g, dx = W^T g.
+        For every layer z = W x + b with g = dL/dz: dW = g x^T, db = sum of g, dx = W^T g.
         """
-        g = self._gradient
-        gradient.last.addmm_(self._out_gradient, self._last_after_t)
-        gradient.last_bias.add_(self._out_gradient.sum(dim=1, keepdim=True))
-        torch.mm(self._last_t, self._out_gradient, out=self._last_gradient)
+        grad_h = self._grad_h
+        # Heads.
+        gradient.last.addmm_(self._grad_out, self._last_h_t)
+        gradient.last_bias.add_(self._grad_out.sum(dim=1, keepdim=True))
+        torch.mm(self._last_t, self._grad_out, out=self._last_grad)
+        # Hidden layers, from the last to the second.
         for k in reversed(range(len(self._layers_t))):
-            self._deactivated(k + 1, gradient)
-            gradient.layers[k].baddbmm_(g[k + 1], self._after_t[k])
-            gradient.biases[k].add_(g[k + 1].sum(dim=2, keepdim=True))
-            torch.bmm(self._layers_t[k], g[k + 1], out=g[k])
-        self._deactivated(0, gradient)
-        gradient.first.addmm_(self._observation, self._first_gradient_t)
-        gradient.first_bias.add_(self._first_gradient.sum(dim=1, keepdim=True))
+            self._backward_activation(k + 1, gradient)
+            gradient.layers[k].baddbmm_(grad_h[k + 1], self._h_t[k])
+            gradient.biases[k].add_(grad_h[k + 1].sum(dim=2, keepdim=True))
+            torch.bmm(self._layers_t[k], grad_h[k + 1], out=grad_h[k])
+        # First layer, transposed: (x g^T) = dW^T.
+        self._backward_activation(0, gradient)
+        gradient.first.addmm_(self._features, self._first_grad_t)
+        gradient.first_bias.add_(self._first_grad.sum(dim=1, keepdim=True))
 
-    def _deactivated(self, k: int, gradient: Weights) -> None:
-        """The gradient by layer k's output made that by its product."""
-        g = self._gradient[k]
-        self._deactivate(g, self._before[k])
+    def _backward_activation(self, k: int, gradient: Weights) -> None:
+        """Turn dL/dh of layer k into dL/dz, in place: through the activation, then the normalization."""
+        g = self._grad_h[k]
+        self._activation_backward(g, self._z[k])
         if self._norms:
             self._norms[k].backward(g, gradient.norm_gains[k], gradient.norm_biases[k])

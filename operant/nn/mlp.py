@@ -1,9 +1,8 @@
-"""Policy networks of fully connected layers, and their configuration. Knows observations and head sizes; knows no
-algorithm and no environment's rules.
+"""Policy networks of fully connected layers, and the `[net]` configuration.
 
-Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the
-value (B). Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2
-towers, or 1 where they share a trunk.
+Tensors are feature-major: observations are (O, B), and `forward` returns head parameters (H, B) and values (B). The
+actor's and the critic's tower are one batched product, W h = (G, M, K) @ (G, K, B), with G = 2 towers, or G = 1 for a
+shared trunk.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from operant.compute import threads
-from operant.nn import inputs, linear
+from operant.nn import first_layer, linear
 from operant.settings import Count, Real, Section
 
 if TYPE_CHECKING:
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
 
 KINDS = ("mlp", "cnn", "places")
-"""The networks that are built in."""
+"""Built-in networks."""
 
 DENSE = {"nature": (512,), "impala": (256,), "board": (256,), "minatar": (128,)}
-"""`hidden` of a convolutional network, where it is not given."""
+"""Default `hidden` of convolutional networks."""
 
 
 class Config(Section):
@@ -38,18 +37,17 @@ class Config(Section):
 
     kind: str = Field(
         "mlp",
-        description='"mlp"; "cnn" for images and boards; "places" where an action names one of what is seen, all with '
-        "the same weights; "
-        'or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
-        "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the "
-        "values aside",
+        description='"mlp"; "cnn" for images and boards; "places" (deep sets) for N interchangeable items, one of '
+        "which the action names; "
+        'or "FILE.py:Class": an nn.Module, created as Class(O, H), that maps (B, O) to (B, H) and values (B); '
+        "sac and td3 also use it for their critics, with O + A inputs, observation and action, and ignore the values",
     )
     cnn: Literal["nature", "impala", "board", "minatar"] = Field(
         "nature",
         description="nature: three strided convolutions, for images of 36 x 36 and more; impala: stacks of residual "
         "blocks, for images of any size; "
-        "board: three 3 x 3 convolutions that keep the size of the board; minatar: one 3 x 3 convolution, which leaves "
-        "a board's rim out",
+        "board: three 3 x 3 convolutions that keep the size of the board; minatar: one 3 x 3 convolution without "
+        "padding",
     )
     channels: tuple[Count, ...] | None = Field(
         None,
@@ -68,7 +66,7 @@ class Config(Section):
     )
     critic_hidden: tuple[Count, ...] | None = Field(
         None,
-        description="sac and td3 only: the same of the critics; not set: as the actor's",
+        description="sac and td3 only: width of each hidden layer of the critics; not set: net.hidden",
         min_length=1,
         max_length=8,
     )
@@ -78,12 +76,12 @@ class Config(Section):
     layer_norm: bool = Field(
         False,
         description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each "
-        "dense layer, and of minatar over the "
-        "channels of its convolution, too",
+        "dense layer, and of minatar also over the "
+        "channels of its convolution",
     )
     shared: bool = Field(
         False,
-        description="actor and critic share one trunk instead of two towers; a cnn and places always have one trunk",
+        description="actor and critic share one trunk instead of two towers; cnn and places always do",
     )
     squash: bool = Field(
         False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds"
@@ -91,8 +89,8 @@ class Config(Section):
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
     memory: Literal["none", "mingru", "gru", "lstm"] = Field(
         "none",
-        description="a recurrent cell between the hidden layers (or the cnn) and the outputs, so that the policy "
-        "remembers within an episode",
+        description="recurrent cell between the hidden layers (or the cnn) and the outputs, for memory within an "
+        "episode",
     )
     memory_layers: Count = Field(1, ge=1, le=8, description="memory only: layers of the recurrent cell")
     memory_size: Count | None = Field(
@@ -102,20 +100,20 @@ class Config(Section):
         None,
         ge=1,
         le=1_000_000,
-        description="memory only: biases of the gates so that the units at first remember for between 2 and this many "
-        "steps (chrono initialisation); "
-        "1, gru and lstm: a unit keeps nothing, but passes all on to the others, for tasks where the order of what was "
-        "seen counts; not set: a few steps",
+        description="memory only: initial time scales of the units, from 2 to this number of steps, by the biases of "
+        "the gates (chrono initialisation); "
+        "1, gru and lstm: open gates with orthogonal recurrent weights, a delay line, for tasks in which the order of "
+        "inputs matters; not set: a few steps",
     )
 
     @property
     def of_critics(self) -> Self:
-        """The same for critics that stand apart from their actor."""
+        """Configuration of critics that are separate from their actor."""
         return self if self.critic_hidden is None else self.model_copy(update={"hidden": self.critic_hidden})
 
     @property
-    def remembers(self) -> bool:
-        """Whether a built-in network has a memory."""
+    def is_recurrent(self) -> bool:
+        """Whether a built-in network is recurrent."""
         return self.memory != "none"
 
     @model_validator(mode="before")
@@ -128,30 +126,30 @@ class Config(Section):
 
     @field_validator("memory")
     @classmethod
-    def _built_in(cls, memory: str, info: ValidationInfo) -> str:
+    def _memory_is_supported(cls, memory: str, info: ValidationInfo) -> str:
         if memory != "none" and info.data.get("kind") not in KINDS:
             raise ValueError(
-                'it belongs to "mlp", "cnn" and "places": a network of your own remembers by itself, where it has an '
+                'only "mlp", "cnn" and "places" support it: a network of your own is recurrent if it has an '
                 "initial_state"
             )
         return memory
 
     @field_validator("memory_size")
     @classmethod
-    def _as_wide_as_its_input(cls, size: int | None, info: ValidationInfo) -> int | None:
+    def _mingru_size(cls, size: int | None, info: ValidationInfo) -> int | None:
         width = info.data.get("hidden", (size,))[-1]
         if info.data.get("memory") == "mingru" and size not in (None, width):
             raise ValueError(
-                f"mingru's output is mixed with its input: it should be the last of net.hidden, {width}, or not set"
+                f"must be the last of net.hidden, {width}, or not set: mingru mixes its output with its input"
             )
         return size
 
     @field_validator("memory_init")
     @classmethod
-    def _passed_on(cls, longest: int | None, info: ValidationInfo) -> int | None:
+    def _mingru_init(cls, longest: int | None, info: ValidationInfo) -> int | None:
         if longest == 1 and info.data.get("memory") == "mingru":
             raise ValueError(
-                "units of a mingru pass nothing on to each other: it should be 2 or more, or the memory gru or lstm"
+                "must be 2 or more with mingru, whose units are independent; 1 needs the memory gru or lstm"
             )
         return longest
 
@@ -195,8 +193,8 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 def layer_norm(features: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-5) gain + bias over the units of a layer, (G, H, B), gain and bias (G, H, 1): Ba,
-    Kiros & Hinton 2016.
+    """Layer normalization over the units M: (x - mean) / sqrt(variance + 1e-5) gain + bias, x (G, M, B), gain and bias
+    (G, M, 1). Ba, Kiros & Hinton 2016.
     """
     variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)  # (G, 1, B)
     return torch.addcmul(bias, (features - mean) * (variance + LAYER_NORM_EPSILON).rsqrt(), gain)
@@ -206,21 +204,21 @@ ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "s
 
 
 def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
-    """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014).
+    """Matrix (rows, columns) with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014).
 
-    By one thread: a factorization by several has other last bits, and how many there are depends on the machine and on
-    who else shares it.
+    Computed by a single thread: the last bits of a factorization depend on the number of threads, which depends on the
+    machine.
     """
     with threads.alone():
         return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
 
 
 class MLP(nn.Module):
-    """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
+    """MLP with two towers or one shared trunk: orthogonal weights, zero biases (Engstrom et al. 2020).
 
-    Observations are floats, or bytes; with `categories` k each is a categorical feature with k categories, read
-    one-hot: the first weight has k columns for it. Several `categories` are one for each byte, 0 for a numeric feature,
-    which has one column.
+    Observations are floats or bytes. With `categories` k every byte is categorical with k categories and is encoded
+    one-hot, k columns of the first weight. A tuple gives the number of each byte, 0 for a numeric feature with one
+    column.
     """
 
     def __init__(
@@ -233,10 +231,10 @@ class MLP(nn.Module):
         categories: int | tuple[int, ...] = 0,
         last: int | None = None,
     ) -> None:
-        """`last` is how many numbers the heads read, where these are not the last hidden layer's."""
+        """`last`: inputs of the heads, where they do not read the last hidden layer."""
         super().__init__()
         self.config, self.categories = config, categories
-        self.partial_one_hot = None if isinstance(categories, int) else inputs.PartialOneHot(categories)
+        self.partial_one_hot = None if isinstance(categories, int) else first_layer.PartialOneHot(categories)
         columns = (
             observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
         )
@@ -247,43 +245,43 @@ class MLP(nn.Module):
         def stacked(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
 
-        # Hidden layers, the towers side by side: the first as one matrix, since both towers read the same observation.
-        self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G H, K)
+        # Hidden layers of all towers. The first is one matrix, since both towers read the same observation.
+        self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G M, K)
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
-        # (G, H, H')
+        # (G, M, K) each
         self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
-        # Of each hidden layer; no parameters without layer normalization.
+        # Layer normalization of each hidden layer.
         normed = widths if config.layer_norm else ()
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
-        # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy
-        # RL").
+        # A small gain of the head makes the initial policy nearly uniform (Andrychowicz et al. 2021, "What matters in
+        # on-policy RL").
         self.head_weight = nn.Parameter(orthogonal(head, last or widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
         self.value_weight = nn.Parameter(orthogonal(1, last or widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
-    def reader(self, normalizer: RunningNormalizer | None) -> inputs.Reader:
-        """What turns bytes (O, n) into the numbers (K, n) that the first weight is multiplied with."""
+    def reader(self, normalizer: RunningNormalizer | None) -> first_layer.Encoder:
+        """Encoder of bytes (O, n) as features (K, n) of the first layer."""
         if self.partial_one_hot is not None:
             return functools.partial(self.partial_one_hot, normalizer=normalizer)
         categories = self.categories if isinstance(self.categories, int) else 0
         return (
-            functools.partial(inputs.one_hot, categories=categories)
+            functools.partial(first_layer.one_hot, categories=categories)
             if categories
-            else functools.partial(inputs.numeric, normalizer=normalizer)
+            else functools.partial(first_layer.numeric, normalizer=normalizer)
         )
 
     def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """The first layer before its activation, (G H, B)."""
+        """Pre-activations of the first layer, (G M, B)."""
         if self.categories or observation.dtype == torch.uint8:
-            return inputs.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
+            return first_layer.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
         features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Both towers' last hidden layer, (G, H, B)."""
+        """Last hidden layer of all towers, (G, M, B)."""
         features = self._first(observation, normalizer).view(self.towers, -1, observation.shape[1])
         for k in range(len(self.config.hidden)):
             if k > 0:
@@ -294,13 +292,13 @@ class MLP(nn.Module):
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B). Numeric features are normalised by `normalizer`, categorical
+        """(O, B) to head parameters (H, B) and values (B). Numeric features are normalized by `normalizer`, categorical
         ones are not.
         """
         return self.heads(self.features(observation, normalizer))
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads make of features (G, M, B): head parameters (H, B), value (B)."""
+        """Heads on features (G, M, B): head parameters (H, B) and values (B)."""
         towers = features.split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
@@ -308,13 +306,13 @@ class MLP(nn.Module):
 
 
 class SampleMajor(nn.Module):
-    """A user's own network, which maps (B, O) to (B, H) and (B) or (B, 1), turned feature-major."""
+    """Adapter of a user's own network, which maps (B, O) to (B, H) and (B) or (B, 1), to feature-major tensors."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B)."""
+        """(O, B) to head parameters (H, B) and values (B)."""
         head, value = self.module(observation.t().contiguous())  # `view` in a user's network needs contiguous memory
         return head.t(), value.reshape(-1)

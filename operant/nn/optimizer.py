@@ -1,8 +1,7 @@
-"""Adam on one flat vector, by torch's fused kernel, and Muon for the matrices in it. Knows a vector, its gradient and a
-learning rate; no network, no loss.
+"""Adam on a flat parameter vector, by torch's fused kernel, and Muon for the weight matrices in it.
 
-The kernel is what `torch.optim.Adam(fused=True)` launches. The class around it is left out: making one imports torch's
-compiler, which costs 1.4 s of every start on two CPU cores and 5 s beside an H200.
+The kernel is the one that `torch.optim.Adam(fused=True)` launches. That class is not used: creating it imports torch's
+compiler, which adds 1.4 s to every start on two CPU cores and 5 s on the host of an H200.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from operant.compute.exchange import SOLO, Exchange
 
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
-    """A number of a configuration on a device; where it is scheduled, it is there already, and changes."""
+    """A configured number as a scalar tensor on a device. A scheduled one is a tensor already."""
     return value if isinstance(value, Tensor) else torch.tensor(value, device=device)
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1), all of whose state lies on the device, so that a captured graph can step
-    it.
+    """Adam (Kingma & Ba 2015, algorithm 1). All state lies on the device, so that a CUDA graph can capture the step.
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  x <- x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
     """
@@ -37,7 +35,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:
-        """One step down the gradient; none at all, of t included, where `skip` (a scalar on the device) is 1."""
+        """Take one step. Nothing changes, t included, where `skip` (a scalar on the device) is 1."""
         self._steps += 1
         torch._fused_adam_(  # type: ignore[call-overload]
             [self._values],
@@ -59,16 +57,15 @@ class Adam:
             self._steps -= skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Tensors of a checkpoint by name."""
         return {"step": self._steps, "exp_avg": self._first, "exp_avg_sq": self._second}
 
 
 class Muon(Adam):
-    """Muon (Jordan et al. 2024) for matrices, Adam for all else.
+    """Muon (Jordan et al. 2024) for matrices, Adam for all other parameters.
 
-    m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor makes a
-    step as large as one of Adam usually is (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a
-    learning rate.
+    m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor gives a
+    step the usual size of Adam's (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a learning rate.
     """
 
     MOMENTUM = 0.95
@@ -82,11 +79,11 @@ class Muon(Adam):
         epsilon: float,
         matrices: Sequence[tuple[int, tuple[int, int, int]]],
     ) -> None:
-        """`matrices`: where G matrices of m x n lie in the vector, one after the other, as (place, (G, m, n))."""
+        """`matrices`: (offset, (G, m, n)) for every G neighbouring matrices of m x n in the vector."""
         super().__init__(values, gradient, learning_rate, epsilon)
         self._momentum = torch.zeros_like(values)
         self.matrices = matrices
-        windows = [(slice(place, place + G * m * n), (G, m, n)) for place, (G, m, n) in matrices]
+        windows = [(slice(offset, offset + G * m * n), (G, m, n)) for offset, (G, m, n) in matrices]
         self._matrices = [
             tuple(vector[window].view(shape) for vector in (values, gradient, self._momentum))
             for window, shape in windows
@@ -94,29 +91,29 @@ class Muon(Adam):
 
     @torch.no_grad()
     def step_matrices(self, skip: Tensor | None = None) -> None:
-        """Step the matrices, whose gradients are then zero: a step of Adam leaves them so."""
+        """Step the matrices and zero their gradients, which leaves them unchanged in the following step of Adam."""
         for weight, gradient, momentum in self._matrices:  # (G, m, n) each
-            held = momentum * self.MOMENTUM + gradient
-            update = orthogonalised(gradient + self.MOMENTUM * held)
-            moved = weight - update * (self.learning_rate * (self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5))
-            # Chosen, not multiplied by 0: a skipped step may have a gradient that is not finite.
-            momentum.copy_(held if skip is None else torch.where(skip > 0, momentum, held))
-            weight.copy_(moved if skip is None else torch.where(skip > 0, weight, moved))
+            new_momentum = momentum * self.MOMENTUM + gradient
+            update = orthogonalized(gradient + self.MOMENTUM * new_momentum)
+            new_weight = weight - update * (self.learning_rate * (self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5))
+            # Selected, not multiplied by 0: the gradient of a skipped step may not be finite.
+            momentum.copy_(new_momentum if skip is None else torch.where(skip > 0, momentum, new_momentum))
+            weight.copy_(new_weight if skip is None else torch.where(skip > 0, weight, new_weight))
             gradient.zero_()
 
     def step(self, skip: Tensor | None = None) -> None:
-        """One step, as Adam's."""
+        """Take one step of Muon and of Adam."""
         self.step_matrices(skip)
         super().step(skip)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Tensors of a checkpoint by name."""
         return {**super().tensors(), "momentum": self._momentum}
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
-    """U V^T of matrices U S V^T (G, m, n), nearly: five Newton-Schulz iterations, after which singular values lie
-    between about 0.7 and 1.2.
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Approximate U V^T of matrices U S V^T (G, m, n) by five Newton-Schulz iterations, which bring singular values to
+    about 0.7 to 1.2.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -127,16 +124,17 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return (x.transpose(1, 2) if tall else x).float()
 
 
-def clip_gradient(gradient: Tensor, most: float, exchange: Exchange = SOLO) -> Tensor:
-    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio
-    2013). Its norm before.
+def clip_gradient(gradient: Tensor, max_norm: float, exchange: Exchange = SOLO) -> Tensor:
+    """Clip a gradient to the norm `max_norm` in place, unless that is 0, and return the norm before: g <- g min(1,
+    max_norm / |g|) (Pascanu, Mikolov & Bengio 2013).
 
-    Of several ranks, each of which has its own part of a batch, it is first the mean of theirs.
+    With several ranks the gradient is first averaged over them.
     """
     with torch.no_grad():
         if exchange.ranks > 1:
             torch.mean(exchange.gather(gradient[None]), dim=0, out=gradient)
         norm = torch.linalg.vector_norm(gradient)
-        if most > 0.0:
-            gradient.mul_((most / (norm + 1e-6)).clamp_max(1.0))
+        if max_norm > 0.0:
+            gradient.mul_((max_norm / (norm + 1e-6)).clamp_max(1.0))
+
         return norm

@@ -1,9 +1,8 @@
-"""Q values as a policy: a network whose head says what each action is worth, and the greedy choice. Knows no algorithm.
+"""Q networks as policies, for one choice among A actions (`Discrete`).
 
-For one choice among A actions (`Discrete`). A Q network has one trunk and one linear head, whose rows are, with K atoms
-an action (1: Q itself),
+A Q network has one trunk and one linear head, whose rows are, with K atoms for each action (1: Q itself),
 
-    action 0's K numbers, ..., action A - 1's K numbers [, the state value's K numbers where it is duelling].
+    K rows of action 0, ..., K rows of action A - 1 [, K rows of the state value when duelling].
 
 Shape letters: A actions, K atoms, H = A K (or (A + 1) K) rows of the head, B samples, N lanes.
 """
@@ -21,8 +20,8 @@ from operant.nn.policy import NetConfig, Policy, State
 
 
 class QHead(nn.Module):
-    """How the rows of the head become values: the action distribution's place in a policy. Greedy, or epsilon-greedy
-    with 2 uniform numbers.
+    """Map from the head's rows to Q values, in place of an action distribution. Greedy, or epsilon-greedy with 2 rows
+    of uniform noise.
     """
 
     action_rows = 1
@@ -35,14 +34,12 @@ class QHead(nn.Module):
         self.actions, self.atoms, self.duelling = actions, atoms, duelling
         self.sizes = (actions,)
         self.parameter_rows = (actions + duelling) * atoms
-        self.register_buffer("epsilon", torch.tensor(epsilon), persistent=False)  # what sampled actions explore with
-        # (1, K, 1), the atoms' values
+        self.register_buffer("epsilon", torch.tensor(epsilon), persistent=False)  # exploration rate
+        # Values of the atoms, (1, K, 1).
         self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Of each action its K numbers, (H, B) -> (A, K, B): V + A - mean A (Wang et al. 2016, equation 9) where it is
-        duelling.
-        """
+        """Rows of each action, (H, B) to (A, K, B). Duelling: V + A - mean A (Wang et al. 2016, equation 9)."""
         blocks = parameters.unflatten(0, (-1, self.atoms))
         if not self.duelling:
             return blocks
@@ -50,17 +47,17 @@ class QHead(nn.Module):
         return value + advantage - advantage.mean(dim=0, keepdim=True)
 
     def values(self, parameters: Tensor) -> Tensor:
-        """Q of each action, (H, B) -> (A, B): the number itself, or the mean of the atoms by their probabilities
-        (Bellemare, Dabney & Munos 2017).
+        """Q values, (H, B) to (A, B): the output itself, or the mean of the categorical distribution (Bellemare, Dabney
+        & Munos 2017).
         """
         logits = self.logits(parameters)
         return logits[:, 0] if self.atoms == 1 else (logits.softmax(dim=1) * self.support).sum(dim=1)
 
 
 class QPolicy(Policy):
-    """An `Actor` that takes the action of the largest Q value; with noise, one at random with probability epsilon.
+    """`Actor` that takes the action with the largest Q value; with noise, a random one with probability epsilon.
 
-    Raises ConfigError where the environment asks for something other than one choice among n actions.
+    Raises ConfigError for actions that are not Discrete.
     """
 
     distribution: QHead
@@ -98,31 +95,31 @@ class QPolicy(Policy):
             raise ConfigError(
                 "the network",
                 [
-                    'DQN and PQN learn from single steps, and this network has a memory: use "ppo", or a network '
-                    "without one"
+                    'DQN and PQN support feed-forward networks only, and this one is recurrent: use "ppo", or a '
+                    "feed-forward network"
                 ],
             )
 
     @property
     def epsilon(self) -> Tensor:
-        """A scalar on the device: how often a sampled action is any at all."""
+        """Exploration rate of sampled actions, a scalar on the device."""
         return self.distribution.epsilon
 
     def parameters(self, observation: Tensor) -> Tensor:
-        """The head's rows (H, B) for raw observations (O, B)."""
+        """Rows of the head (H, B) for raw observations (O, B)."""
         return super().forward(observation)[0]
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Q (A, B) of raw observations (O, B); -1e9 for actions that `legal` (A, B) calls 0."""
-        found = self.distribution.values(self.parameters(observation))
-        return found if legal is None else masked(found, legal)
+        """Q values (A, B) of raw observations (O, B), -1e9 where `legal` (A, B) is 0."""
+        values = self.distribution.values(self.parameters(observation))
+        return values if legal is None else masked(values, legal)
 
     @torch.no_grad()
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (1, N), epsilon-greedy by `noise` (2, N) or greedy where that is None, and the state as it is; only
-        what `legal` (A, N) allows.
+        """Actions (1, N) among `legal` (A, N), and the unchanged state: epsilon-greedy by `noise` (2, N), greedy
+        without.
         """
         values = self.values(observation, legal)
         action = (
@@ -133,5 +130,5 @@ class QPolicy(Policy):
         return action, state
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, by name."""
+        """Tensors of a checkpoint by name."""
         return {**super().tensors(), "epsilon": self.epsilon}

@@ -1,16 +1,14 @@
-"""Networks with a memory: layers of a recurrent cell between an encoder and its heads. Know no algorithm, no world and
-no loss.
+"""Recurrent networks: layers of a recurrent cell between an encoder and its heads.
 
-What such a network computes is a function of a sequence: observations, the state before the first of them, and where
-episodes begin in between. Everything is feature-major: T steps of B lanes are (rows, T B), all lanes of a step after
-those of the step before.
+They map a sequence of observations, the state before it and the beginnings of episodes within it to outputs. Tensors
+are feature-major: T steps of B lanes are (rows, T B), step after step.
 
-- mingru: z = sigmoid(gate), c = hidden + 1/2 where hidden >= 0 else sigmoid(hidden), h <- h + z (c - h), output
-  sigmoid(p) h + (1 - sigmoid(p)) x, where hidden, gate and p are rows of one product with the layer's input x (Feng et
-  al. 2024, "Were RNNs all we needed?", with a highway: Srivastava et al. 2015).
+- mingru: [c~, z~, p~] = W x + b, z = sigmoid(z~), c = c~ + 1/2 where c~ >= 0 else sigmoid(c~), h' = h + z (c - h),
+  p = sigmoid(p~), output p h' + (1 - p) x (Feng et al. 2024, "Were RNNs all we needed?", with a highway connection:
+  Srivastava et al. 2015).
 - gru, lstm: see `operant.nn.cells`.
 
-Shape letters: O observation, G towers, M units, K rows of gates, T steps, B lanes, R numbers of a lane's state, H head
+Shape letters: O observation, G towers, M units, K rows of gates, T steps, B lanes, R rows of a lane's state, H head
 parameters.
 """
 
@@ -29,23 +27,22 @@ if TYPE_CHECKING:
 State = tuple[Tensor, ...]
 
 GATES = {"mingru": 3, "gru": 3, "lstm": 4}
-"""Rows of gates a unit."""
+"""Gates of each cell."""
 
 _FORGET_BIAS = 1.0
-"""Of an LSTM that begins without `memory_init` (Jozefowicz, Zaremba & Sutskever 2015)."""
+"""Initial forget bias of an LSTM without `memory_init` (Jozefowicz, Zaremba & Sutskever 2015)."""
 
-_OPEN, _FAINT = 5.0, 0.3
-"""Of units that pass all on: the bias of an open gate, minus that of a closed one; the scale at first of all weights
-but those that pass on.
+_OPEN, _SMALL = 5.0, 0.3
+"""Initial gate bias of a delay line, open (+) or closed (-); initial scale of all its weights but the candidate's
+recurrent ones.
 """
 
 
 class Memory(nn.Module):
-    """Layers of a recurrent cell, G towers side by side. Weights are orthogonal, a matrix a gate; biases zero, but
-    those that `init` asks for.
+    """Layers of a recurrent cell for G towers. Orthogonal weights for each gate, zero biases unless `memory_init` is
+    set.
 
-    A lane's state is one column of numbers: layer after layer, tower after tower, unit after unit; of an LSTM first all
-    h, then all c. It begins as zeros.
+    The state of a lane is one column (R): layer, tower, unit; for an LSTM all h, then all c. It starts as zeros.
     """
 
     def __init__(self, config: mlp.Config, towers: int, columns: int, generator: torch.Generator) -> None:
@@ -57,7 +54,7 @@ class Memory(nn.Module):
             config.memory_size or columns,
         )
         M, count = self.units, GATES[config.memory]
-        self.steps: Any = None  # of an LSTM: what goes through them, see `cells.lstm`
+        self.lstm_function: Any = None  # autograd.Function for `cells.lstm`
         self.rows = (2 if self.kind == "lstm" else 1) * self.layers * towers * M  # R
 
         def stacked(columns: int) -> nn.Parameter:
@@ -80,16 +77,16 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
-        """Biases of the gates: a gate that keeps sigmoid(b) of the state with b = ln(t - 1) forgets within about t
-        steps, t drawn from 2 to `longest`.
+        """Chrono initialisation: a gate sigmoid(b) with b = ln(t - 1) keeps the state for about t steps, t uniform in
+        [2, `longest`].
 
-        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With 1 step a GRU or an LSTM is
-        tanh(x + W h) with an orthogonal W, which holds the last inputs side by side, each a turn further on: a delay
-        line as long as there are units for (White, Lee & Sompolinsky 2004).
+        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With `longest` 1 a GRU or an
+        LSTM is h' = tanh(x + W h) with an orthogonal W: a delay line that holds as many past inputs as there are units
+        (White, Lee & Sompolinsky 2004).
         """
         M = self.units
         if longest == 1:
-            self._pass_all_on()
+            self._initialise_delay_line()
             return
         for bias in self.input_biases:
             gates = bias.view(self.towers, -1, M, 1)
@@ -98,27 +95,27 @@ class Memory(nn.Module):
                     gates[:, 1].fill_(_FORGET_BIAS)
                 continue
             span = torch.rand(self.towers, M, 1, generator=generator).mul_(longest - 2).add_(1.0).log_()
-            if self.kind == "mingru":  # z writes
+            if self.kind == "mingru":  # 1 - z keeps
                 gates[:, 1] = -span
             elif self.kind == "gru":  # z keeps
                 gates[:, 1] = span
             else:
                 gates[:, 0], gates[:, 1] = -span, span
 
-    def _pass_all_on(self) -> None:
-        """Gates that let the candidate take the state's place at every step."""
+    def _initialise_delay_line(self) -> None:
+        """Bias the gates so that the candidate replaces the state at every step."""
         biases = {"gru": (_OPEN, -_OPEN), "lstm": (_OPEN, -_OPEN, _OPEN)}[self.kind]  # r, z or i, f, o
         rows = len(biases) * self.units
         for weight, loop in zip(self.input_weights, self.state_weights, strict=True):
-            weight *= _FAINT  # of the candidate, too: many inputs together stay where tanh is straight
-            loop[:, :rows] *= _FAINT
+            weight *= _SMALL  # sums of several inputs stay in the linear range of tanh
+            loop[:, :rows] *= _SMALL
         for bias in self.input_biases:
             for gate, value in zip(bias.split(self.units, dim=1), biases, strict=False):
                 gate.fill_(value)
 
     def forward(self, features: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (G, K, T B) and the state before them (R, B) -> the last layer's output (G, M, T B), the state
-        after. `keep` as in `operant.nn.cells`.
+        """Features (G, K, T B) and initial state (R, B) to the last layer's outputs (G, M, T B) and the final state (R,
+        B). For `keep` see `operant.nn.cells`.
         """
         T, B = keep.shape
         before = state.view(-1, self.layers, self.towers, self.units, B)
@@ -133,14 +130,16 @@ class Memory(nn.Module):
                 features = states.flatten(2)
                 after.append((states[:, :, -1],))
             else:
-                states, cell = cells.lstm(inputs, self.state_weights[k], before[0, k], before[1, k], keep, self.steps)
+                states, cell = cells.lstm(
+                    inputs, self.state_weights[k], before[0, k], before[1, k], keep, self.lstm_function
+                )
                 features = states.flatten(2)
                 after.append((states[:, :, -1], cell))
         return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)
 
     def _mingru(self, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """One layer: gates (G, 3 M, T, B), input (G, M, T, B), state before (G, M, B) -> output (G, M, T B), state
-        after (G, M, B).
+        """One layer: gates (G, 3 M, T, B), inputs (G, M, T, B), initial state (G, M, B) to outputs (G, M, T B) and
+        final state (G, M, B).
         """
         hidden, gate, highway = gates.split(self.units, dim=1)
         write = gate.sigmoid()
@@ -150,37 +149,37 @@ class Memory(nn.Module):
 
 
 class Sequential(Protocol):
-    """A network with a memory."""
+    """Interface of recurrent networks."""
 
     def initial_state(self, lanes: int) -> State:
-        """The state at an episode's beginning, tensors (R, N)."""
+        """State at an episode's start, tensors (R, N)."""
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """(O, T B), the state before, and where episodes begin (T, B), 1 or 0 -> head parameters (H, T B), values (T
-        B), the state after.
+        """Observations (O, T B), initial state, `reset` (T, B), 1 where an episode begins, to head parameters (H, T B),
+        values (T B) and the final state.
         """
 
 
 class Recurrent(nn.Module):
-    """A built-in encoder, whose features a memory reads before its heads do."""
+    """Built-in encoder, recurrent layers, heads."""
 
     def __init__(self, encoder: Any, memory: Memory) -> None:
-        """`encoder` has `features` (O, B) -> (G, K, B) and `heads` (G, M, B) -> head parameters and values: an MLP or a
-        convolutional network.
+        """`encoder`: an MLP or a convolutional network, with `features` (O, B) to (G, K, B) and `heads` (G, M, B) to
+        head parameters and values.
         """
         super().__init__()
         self.encoder, self.memory = encoder, memory
 
     def initial_state(self, lanes: int) -> State:
-        """The state at an episode's beginning: zeros, (R, N)."""
+        """State at an episode's start: zeros (R, N)."""
         return (self.memory.input_biases[0].new_zeros(self.memory.rows, lanes),)
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        """As `Sequential`."""
+        """Unroll T steps, see `Sequential`."""
         (before,) = state
         features = self.encoder.features(observation, normalizer)
         features, after = self.memory(features, before, (reset == 0).to(before.dtype))
@@ -189,11 +188,11 @@ class Recurrent(nn.Module):
 
 
 class SampleMajor(nn.Module):
-    """A user's own recurrent network, turned feature-major.
+    """Adapter of a user's own recurrent network to feature-major tensors.
 
-    It has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state, and where episodes
-    begin (T, B) to head parameters (T, B, H), values (T, B) or (T, B, 1), and the state after. Where `reset` is 1 it
-    begins from its initial state.
+    The network has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state and
+    `reset` (T, B) to head parameters (T, B, H), values (T, B) or (T, B, 1) and the final state. It starts from its
+    initial state where `reset` is 1.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -203,13 +202,13 @@ class SampleMajor(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, lanes: int) -> State:
-        """The state at an episode's beginning."""
+        """State at an episode's start."""
         return tuple(part.detach().reshape(lanes, -1).t().contiguous() for part in self.module.initial_state(lanes))  # type: ignore[operator]
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """As `Sequential`; the normalizer was applied before."""
+        """Unroll T steps, see `Sequential`. The caller has normalized the observations."""
         T, B = reset.shape
         before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))
         head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset.to(torch.float32))

@@ -1,6 +1,4 @@
-"""A user's own network: loads it from its file, and says what makes it unfit, found by calling it. Knows no policy and
-no algorithm.
-"""
+"""Loading of a user's own network from a file, and checks of its outputs by calling it."""
 
 from __future__ import annotations
 
@@ -16,11 +14,12 @@ from operant.nn import mlp, recurrent
 
 
 def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMajor | recurrent.SampleMajor:
-    """A user's own network, "FILE.py:Class", that reads so many numbers: one with an `initial_state` has a memory.
+    """Load a user's own network, "FILE.py:Class", with `observation` inputs and `head_rows` outputs. One with an
+    `initial_state` is recurrent.
 
-    Raises ConfigError with what is wrong, in a sentence.
+    Raises ConfigError with the problem in a sentence.
     """
-    file_name, colon, class_name = kind.rpartition(":")  # a file's name may hold colons of its own
+    file_name, colon, class_name = kind.rpartition(":")  # the file's name may contain colons
     if not colon:
         raise ConfigError(
             "the network",
@@ -29,11 +28,11 @@ def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMa
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = _module(Path(file_name), class_name, observation, head_rows)
-        return recurrent.SampleMajor(built) if _remembers(built) else mlp.SampleMajor(built)
+        return recurrent.SampleMajor(built) if _is_recurrent(built) else mlp.SampleMajor(built)
 
 
 def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:
-    """Build the network that a user's file defines. Raises ConfigError with what went wrong, in a sentence."""
+    """Create the network that a user's file defines. Raises ConfigError with the problem in a sentence."""
 
     def problem(sentence: str) -> ConfigError:
         return ConfigError(str(path), [f"net.kind: {sentence}"])
@@ -45,22 +44,22 @@ def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn
     try:
         module = user_file.load(path, f"operant_user_net_{path.stem}")
         built = getattr(module, class_name)(observation, head_rows)
-        found = _problem_of(built, observation, head_rows)
+        sentence = _problem(built, observation, head_rows)
     except Exception as error:
         raise problem(
             f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}"
         ) from error
-    if found is not None:
-        raise problem(f"{class_name} {found}")
+    if sentence is not None:
+        raise problem(f"{class_name} {sentence}")
     return built
 
 
-def _remembers(built: object) -> bool:
+def _is_recurrent(built: object) -> bool:
     return hasattr(built, "initial_state")
 
 
-def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
-    """What makes a user's network unfit, found by calling it; None where nothing does."""
+def _problem(built: object, observation: int, head_rows: int) -> str | None:
+    """Problem of a user's network, found by calling it, or None."""
     if not isinstance(built, nn.Module):
         return "is not a torch.nn.Module"
     other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
@@ -69,10 +68,10 @@ def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
     buffers = {name: buffer.clone() for name, buffer in built.named_buffers()}
     random_state = torch.get_rng_state()
     with torch.enable_grad():
-        found = (_problem_of_a_sequence if _remembers(built) else _problem_of_a_step)(built, observation, head_rows)
-    if found is not None:
-        return found
-    # What is not in the parameters is neither checkpointed nor the same at the next call.
+        problem = (_recurrent_problem if _is_recurrent(built) else _feed_forward_problem)(built, observation, head_rows)
+    if problem is not None:
+        return problem
+    # Buffers and random states are neither checkpointed nor reproducible.
     if not torch.equal(random_state, torch.get_rng_state()):
         return (
             "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
@@ -85,8 +84,8 @@ def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
     return None
 
 
-def _problem_of_a_step(built: nn.Module, observation: int, head_rows: int) -> str | None:
-    """The same of a network without a memory."""
+def _feed_forward_problem(built: nn.Module, observation: int, head_rows: int) -> str | None:
+    """Problem of a feed-forward network, or None."""
     outputs = built(torch.zeros(2, observation))
     if not (
         isinstance(outputs, tuple | list)
@@ -109,10 +108,8 @@ def _problem_of_a_step(built: nn.Module, observation: int, head_rows: int) -> st
 _NO_GRADIENT = "returns head parameters that carry no gradient: none of its parameters would be trained"
 
 
-def _problem_of_a_sequence(built: Any, observation: int, head_rows: int) -> str | None:
-    """The same of one with a memory: it is called on a sequence, and on the same sequence in two parts, which must give
-    the same.
-    """
+def _recurrent_problem(built: Any, observation: int, head_rows: int) -> str | None:
+    """Problem of a recurrent network, or None. A sequence must give the same outputs whole and in two halves."""
     T, B = 4, 2
     first = built.initial_state(B)
     if not (
@@ -120,8 +117,8 @@ def _problem_of_a_sequence(built: Any, observation: int, head_rows: int) -> str 
         and all(isinstance(part, Tensor) and part.dtype == torch.float32 and len(part) == B for part in first)
     ):
         return "should have an initial_state(B) that returns a tuple of float32 tensors (B, ...)"
-    seen, reset = torch.linspace(-1.0, 1.0, T * B * observation).view(T, B, observation), torch.zeros(T, B)
-    outputs = built(seen, first, reset)
+    inputs, reset = torch.linspace(-1.0, 1.0, T * B * observation).view(T, B, observation), torch.zeros(T, B)
+    outputs = built(inputs, first, reset)
     if not (isinstance(outputs, tuple | list) and len(outputs) == 3 and isinstance(outputs[2], tuple | list)):
         return (
             f"should return head parameters (T, B, {head_rows}), values (T, B) and a tuple, the state after; it "
@@ -130,31 +127,28 @@ def _problem_of_a_sequence(built: Any, observation: int, head_rows: int) -> str 
     head, value, after = outputs
     if tuple(head.shape) != (T, B, head_rows) or tuple(value.shape) not in ((T, B), (T, B, 1)):
         return (
-            f"maps {tuple(seen.shape)} to {tuple(head.shape)} and {tuple(value.shape)}; expected "
+            f"maps {tuple(inputs.shape)} to {tuple(head.shape)} and {tuple(value.shape)}; expected "
             f"{(T, B, head_rows)} and {(T, B)}"
         )
     if [part.shape for part in after] != [part.shape for part in first]:
         return "returns a state of other shapes than initial_state's"
     if not head.requires_grad:
         return _NO_GRADIENT
-    # In two parts, and with a reset that cuts the second lane where the second part begins.
-    middle = built(seen[:2], first, reset[:2])
-    whole, second = built(seen, first, _marked(reset, 2))[0], built(seen[2:], middle[2], reset[2:])[0]
-    fresh = built(seen[2:], built.initial_state(B), reset[2:])[0]
+    # In two halves, and with a reset of the second lane at the start of the second half.
+    middle = built(inputs[:2], first, reset[:2])
+    whole, second = built(inputs, first, _marked(reset, 2))[0], built(inputs[2:], middle[2], reset[2:])[0]
+    fresh = built(inputs[2:], built.initial_state(B), reset[2:])[0]
     if not torch.allclose(torch.cat([middle[0], second]), head, atol=1e-4):
-        return (
-            "gives other outputs for a sequence than for its two halves, one after the other: its state must hold "
-            "all that it remembers"
-        )
+        return "gives other outputs for a sequence than for its two halves in turn: the returned state must be complete"
     if not torch.allclose(whole[2:, 1], fresh[:, 1], atol=1e-4) or not torch.allclose(
         whole[:, 0], head[:, 0], atol=1e-4
     ):
-        return "should begin from its initial state where reset (T, B) is 1, in that lane alone: it does not"
+        return "should start from its initial state where reset (T, B) is 1, in that lane alone: it does not"
     return None
 
 
 def _marked(reset: Tensor, step: int) -> Tensor:
-    """With a 1 at a step of the second lane."""
+    """Copy of `reset` with a 1 at a step of the second lane."""
     marked = reset.clone()
     marked[step, 1] = 1.0
     return marked

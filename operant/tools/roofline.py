@@ -1,5 +1,5 @@
 """What a device can do at most, measured by one product and one copy. What an iteration must do at least is counted by
-`operant.nn.work`.
+`operant.nn.flops`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def require_shared(config: Config, ranks: int) -> None:
         problem = f"{key}: {problem} (got {ranks} ranks)"
     else:
         shards = (
-            config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
+            config.algo.shards(config.lanes, memory=True)
+            if config.net.is_recurrent
+            else config.algo.shards(config.lanes)
         )
         if shards % ranks:
             problem = (

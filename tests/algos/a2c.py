@@ -10,9 +10,9 @@ from pydantic import Field
 from operant.algos.base import Estimate, Phase, policy_state
 from operant.compute.graphs import Graphed
 from operant.data.rollout import Collector
+from operant.nn.flops import on_policy_work
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
-from operant.nn.work import on_policy_work
 from operant.runs.metrics.spec import MetricSpec, Threshold
 from operant.settings import Count, Real, Section
 

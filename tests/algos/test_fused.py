@@ -179,7 +179,7 @@ def test_the_exchange_compiles(ranks):
     from operant.compute.exchange import Link
     from operant.kernels import exchange
     from operant.kernels.ops import reduce
-    from operant.nn import moments
+    from operant.nn import normalization_kernels as moments
 
     rows, numbers, counts, places = (
         torch.zeros(16, 96),
@@ -191,10 +191,12 @@ def test_the_exchange_compiles(ranks):
     compile_for(90, reduce.sum_shards, (rows, 96, numbers), shards)
     link = Link(places, places, counts, places)
     for batch in (numbers, numbers.double(), numbers.byte()):
-        compile_for(90, moments.part_moments, (batch, numbers.double(), 3, 64, 64, 64), {"TILE": 4096, "num_warps": 8})
+        compile_for(
+            90, moments.partial_moments_kernel, (batch, numbers.double(), 3, 64, 64, 64), {"TILE": 4096, "num_warps": 8}
+        )
     compile_for(
         90,
-        moments.take_in,
+        moments.merge_kernel,
         (numbers.double(), 5, *(numbers.double(),) * 3, numbers, numbers, 1e-8),
         {"ROWS": 8, "num_warps": 1},
     )

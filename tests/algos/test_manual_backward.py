@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def small_chunks(monkeypatch):
     """Chunks of up to 20 samples, and several threads for few samples."""
     monkeypatch.setattr(minibatches, "CPU_CHUNK", 20)
-    monkeypatch.setattr(chunked, "FEWEST", 10)
+    monkeypatch.setattr(chunked, "MIN_THREAD_SAMPLES", 10)
 
 
 def trainer(head="categorical", *, normalize=False, **changes):
@@ -426,7 +426,7 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
         (
             "auto",
             True,
-            "kernels: torch's and autograd, not the manual backward pass: its network is not a built-in MLP",
+            "kernels: torch and autograd instead of the manual backward pass: its network is not a built-in MLP",
         ),
         ("torch", False, None),
     ],

@@ -14,7 +14,7 @@ from toys import MY_NET, PUSH, SEEN
 
 from operant.envs import find, with_pixels
 from operant.errors import ConfigError
-from operant.nn import Towers, mlp
+from operant.nn import MLPEnsemble, mlp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,7 +127,7 @@ def test_priorities_are_a_part_of_a_resume():
 
 
 def test_a_network_that_cannot_read_observations_is_told_why():
-    with pytest.raises(ConfigError, match="reads pictures and boards"):
+    with pytest.raises(ConfigError, match="reads images and boards"):
         sac_on(PUSH, net=BOARD)
     with pytest.raises(ConfigError, match=r'algo.kernels = "fused" cannot be: the network is a cnn or your own'):
         sac_on(PICTURES, net=BOARD, kernels="fused")
@@ -137,7 +137,8 @@ def test_a_network_that_cannot_read_observations_is_told_why():
 def test_bf16_is_near_float32(activation, layer_norm):
     net = mlp.Config(hidden=(64, 64), activation=activation, layer_norm=layer_norm)
     exact, short = (
-        Towers(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype) for dtype in (None, torch.bfloat16)
+        MLPEnsemble(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype)
+        for dtype in (None, torch.bfloat16)
     )
     features = torch.randn(6, 256, generator=torch.Generator().manual_seed(2))
     action = torch.rand(2, 256, generator=torch.Generator().manual_seed(3)).requires_grad_()

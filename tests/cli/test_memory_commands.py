@@ -76,7 +76,7 @@ def test_concentration_by_its_recipe_resumes_to_the_bit_and_is_played_filmed_and
             'pqn learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")',
         ),
         (("net.memory=gru", "algo.bptt=5"), "algo.bptt: segments of 5 steps do not divide algo.horizon, 16 (use 4"),
-        (("net.memory=mingru", "net.memory_size=5"), "net.memory_size: mingru's output is mixed with its input"),
+        (("net.memory=mingru", "net.memory_size=5"), "net.memory_size: must be the last of net.hidden, 64, or not set"),
         (("net.memory=gro",), "did you mean 'gru'"),
         (("net.memory=lstm", "env.lanes=6"), "6 segments, which 4 minibatches do not divide"),
     ],

@@ -170,7 +170,7 @@ def test_an_event_file_without_room_is_one_sentence(run, tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
     )
     assert done.returncode == 4 and done.stderr.startswith(
-        "error: events cannot be written (File too large): choose another place"
+        "error: events cannot be written (File too large): choose another path"
     ), done.stderr
 
 
@@ -318,7 +318,7 @@ def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path)
         sink.add(first)
         with pytest.raises(
             MachineError,
-            match=r"a later session has more metrics \(extra\), and .*pipe, not a file, cannot get more columns",
+            match=r"a later session has more metrics \(extra\), and .*pipe is not a file",
         ):
             sink.add(second)
         sink.close(False)
@@ -341,7 +341,7 @@ def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
     done = here("export", "metrics", "twice", "--out", "no/folder/a.csv")
     assert (
         done.code == 4
-        and "no/folder/a.csv cannot be written (No such file or directory): choose another place with --out" in done.err
+        and "no/folder/a.csv cannot be written (No such file or directory): choose another path with --out" in done.err
     )
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "out.txt").open("w") as opened:
@@ -356,5 +356,5 @@ def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
     done = here("export", "metrics", "twice", "--out", "full.csv", "--follow", "--force")
     assert (
         done.code == 4
-        and "full.csv cannot be written (No space left on device): choose another place with --out" in done.err
+        and "full.csv cannot be written (No space left on device): choose another path with --out" in done.err
     )

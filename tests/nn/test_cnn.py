@@ -246,25 +246,25 @@ def test_a_cpu_computes_in_float32_whatever_is_asked():
 @pytest.mark.parametrize(
     ("env", "cnn", "sentence"),
     [
-        (find("cartpole"), "nature", r"reads pictures and boards.*4 numbers of float32"),
-        (PICK, "board", r"reads pictures and boards.*3 numbers of uint8 \(use"),
+        (find("cartpole"), "nature", r"reads images and boards.*4 values of float32"),
+        (PICK, "board", r"reads images and boards.*3 values of uint8 \(use"),
         (
             find("snake"),
             "nature",
-            r'net.cnn = "nature" reads pictures of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)',
+            r'net.cnn = "nature" needs images of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)',
         ),
         (showing(35, 64, 3), "nature", "35 x 64"),
-        (showing(2, 10, 3), "minatar", "more than 2 cells a side, and these are 2 x 10"),
+        (showing(2, 10, 3), "minatar", "more than 2 cells a side, and these boards are 2 x 10"),
         (showing(2, 2, 2, 2), "board", r"\(2, 2, 2, 2\)"),
         (
             replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), categories=(4, 4, 4, 0))),
             "board",
-            "bytes that are alike",
+            "bytes that are all numeric",
         ),
-        (replace(PICK, observation=Box(12, dtype="uint8", shape=(2, 2, 2))), "board", "12 numbers"),
+        (replace(PICK, observation=Box(12, dtype="uint8", shape=(2, 2, 2))), "board", "12 values"),
     ],
 )
-def test_refusals(env, cnn, sentence):
+def test_an_observation_that_it_cannot_read_is_refused_with_the_reason(env, cnn, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Policy(env, mlp.Config(kind="cnn", cnn=cnn), seed=1, device=CPU, normalize=False)
 
@@ -365,7 +365,7 @@ def test_without_gradients_it_computes_some_samples_at_a_time(monkeypatch):
     env = showing(10, 9, 3)
     whole = policy(env, "impala", channels=(4, 6), hidden=(8,))
     # The widest layer is the first before it is pooled: 10 x 9 x 4 numbers a sample, so three samples of it in 1,100.
-    monkeypatch.setattr(convolution, "MOST_NUMBERS", 1100)
+    monkeypatch.setattr(convolution, "MAX_LAYER_VALUES", 1100)
     parts = policy(env, "impala", channels=(4, 6), hidden=(8,))
     for seen in (drawn(env, 11), drawn(env, 11).contiguous()):
         with torch.no_grad():

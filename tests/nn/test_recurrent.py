@@ -155,7 +155,7 @@ def test_gates_for_a_long_memory(kind, gate):
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_units_that_pass_all_on(kind):
+def test_memory_init_1_makes_a_delay_line(kind):
     """What two lanes saw differently is as far apart in the state 30 steps later, which other gates have forgotten."""
     apart = {}
     for longest in (1, None):
@@ -228,7 +228,7 @@ def test_a_network_of_ones_own_with_a_state(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("begins[:, None] > 0", "begins[:, None] > 1", "should begin from its initial state where reset"),
+        ("begins[:, None] > 0", "begins[:, None] > 1", "should start from its initial state where reset"),
         ("(hidden,)\n", "(hidden.detach() * 0,)\n", "gives other outputs for a sequence than for its two halves"),
         ("return (torch.ones(lanes, 5),)", "return torch.ones(lanes, 5)", "should have an initial_state"),
         ("(hidden,)\n", "(hidden[:, :2],)\n", "a state of other shapes"),
@@ -240,7 +240,7 @@ def test_a_network_of_ones_own_with_a_state(tmp_path):
         ("torch.stack(outputs)", "torch.stack(outputs)[0]", "maps (4, 2, 1) to"),
     ],
 )
-def test_what_makes_such_a_network_unfit(tmp_path, old, new, sentence):
+def test_an_unfit_recurrent_network_of_a_user_is_refused_with_the_reason(tmp_path, old, new, sentence):
     text = (OWN + "\n").replace(old, new)
     assert text != OWN + "\n"
     with pytest.raises(ConfigError) as caught:
@@ -251,27 +251,27 @@ def test_what_makes_such_a_network_unfit(tmp_path, old, new, sentence):
 # CONFIGURATION
 
 
-def test_what_does_not_fit_together():
-    with pytest.raises(ValueError, match=r"it should be the last of net.hidden, 64"):
+def test_settings_that_a_cell_does_not_support_are_refused():
+    with pytest.raises(ValueError, match=r"must be the last of net.hidden, 64"):
         NetConfig(memory="mingru", memory_size=32)
     assert (
-        NetConfig(memory="mingru", memory_size=64).remembers
-        and NetConfig(memory="lstm", memory_size=32).remembers
-        and not NetConfig().remembers
+        NetConfig(memory="mingru", memory_size=64).is_recurrent
+        and NetConfig(memory="lstm", memory_size=32).is_recurrent
+        and not NetConfig().is_recurrent
     )
-    with pytest.raises(ValueError, match="units of a mingru pass nothing on"):
+    with pytest.raises(ValueError, match="must be 2 or more with mingru"):
         NetConfig(memory="mingru", memory_init=1)
-    with pytest.raises(ValueError, match="of your own remembers by itself"):
+    with pytest.raises(ValueError, match="of your own is recurrent if it has"):
         NetConfig(kind="net.py:Net", memory="gru")
 
 
-def test_values_of_actions_have_no_memory(tmp_path):
+def test_recurrent_q_networks_are_refused(tmp_path):
     for net in (NetConfig(memory="gru"), NetConfig(kind=written(tmp_path, OWN))):
-        with pytest.raises(ConfigError, match="memory"):
+        with pytest.raises(ConfigError, match="feed-forward networks only"):
             QPolicy(COUNT, net, seed=1, device=torch.device("cpu"), normalize=False)
 
 
-def test_a_memory_leaves_other_networks_as_they_are():
+def test_the_encoder_is_initialised_alike_with_and_without_a_memory():
     """The same seed draws the same encoder with and without a memory."""
     without, with_memory = policy(hidden=(8, 8)), policy(hidden=(8, 8), memory="lstm")
     assert torch.equal(without.net.first_weight, with_memory.net.encoder.first_weight)

@@ -16,7 +16,7 @@ from operant import envs
 from operant.cli import speed
 from operant.cli.speed import app
 from operant.errors import MachineError, UsageError
-from operant.nn.work import step_bytes
+from operant.nn.flops import step_bytes
 from operant.tools import bench
 from operant.tools.bench import Bench
 

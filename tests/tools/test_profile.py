@@ -22,7 +22,7 @@ from operant.cli.speed import app
 from operant.config import load as config
 from operant.envs import find
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
-from operant.nn import mlp, work
+from operant.nn import flops, mlp
 from operant.tools import profile, roofline
 from operant.tools import trace as tracefile
 from operant.tools.roofline import Peak
@@ -116,7 +116,7 @@ def test_operations_are_those_that_torch_counts(env, hidden, shared):
         parameters, value = policy.forward(observation)
     with FlopCounterMode(display=False) as backward:
         (parameters.sum() + value.sum()).backward()
-    assert work.network_flops(policy) == (forward.get_total_flops() // B, backward.get_total_flops() // B)
+    assert flops.network_flops(policy) == (forward.get_total_flops() // B, backward.get_total_flops() // B)
 
 
 USER = """
@@ -133,7 +133,7 @@ class Net(torch.nn.Module):
 def test_a_users_network_is_counted_by_running_it(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     policy = ppo_on(find("cartpole"), 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), start=False).policy
-    assert work.network_flops(policy) == (2 * (4 * 2 + 4), 4 * (4 * 2 + 4))
+    assert flops.network_flops(policy) == (2 * (4 * 2 + 4), 4 * (4 * 2 + 4))
 
 
 def test_the_work_of_an_iteration_by_hand():
@@ -146,7 +146,7 @@ def test_the_work_of_an_iteration_by_hand():
     16 = 36, twice.
     """
     policy = ppo_on(find("cartpole"), 8, mlp.Config(hidden=(8,), shared=True), start=False).policy
-    found = work.on_policy_work(policy, samples=100, lanes=10, passes=2)
+    found = flops.on_policy_work(policy, samples=100, lanes=10, passes=2)
     assert found.flops == 110 * 112 + 2 * 100 * (112 + 160)
     assert found.bytes == 100 * (74 + 40 + 18 + 2 * 36)
 

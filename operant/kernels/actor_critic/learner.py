@@ -112,8 +112,8 @@ class Learner(Rehearsed):
             cycle.collector.noise,
             exploration,
             cycle.warming,
-            actor.centre,
-            actor.reach,
+            actor.action_center,
+            actor.action_scale,
             cycle.action,
             cycle.rollout.action,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from operant.kernels import padded
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.nn import FlatVector, SquashedActor, Towers
+from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
 NARROW_BLOCK, WIDE_BLOCK = 16, 32
 """Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU.
@@ -166,7 +166,7 @@ def _net(
 def describe(task: Task, precision: str) -> Shape:
     """The shape of a task's networks in "fp32", "tf32" or "bf16"."""
     config, actor, batch = task.config, task.actor, task.config.batch_size
-    assert isinstance(actor.net, Towers)
+    assert isinstance(actor.net, MLPEnsemble)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
     judging = net.of_critics.hidden
     stochastic, columns = isinstance(task.kind, Stochastic), max(LEAST_COLUMNS, padded(observation + action))
@@ -217,7 +217,7 @@ def describe(task: Task, precision: str) -> Shape:
 def unsupported_reason(task: Task) -> str | None:
     """Why there are no fused kernels for these networks and this configuration, in a sentence; None where there are."""
     config, actor = task.config, task.actor
-    if not isinstance(actor.net, Towers):
+    if not isinstance(actor.net, MLPEnsemble):
         return "the network is a cnn or your own, and theirs is of dense layers"
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
     judging = net.of_critics.hidden

@@ -11,7 +11,7 @@ from typing import Any
 from operant.kernels import padded
 from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.nn import FlatVector, SquashedActor, Towers
+from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
 MAX_WIDTH, MAX_LAYERS, ROWS = 1024, 6, 16
 """Units of a layer and hidden layers at most; and rows of a program's tile at most, where it is no larger product's."""
@@ -170,7 +170,7 @@ def describe_net(
 def describe(task: Task, precision: str) -> Wide:
     """The shape of a task's networks in "fp32", "tf32" or "bf16"."""
     config, actor = task.config, task.actor
-    assert isinstance(actor.net, Towers)
+    assert isinstance(actor.net, MLPEnsemble)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
     tiles = config.batch_size // ROWS
     return Wide(
@@ -265,7 +265,7 @@ def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
 def applies(task: Task) -> bool:
     """Whether these kernels are meant for such a task: SAC with dense layers and continuous actions."""
     return (
-        isinstance(task.actor.net, Towers)
+        isinstance(task.actor.net, MLPEnsemble)
         and isinstance(task.kind, Stochastic)
         and isinstance(task.actor, SquashedActor)
     )
@@ -276,7 +276,7 @@ def unsupported_reason(task: Task) -> str | None:
     if not applies(task):
         return "large batches and wide networks are fused for SAC with dense layers and continuous actions only"
     config, actor, seen = task.config, task.actor, task.actor.env.observation
-    assert isinstance(actor.net, Towers)
+    assert isinstance(actor.net, MLPEnsemble)
     net, actions = actor.net.config, actor.env.action_size
     columns, networks = actor.features.columns + actions, (net.hidden, net.of_critics.hidden)
     layers = next((len(hidden) for hidden in networks if not 1 < len(hidden) <= MAX_LAYERS), 0)

@@ -79,7 +79,7 @@ def _quickened(memories: list[Any], device: torch.device) -> str | None:
     reason = lstm.Rehearsal(memories[0].units, device).unsupported_reason("fp32")
     if reason is None:
         for memory in memories:
-            memory.steps = lstm.Steps
+            memory.lstm_function = lstm.Steps
     return reason
 
 

@@ -37,7 +37,7 @@ class PPOWork:
         self.loss = PPO_LOSS_VALUE_CLIPPED if self._coefficients.value_clip is not None else PPO_LOSS
         gaussian = learner.policy.distribution
         self._bounds = (
-            torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten()
+            torch.cat([gaussian.action_center, gaussian.action_scale, gaussian.limit]).flatten()
             if isinstance(gaussian, Gaussian)
             else learner.totals
         )

@@ -1,6 +1,4 @@
-"""What acting and learning must compute and move at least, counted from the shapes of a policy and its environment.
-Knows no algorithm and no clock.
-"""
+"""FLOPs and bytes of acting and learning: lower bounds from the shapes of a policy and its environment."""
 
 from __future__ import annotations
 
@@ -16,42 +14,42 @@ from operant.nn.policy import Policy
 
 
 class Work(NamedTuple):
-    """Floating-point operations and bytes."""
+    """Floating-point operations and bytes moved."""
 
     flops: float
     bytes: float
 
 
 def network_flops(policy: Policy) -> tuple[int, int]:
-    """Operations of the products of one sample, forward and backward; a multiplication and an addition are two.
-    Activations are not counted.
+    """FLOPs of one sample's matrix products, forward and backward. A multiply-add counts as two; activations are not
+    counted.
     """
     net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
     if not isinstance(net, mlp.MLP):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            seen = torch.zeros(O, 2, device=policy.device)
+            observation = torch.zeros(O, 2, device=policy.device)
             if policy.recurrent:
-                policy.unroll(seen, policy.initial_state(2), torch.zeros(1, 2, device=policy.device))
+                policy.unroll(observation, policy.initial_state(2), torch.zeros(1, 2, device=policy.device))
             else:
-                net(seen)
+                net(observation)
         forward = counter.get_total_flops() // 2
         return forward, 2 * forward
     towers, widths = 1 if net.config.shared else 2, net.config.hidden
     first = 2 * net.first_weight.numel()
     forward = first + 2 * towers * sum(a * b for a, b in itertools.pairwise(widths)) + 2 * widths[-1] * (H + 1)
-    return forward, 2 * forward - first  # the gradient by the observation is not computed
+    return forward, 2 * forward - first  # no gradient with respect to the observation
 
 
 def step_bytes(env: Env) -> int:
-    """Bytes that one step of one lane must touch by the contract, each array once a direction."""
+    """Bytes that one environment step of one lane must read and write: each array once in each direction."""
     state = 2 * 4 * env.fields + (
         2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size()
         if env.int_state
         else 0
     )
-    carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
-    # reward, two flags
-    return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1
+    episode = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
+    # Reward and two flags at the end.
+    return state + episode + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1
 
 
 def observation_bytes(env: Env) -> int:
@@ -60,16 +58,16 @@ def observation_bytes(env: Env) -> int:
 
 
 def on_policy_work(policy: Policy, samples: int, lanes: int, passes: float) -> Work:
-    """What one iteration must do: act on `samples`, look once more at `lanes` for their values, and learn from all
-    samples `passes` times.
+    """Work of an on-policy iteration: act on `samples`, evaluate `lanes` bootstrap values, and learn from all samples
+    `passes` times.
 
-    Bytes are those of the rollout's arrays alone: weights and activations would stay on the chip if all went well.
+    Bytes are those of the rollout's arrays alone. Weights and activations are assumed to stay in the cache.
     """
     env, distribution = policy.env, policy.distribution
     forward, backward = network_flops(policy)
-    # what was drawn, and what the environment is given
+    # The raw action, and for a Box the environment's.
     raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)
-    # log-probability, value
+    # Log-probability and value at the end.
     acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.noise_rows + raw + 4 + 4
     estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
     learning = observation_bytes(env) + env.mask_size + 4 * distribution.action_rows + 4 * 4

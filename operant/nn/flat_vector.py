@@ -1,4 +1,4 @@
-"""One flat vector of all parameters, and one of their gradients. Knows modules; knows nothing of what they compute."""
+"""Flat parameter vector: all parameters of some modules in one vector, their gradients in another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 PAD_FLOATS = 32
-"""Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
+"""Alignment of each parameter in the flat vector, in floats: 128 bytes."""
 
 
 class FlatVector:
-    """All parameters of some modules as views of one vector, and their gradients as views of another.
+    """Parameters of some modules as views of one vector, and their gradients as views of another.
 
-    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move
-    the modules afterwards.
+    Optimizer step, gradient norm, checkpoint and copy are then one call each. Load by `values.copy_`. The modules must
+    not be moved to another device afterwards.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
@@ -27,8 +27,8 @@ class FlatVector:
         self.parameters = [parameter for _, parameter in named]
         self.names = [name for name, _ in named]
         self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        self._gradient_views = []  # of those
-        self.offsets: list[int] = []  # where each parameter begins
+        self._gradient_views = []  # of the trained parameters
+        self.offsets: list[int] = []  # of each parameter in the vector
         offset = 0
         for (_, parameter), size in zip(named, sizes, strict=True):
             window = slice(offset, offset + parameter.numel())
@@ -40,8 +40,8 @@ class FlatVector:
             offset += size
 
     def backward(self, loss: Tensor, *, add: bool = False) -> None:
-        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and
-        unused parameters get none.
+        """Write the gradient of a loss into the gradient vector, or add to it with `add`. The gradient of frozen
+        parameters stays 0, that of unused ones is 0.
         """
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         if add:
@@ -50,29 +50,29 @@ class FlatVector:
             torch._foreach_copy_(self._gradient_views, list(gradients))
 
     def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
-        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are
-        none of them.
+        """Weight matrices of hidden layers for Muon, as (offset, (G, m, n)): G matrices of m x n from `offset` of the
+        vector. Weights of heads are left out.
 
-        The gates of a memory of so many units are a matrix each. Alike ones that follow each other in the vector count
-        together: they are stepped at once.
+        Each gate of a recurrent cell with `units` units is a matrix. Neighbours of one shape are joined, to be stepped
+        in one batch.
         """
-        found: list[tuple[int, tuple[int, int, int]]] = []
-        for name, parameter, place in zip(self.names, self.parameters, self.offsets, strict=True):
+        matrices: list[tuple[int, tuple[int, int, int]]] = []
+        for name, parameter, offset in zip(self.names, self.parameters, self.offsets, strict=True):
             if parameter.ndim > 1 and parameter.shape[-1] > 1 and not name.endswith(("head_weight", "value_weight")):
                 n = parameter.shape[2] if parameter.ndim == 3 else parameter[0].numel()  # a filter is a row
                 rows = parameter.numel() // n
                 G = parameter.shape[0] if parameter.ndim == 3 else towers if name.endswith("first_weight") else 1
                 m = units if "memory." in name and rows % units == 0 else rows // G
                 G = rows // m
-                before, (count, *alike) = found[-1] if found else (0, (0, 0, 0))
-                if alike == [m, n] and before + count * m * n == place:
-                    found[-1] = (before, (count + G, m, n))
+                start, (count, *shape) = matrices[-1] if matrices else (0, (0, 0, 0))
+                if shape == [m, n] and start + count * m * n == offset:
+                    matrices[-1] = (start, (count + G, m, n))
                 else:
-                    found.append((place, (G, m, n)))
-        return found
+                    matrices.append((offset, (G, m, n)))
+        return matrices
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
         return [
             name
             for name, parameter in zip(self.names, self.parameters, strict=True)

@@ -1,9 +1,8 @@
-"""Networks side by side, without an actor's and a critic's heads: what off-policy actors and critics are made of. Knows
-no algorithm.
+"""Ensembles: G networks of one shape ("towers") side by side, the actors and critics of off-policy algorithms.
 
-Dense layers, dense layers over convolutions that all towers share, or a user's own network, once for each tower. All
-read features and, if they are critics of continuous actions, those beside them. Everything is feature-major. G towers
-of the same shape are batched products, W (G, M, K) h (G, K, B).
+MLPs, MLPs over convolutions that all towers share, or a user's own network once for each tower. They read features and,
+as critics of continuous actions, the action. Tensors are feature-major. G towers of one shape are batched products W h,
+(G, M, K) @ (G, K, B).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, inputs, mlp, recurrent, user_network
+from operant.nn import cnn, first_layer, mlp, recurrent, user_network
 from operant.nn.normalization import FixedScale, RunningNormalizer
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,36 +41,36 @@ def network(
     last_gain: float = 1.0,
     precision: str = "fp32",
 ) -> nn.Module:
-    """G networks that read `Features` of an environment, and beside them `actions` numbers of an action: see
-    `Towers.forward`.
+    """Create G networks that map `Features` of an environment, and `actions` rows of an action, to `outputs` rows: see
+    `MLPEnsemble.forward`.
 
-    On a GPU all but the last layer computes in bf16 where `precision` says so. Raises ConfigError for what cannot read
-    these observations.
+    On a GPU with `precision` "bf16" all but the last layer computes in bf16. Raises ConfigError for observations that
+    the network cannot read.
     """
-    seen, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-    if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
-        found = (
-            f"the observation has {seen.size} values, but categories for {len(seen.categories)}: one for each, 0 "
+    box, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+    if isinstance(box.categories, tuple) and len(box.categories) != box.size:
+        problem = (
+            f"the observation has {box.size} values, but categories for {len(box.categories)}: one for each, 0 "
             "for a numeric feature"
         )
-        raise ConfigError("the network", [found])
-    if config.remembers:
+        raise ConfigError("the network", [problem])
+    if config.is_recurrent:
         raise ConfigError(
             "the network",
             [
-                'net.memory: SAC and TD3 learn from single steps, without a memory (use algo.name = "ppo"; got '
+                'net.memory: SAC and TD3 support feed-forward networks only (use algo.name = "ppo"; got '
                 f"{config.memory!r})"
             ],
         )
     if config.kind == "mlp":
-        return Towers(
-            seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype
+        return MLPEnsemble(
+            box.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype
         ).to(device)
     if config.kind == "places":
         raise ConfigError(
             "the network",
             [
-                'net.kind = "places": SAC and TD3 have no such network (use algo.name = "ppo", "dqn" or "pqn", or '
+                'net.kind = "places" is not supported by SAC and TD3 (use algo.name = "ppo", "dqn" or "pqn", or '
                 'net.kind = "mlp")'
             ],
         )
@@ -80,22 +79,24 @@ def network(
             raise ConfigError(
                 "the network",
                 [
-                    "net.critic_hidden: a network of your own has the widths that its file says (got "
+                    "net.critic_hidden is not supported for a network of your own, whose file sets its widths (got "
                     f"{list(config.critic_hidden)})"
                 ],
             )
-        return OwnTowers(config.kind, seen.size + actions, outputs, generator.initial_seed(), towers=towers).to(device)
-    if (reason := cnn.unsupported_reason(seen, config)) is not None:
+        return UserEnsemble(config.kind, box.size + actions, outputs, generator.initial_seed(), towers=towers).to(
+            device
+        )
+    if (reason := cnn.unsupported_reason(box, config)) is not None:
         raise ConfigError("the network", [reason])
     if device.type == "cuda":
         cnn.settle(precision)
     convolutions, relu = (
-        cnn.Convolutions(seen, config, generator, dtype=dtype),
+        cnn.Convolutions(box, config, generator, dtype=dtype),
         config.model_copy(update={"activation": "relu"}),
     )
-    return Convolved(
+    return ConvEnsemble(
         convolutions,
-        Towers(
+        MLPEnsemble(
             convolutions.columns + actions, outputs, relu, generator, towers=towers, last_gain=last_gain, dtype=dtype
         ),
     ).to(device)
@@ -111,16 +112,14 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
         network(env, config, actions, outputs, torch.Generator(), device, towers=towers),
         Features(env, config, device, normalize=False),
     )
-    seen = torch.zeros(env.observation.size, 2, dtype=getattr(torch, env.observation.dtype))
+    observation = torch.zeros(env.observation.size, 2, dtype=getattr(torch, env.observation.dtype))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(features(seen), torch.zeros(actions, 2) if actions else None)
-    return counter.get_total_flops() // 4  # of two samples, a multiplication and an addition each
+        net(features(observation), torch.zeros(actions, 2) if actions else None)
+    return counter.get_total_flops() // 4  # two samples, two FLOPs for each multiplication
 
 
-class Towers(nn.Module):
-    """G fully connected networks of the same shape, each with its own numbers: (K, B) or (G, K, B) -> (G, H, B).
-    Orthogonal weights, zero biases.
-    """
+class MLPEnsemble(nn.Module):
+    """G MLPs of one shape, separate parameters: (K, B) or (G, K, B) to (G, H, B). Orthogonal weights, zero biases."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class Towers(nn.Module):
         last_gain: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`dtype` is what all but the last layer and normalizations computes in; None: the parameters' type."""
+        """`dtype`: of all but the last layer and the normalizations; None: that of the parameters."""
         super().__init__()
         self.config, self.towers, self._dtype = config, towers, dtype
         self._activation, G = _ACTIVATIONS[config.activation], towers
@@ -152,9 +151,9 @@ class Towers(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Features (K, B), which all towers read, and an action (A, B) beside them where there is one -> (G, H, B).
+        """Features (K, B), shared by all towers, and an optional action (A, B) to (G, H, B).
 
-        `constant`: no gradient by the parameters will be asked for.
+        `constant`: parameters need no gradient.
         """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
         layers = [
@@ -177,9 +176,7 @@ class Towers(nn.Module):
 
     @staticmethod
     def _tower(features: Tensor, layers: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
-        """One tower, (K, B) -> (H, B), sample-major within: there a product ends with bias and relu, which would be two
-        more passes over its result.
-        """
+        """One tower, (K, B) to (H, B), sample-major inside: there cuBLAS fuses bias and relu into the product."""
         rows = features.to(dtype).t()  # (B, K)
         for weight, bias in layers[:-1]:
             rows = _LinearRelu.apply(rows, weight.to(dtype), bias[:, 0].to(dtype))
@@ -188,7 +185,7 @@ class Towers(nn.Module):
 
 
 class _LinearRelu(torch.autograd.Function):
-    """relu(x W^T + b) of rows (B, K), weights (M, K) and a bias (M): one product on a GPU."""
+    """relu(x W^T + b) of rows (B, K), weight (M, K) and bias (M), in one kernel on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -199,28 +196,32 @@ class _LinearRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, weight, out = ctx.saved_tensors
-        by_rows, by_weight, by_bias = ctx.needs_input_grad
+        needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         g = torch.ops.aten.threshold_backward(gradient, out, 0)
-        return g @ weight if by_rows else None, g.t() @ rows if by_weight else None, g.sum(dim=0) if by_bias else None
+        return (
+            g @ weight if needs_rows else None,
+            g.t() @ rows if needs_weight else None,
+            g.sum(dim=0) if needs_bias else None,
+        )
 
 
-class Convolved(nn.Module):
-    """Towers over convolutions that they share: an action enters behind those."""
+class ConvEnsemble(nn.Module):
+    """MLP ensemble over shared convolutions. The action enters after them."""
 
-    def __init__(self, convolutions: cnn.Convolutions, towers: Towers) -> None:
+    def __init__(self, convolutions: cnn.Convolutions, towers: MLPEnsemble) -> None:
         super().__init__()
         self.convolutions, self.towers = convolutions, towers
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Bytes (O, B), and an action (A, B) -> (G, H, B)."""
+        """Bytes (O, B) and an optional action (A, B) to (G, H, B)."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
             convolved = self.convolutions(features)
-        found: Tensor = self.towers(convolved, action, constant=constant)
-        return found
+        outputs: Tensor = self.towers(convolved, action, constant=constant)
+        return outputs
 
 
-class OwnTowers(nn.Module):
-    """A user's own network, once for each tower: of what it returns the head's parameters count, the values do not."""
+class UserEnsemble(nn.Module):
+    """A user's own network, once for each tower. Its head parameters are the outputs; its values are ignored."""
 
     def __init__(self, kind: str, columns: int, outputs: int, seed: int, *, towers: int) -> None:
         super().__init__()
@@ -229,55 +230,55 @@ class OwnTowers(nn.Module):
             raise ConfigError(
                 "the network",
                 [
-                    'SAC and TD3 learn from single steps, and this network has a memory: use "ppo", or a network '
-                    "without one"
+                    'SAC and TD3 support feed-forward networks only, and this one is recurrent: use "ppo", or a '
+                    "feed-forward network"
                 ],
             )
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Features (K, B), and an action (A, B) -> (G, H, B)."""
-        both = features if action is None else torch.cat([features, action])
-        return torch.stack([net(both)[0] for net in self.nets])
+        """Features (K, B) and an optional action (A, B) to (G, H, B)."""
+        inputs = features if action is None else torch.cat([features, action])
+        return torch.stack([net(inputs)[0] for net in self.nets])
 
 
 class Features:
-    """What networks read of raw observations (O, B): numbers (K, B), categorical features one-hot, numeric ones
-    normalised where there is a normalizer.
+    """Features (K, B) of raw observations (O, B): categorical features one-hot, numeric ones normalized if there is a
+    normalizer.
 
-    Convolutions read bytes as they are, a user's own network all numbers as floats, with categories as they are.
+    Convolutions read the bytes themselves. A user's own network reads all values as floats, categories included.
     """
 
     def __init__(self, env: Env, config: mlp.Config, device: torch.device, *, normalize: bool) -> None:
-        seen, own = env.observation, config.kind not in mlp.KINDS
-        counts = seen.category_counts()
-        self._raw, self._categories = config.kind == "cnn", 0 if own else seen.categories
-        self.columns = seen.size if own else seen.columns
+        box, user_net = env.observation, config.kind not in mlp.KINDS
+        counts = box.category_counts()
+        self._raw, self._categories = config.kind == "cnn", 0 if user_net else box.categories
+        self.columns = box.size if user_net else box.columns
         self.normalizer: RunningNormalizer | None = None
         if not all(counts) and not self._raw:
-            fixed = FixedScale(seen.bounds()[1], device) if seen.dtype == "uint8" and not own else None
-            self.normalizer = RunningNormalizer(seen.size, device) if normalize else fixed
-        self._partial = inputs.PartialOneHot(counts).to(device) if isinstance(self._categories, tuple) else None
-        # (O, 1), what is not normalised
-        self._kept = torch.tensor(counts, device=device)[:, None] > 0 if own and any(counts) else None
+            fixed = FixedScale(box.bounds()[1], device) if box.dtype == "uint8" and not user_net else None
+            self.normalizer = RunningNormalizer(box.size, device) if normalize else fixed
+        self._partial = first_layer.PartialOneHot(counts).to(device) if isinstance(self._categories, tuple) else None
+        # Mask of categorical values, which a user's network reads unnormalized, (O, 1).
+        self._categorical = torch.tensor(counts, device=device)[:, None] > 0 if user_net and any(counts) else None
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """(O, B) -> (K, B) float32; bytes (O, B) for convolutions."""
+        """(O, B) to (K, B) float32; bytes (O, B) for convolutions."""
         if self._raw:
             return observation
         if self._partial is not None:
-            read: Tensor = self._partial(observation, self.normalizer)
-            return read
+            encoded: Tensor = self._partial(observation, self.normalizer)
+            return encoded
         if self._categories:
             assert isinstance(self._categories, int)
-            return inputs.one_hot(observation, self._categories)
-        numbers = observation.float()
+            return first_layer.one_hot(observation, self._categories)
+        values = observation.float()
         if self.normalizer is None:
-            return numbers
-        normalized = self.normalizer.normalize(numbers)
-        return normalized if self._kept is None else torch.where(self._kept, numbers, normalized)
+            return values
+        normalized = self.normalizer.normalize(values)
+        return normalized if self._categorical is None else torch.where(self._categorical, values, normalized)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, by name."""
+        """Tensors of a checkpoint by name."""
         return (
             {f"observation/{name}": value for name, value in self.normalizer.tensors().items()}
             if self.normalizer is not None

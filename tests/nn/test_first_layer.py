@@ -19,7 +19,7 @@ from operant.algos.ppo import manual_backward
 from operant.algos.ppo.loss import ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.envs import Box, device, find
-from operant.nn import inputs, mlp, normalization
+from operant.nn import first_layer, mlp, normalization
 from operant.nn.normalization import RunningNormalizer
 from operant.nn.policy import Policy
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Some chunks of a hundred samples, the last of them smaller."""
-    monkeypatch.setattr(inputs, "FEWEST", 4)
-    monkeypatch.setattr(inputs, "CPU_NUMBERS", 100)
+    monkeypatch.setattr(first_layer, "MIN_CHUNK_SAMPLES", 4)
+    monkeypatch.setattr(first_layer, "CPU_CHUNK_VALUES", 100)
 
 
 @device
@@ -91,17 +91,17 @@ READ_BACK = {"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "l
 def test_how_many_samples_a_chunk_has(samples, width, size):
     # 2^18 numbers at most, of 300 each: 873 samples, so 512 where 65,536 are halved and halved again; of 12,288 each:
     # the fewest, 128.
-    assert inputs.chunk_samples(samples, width, cuda=False) == size
+    assert first_layer.chunk_size(samples, width, cuda=False) == size
     assert size <= max(128, 2**18 // width)
 
 
 # THE FIRST LAYER OF AN MLP
 
 
-def first_layer(weight, bias, observation, read):
+def run_first_layer(weight, bias, observation, read):
     """Its output and gradients by weight and bias, where the loss weighs outputs at random."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    out = inputs.linear(weight, bias, observation, read)
+    out = first_layer.linear(weight, bias, observation, read)
     slope = normal(*out.shape, seed=3).to(out.dtype)
     return out.detach(), *torch.autograd.grad(out, (weight, bias), slope)
 
@@ -124,9 +124,9 @@ def test_numeric_bytes(normalized, layout, small_chunks):
         seen.update(random_bytes(9, 50, most=20, seed=5))
         features = ((features - seen.running_mean) / (seen.running_variance + 1e-8).sqrt()).clamp(-10.0, 10.0)
         assert (features == 10.0).any() and (features.abs() < 10.0).any()
-    assert inputs.chunk_samples(101, 9, cuda=False) == 7
+    assert first_layer.chunk_size(101, 9, cuda=False) == 7
     for found, expected in zip(
-        first_layer(weight, bias, observation, lambda chunk: inputs.numeric(chunk, seen)),
+        run_first_layer(weight, bias, observation, lambda chunk: first_layer.numeric(chunk, seen)),
         plain_layer(weight, bias, features),
         strict=True,
     ):
@@ -143,9 +143,9 @@ def test_categories(layout, small_chunks):
         for place in range(3):
             if observation[place, sample] < 5:
                 features[5 * place + int(observation[place, sample]), sample] = 1.0
-    torch.testing.assert_close(inputs.one_hot(observation, 5).double(), features, rtol=0, atol=0)
+    torch.testing.assert_close(first_layer.one_hot(observation, 5).double(), features, rtol=0, atol=0)
     for found, expected in zip(
-        first_layer(weight, bias, observation, lambda chunk: inputs.one_hot(chunk, 5)),
+        run_first_layer(weight, bias, observation, lambda chunk: first_layer.one_hot(chunk, 5)),
         plain_layer(weight, bias, features),
         strict=True,
     ):
@@ -154,7 +154,7 @@ def test_categories(layout, small_chunks):
 
 def test_256_categories():
     every = torch.arange(256, dtype=torch.uint8)[None]
-    assert torch.equal(inputs.one_hot(every, 256), torch.eye(256))
+    assert torch.equal(first_layer.one_hot(every, 256), torch.eye(256))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -178,11 +178,11 @@ def test_some_are_numeric_and_some_categorical(normalized, layout, small_chunks)
             )
     features = torch.tensor(rows, dtype=torch.float64)
     assert features.shape == (13, 101) and (not normalized or (features == 10.0).any())
-    mixed = functools.partial(inputs.PartialOneHot(categories), normalizer=seen if normalized else None)
+    mixed = functools.partial(first_layer.PartialOneHot(categories), normalizer=seen if normalized else None)
     torch.testing.assert_close(mixed(observation).double(), features, rtol=2e-5, atol=1e-5)
     weight, bias = normal(6, 13), normal(6, 1, seed=1)
     for found, expected in zip(
-        first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True
+        run_first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True
     ):
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
@@ -201,8 +201,8 @@ def test_nothing_is_widened_as_a_whole_or_read_back(categories, small_chunks):
 @pytest.mark.parametrize("categories", [0, 4])
 def test_the_same_bits_again(categories):
     observation, weight, bias = random_bytes(60, 3000, most=4), normal(16, 60 * max(categories, 1)), normal(16, 1)
-    read = (lambda chunk: inputs.one_hot(chunk, categories)) if categories else inputs.numeric
-    first, second = (first_layer(weight, bias, observation, read) for _ in range(2))
+    read = (lambda chunk: first_layer.one_hot(chunk, categories)) if categories else first_layer.numeric
+    first, second = (run_first_layer(weight, bias, observation, read) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -212,7 +212,7 @@ def test_an_mlp_of_categories_begins_as_one_of_their_one_hots():
     wide = mlp.MLP(20, 3, config, torch.Generator().manual_seed(2))
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), wide.parameters(), strict=True))
     observation = random_bytes(5, 33, most=6)
-    for one, other in zip(net(observation), wide(inputs.one_hot(observation, 4)), strict=True):
+    for one, other in zip(net(observation), wide(first_layer.one_hot(observation, 4)), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -326,7 +326,7 @@ def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound
 @pytest.mark.parametrize("most", [1, 40, 10**6])
 def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
     """(D, T, N), as a rollout is handed over: whichever axis is cut."""
-    monkeypatch.setattr(normalization, "CPU_NUMBERS", most)
+    monkeypatch.setattr(normalization, "CPU_CHUNK_VALUES", most)
     # (T, D, N)
     rollout = torch.randint(0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rollout[:, 2] = 9
@@ -345,7 +345,7 @@ def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, m
 
 
 def test_the_normalizer_widens_no_more_than_a_part(monkeypatch):
-    monkeypatch.setattr(normalization, "CPU_NUMBERS", 200)
+    monkeypatch.setattr(normalization, "CPU_CHUNK_VALUES", 200)
     seen = RunningNormalizer(10, CPU)
     with Watch() as watch:
         seen.update(random_bytes(10, 4000).view(10, 40, 100))
@@ -359,7 +359,7 @@ def test_the_normalizer_widens_no_more_than_a_part(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_picture_is_read_as_it_lies(layout):
     observation = random_bytes(24, 5, layout=layout)
-    picture = inputs.picture_of(observation, (2, 4, 3))
+    picture = first_layer.as_images(observation, (2, 4, 3))
     assert (picture.data_ptr() == observation.data_ptr()) == (layout == LAYOUTS[1])
     for b in range(5):
         for place in range(24):
@@ -385,16 +385,16 @@ def plain_convolution(weight, bias, picture, padding=0, stride=1):
 @pytest.mark.parametrize("categories", [0, 3])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
-    monkeypatch.setattr(inputs, "FEWEST", 4)
-    monkeypatch.setattr(inputs, "CPU_NUMBERS", 10**6 if whole else 100)
-    picture = inputs.picture_of(random_bytes(40, 19, most=4 if categories else 256, layout=LAYOUTS[1]), (5, 4, 2))
+    monkeypatch.setattr(first_layer, "MIN_CHUNK_SAMPLES", 4)
+    monkeypatch.setattr(first_layer, "CPU_CHUNK_VALUES", 10**6 if whole else 100)
+    picture = first_layer.as_images(random_bytes(40, 19, most=4 if categories else 256, layout=LAYOUTS[1]), (5, 4, 2))
     features = (
         torch.stack([picture == k for k in range(categories)], dim=-1).flatten(3).double()
         if categories
         else picture.double() / 255.0
     )
     weight, bias = normal(4, 3, 3, features.shape[3]).requires_grad_(), normal(4, seed=1).requires_grad_()
-    found = inputs.convolve(
+    found = first_layer.convolve(
         weight, bias, picture, categories=categories, scale=1.0 if categories else 1 / 255, padding=padding
     )
     expected = plain_convolution(weight, bias, features, padding)
@@ -407,7 +407,7 @@ def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
 
 def test_folding_turns_a_stride_into_channels():
     picture = random_bytes(11 * 14 * 3, 2, layout=LAYOUTS[1]).t().view(2, 11, 14, 3)
-    folded = inputs.folded(picture, 4, 2, 3)
+    folded = first_layer.space_to_depth(picture, 4, 2, 3)
     assert folded.shape == (2, 2, 3, 4, 4, 3) and folded.data_ptr() == picture.data_ptr()
     for i, j, y, x in ((0, 0, 0, 0), (1, 2, 3, 1), (1, 0, 2, 3)):
         assert torch.equal(folded[:, i, j, y, x], picture[:, 4 * i + y, 4 * j + x])

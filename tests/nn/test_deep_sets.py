@@ -9,7 +9,7 @@ from toys import FILL
 from operant import envs
 from operant.errors import ConfigError
 from operant.nn import NetConfig, Policy, QPolicy
-from operant.nn.towers import network
+from operant.nn.ensemble import network
 
 CARDS, T, B = envs.find("concentration"), 5, 3
 
@@ -161,10 +161,10 @@ def test_muon_steps_blocks_and_each_gate_of_a_memory_and_no_head():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: policy(envs.find("cartpole")), "an action must name one of them"),
-        (lambda: policy(envs.find("repeat_first")), "an action must name one of them"),
-        (lambda: policy(hidden=(8, 8)), r"one number: got \[8, 8\]"),
-        (lambda: policy(memory="gru", memory_size=4), "are as wide as net.hidden, 8"),
+        (lambda: policy(envs.find("cartpole")), "Discrete actions, one for each byte"),
+        (lambda: policy(envs.find("repeat_first")), "Discrete actions, one for each byte"),
+        (lambda: policy(hidden=(8, 8)), r"must be one width .* \(got \[8, 8\]\)"),
+        (lambda: policy(memory="gru", memory_size=4), "must be the width of net.hidden, 8"),
         (lambda: policy(layer_norm=True), "net.layer_norm"),
         (
             lambda: network(
@@ -181,7 +181,7 @@ def test_muon_steps_blocks_and_each_gate_of_a_memory_and_no_head():
                 normalize=False,
                 atoms=5,
             ),
-            "the algorithm asks for",
+            "the algorithm needs",
         ),
     ],
 )
