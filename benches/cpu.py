@@ -25,9 +25,7 @@ import torch  # noqa: E402
 from compare_jax import jax_training  # noqa: E402
 
 from operant import envs  # noqa: E402
-from operant.algos.ppo import manual_backward  # noqa: E402
-from operant.algos.ppo.algorithm import PPO  # noqa: E402
-from operant.algos.ppo.config import PPOConfig  # noqa: E402
+from operant.algos.ppo import PPO, PPOConfig, cpu  # noqa: E402
 from operant.compute.runtime import set_threads  # noqa: E402
 from operant.compute.threads import ThreadPool  # noqa: E402
 from operant.nn import mlp  # noqa: E402
@@ -104,9 +102,7 @@ def chunks(repeats: int) -> None:
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
         sizes = [chunk] * (size // chunk)
-        works[f"chunks of {chunk:,}"] = functools.partial(
-            manual_backward.Gradient(algo.policy, algo.config, sizes, pool), batch
-        )
+        works[f"chunks of {chunk:,}"] = functools.partial(cpu.Gradient(algo.policy, algo.config, sizes, pool), batch)
     manual_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
     for name, spent in manual_times.items():

@@ -33,7 +33,7 @@ import fused_games
 import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.compute.graphs import Graphed
 from operant.kernels.dense.select import with_config
 from operant.nn import mlp

@@ -34,7 +34,7 @@ from fused_probe import trainer
 from fused_wide import LIMITS, Sizes, Task, actions, bits, gradient, peaks, rates, shape_costs
 from records import Records
 
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.config import load as config
 from operant.config import recipes
 from operant.envs import find

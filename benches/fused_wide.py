@@ -23,7 +23,7 @@ from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
 from gpu import seconds
 from records import Records, side_by_side
 
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.kernels.dense import tuning
 from operant.kernels.dense.select import with_config
 from operant.kernels.spec import describe

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from operant import envs
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.algos.ppo.config import PPOConfig as Config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp

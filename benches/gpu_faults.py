@@ -65,7 +65,7 @@ ALGORITHM = '''
 """PPO with one more phase, which fails in the fifth iteration."""
 import torch
 from operant.algos.base import Phase
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 
 class Failing(PPO):
     def __init__(self, *arguments, **options):

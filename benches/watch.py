@@ -26,7 +26,7 @@ quiet_threads()  # before torch is imported
 import torch  # noqa: E402
 
 from operant import envs  # noqa: E402
-from operant.algos.ppo.algorithm import PPO  # noqa: E402
+from operant.algos.ppo import PPO  # noqa: E402
 from operant.compute.runtime import set_threads  # noqa: E402
 from operant.nn import mlp  # noqa: E402
 from operant.runs.metrics import Writer  # noqa: E402

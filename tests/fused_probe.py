@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from toys import FILL, GATE, PICK, PUSH
 
-from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.loss import Batch, ppo_loss
+from operant.algos.ppo import PPO
+from operant.algos.ppo.ppo import TERMS, Batch, ppo_loss
 from operant.envs import Box, Discrete, Env, MultiDiscrete, device, find
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian, masked
@@ -181,7 +181,7 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
-    """Of one minibatch: the fused gradient, float64 autograd's, the fused numbers (5) and the float64 loss's."""
+    """Of one minibatch: the fused gradient, float64 autograd's, the fused kernels' terms and the float64 loss's."""
     fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy
     fused.begin()
     for buffer in (
@@ -205,12 +205,12 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
         batch.legal,
     )
     doubled = Doubled(policy)
-    loss, numbers = ppo_loss(doubled, exact, config)
+    loss, terms = ppo_loss(doubled, exact, config)
     wanted = torch.zeros_like(found)
     flat = policy.flat
     for begin, gradient in zip(flat.offsets, torch.autograd.grad(loss, doubled.parameters), strict=True):
         wanted[begin : begin + gradient.numel()] = gradient.flatten()
-    return found, wanted, fused.totals[:5].clone(), [number.item() for number in numbers]
+    return found, wanted, fused.totals[: len(TERMS)].clone(), [terms[name].item() for name in TERMS]
 
 
 def _unused(ppo: PPO) -> torch.Tensor:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.loss import ppo_loss
+from operant.algos.ppo import PPO
+from operant.algos.ppo.ppo import ppo_loss
 from operant.kernels.tiles import PerLayer
 from operant.nn import mlp
 from operant.nn.distributions import masked

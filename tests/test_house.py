@@ -105,7 +105,7 @@ RANKS: dict[str, set[str]] = {
     "worlds": ROOT | {"compute", "envs", "host"},
     "gym": {"worlds"},
     "nn": ROOT | {"compute", "envs"},
-    "data": ROOT | {"compute", "envs", "worlds"},
+    "data": ROOT | {"compute", "envs", "nn", "worlds"},
     "kernels": ROOT | {"compute", "nn"},
     "algos": ROOT | LEARNING | {"runs.metrics"},  # algos/__init__ and algos/base
     "algos.*": ROOT | LEARNING | {"algos", "runs.metrics"},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy import float32
 
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.compute.rng import integer, uniform
 from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.nn import mlp

@@ -1,8 +1,8 @@
 """The protocol of an algorithm, the declaration of its metrics, and a base class for algorithms with a replay.
 
-The training loop, evaluation, play and the tools are written against `Algorithm`. An algorithm is one file, or a
-package where it owns kernels: in `operant/algos/`, where it ends in `ALGO = ItsClass`, or a user's own, as
-`algo.name = "a2c.py:A2C"`. `OffPolicy` is the base of SAC, TD3 and DQN.
+The training loop, evaluation, play and the tools use an algorithm through `Algorithm`. An algorithm is a file, or a
+package if it has kernels: in `operant/algos/` it ends in `ALGO = ItsClass`; a user's is
+`algo.name = "a2c.py:A2C"`. `OffPolicy` is the base of SAC, TD3 and DQN. PPO and PQN share `operant.data.on_policy`.
 """
 
 from __future__ import annotations
@@ -18,54 +18,50 @@ from operant.data import Cycle
 from operant.envs import Env
 from operant.nn import SOLO, Actor, Exchange, RunningNormalizer
 from operant.runs.metrics import MetricSpec as MetricSpec
-from operant.runs.metrics import Threshold as Threshold  # both for algorithms, too
+from operant.runs.metrics import Threshold as Threshold  # re-exported with MetricSpec, for algorithms
 from operant.settings import Section
 from operant.worlds import Slot, World
 
 Tier = Literal["policy", "train", "all"]
-"""What a checkpoint holds: "policy", what an actor needs; "train", what a resumed run needs but a replay; "all", with
-the replay.
+"""Tensors of a checkpoint: "policy", those of the actor; "train", all that a resumed run needs except a replay; "all",
+with the replay.
 """
 
 
 class Phase(NamedTuple):
-    """A part of an iteration. An iteration runs all phases in their order; each uses fixed buffers and reads nothing
-    back to the host.
-    """
+    """Part of an iteration, which runs its phases in order. Each uses fixed buffers and never reads back."""
 
-    name: str  # of its column seconds/NAME in the metrics file
+    name: str  # its time is the column seconds/NAME of the metrics file
     run: Callable[[], None]
 
 
 class Estimate(NamedTuple):
-    """What an iteration takes: for `env.lanes = "auto"` and the roofline of a profile."""
+    """Cost of an iteration, for `env.lanes = "auto"` and the roofline of a profile."""
 
     steps: int  # environment steps
-    flops: float  # of the products of the networks, at least
-    bytes: float  # that must move to and from memory, at least
-    # the configuration whose memory is measured on a small copy on the CPU: it takes as much per lane, and no more time
-    # than it must
-    trial: Section
+    flops: float  # lower bound: products of the networks
+    bytes: float  # lower bound: moved to and from memory
+    trial: Section  # configuration for measuring memory per lane on the CPU, in the least time
 
 
 class AlgorithmConfig(Protocol):
-    """The keys of `[algo]` but `name`, with their defaults: a `settings.Section` with one more function."""
+    """Keys of `[algo]` except `name`, with their defaults: a `settings.Section` with one more method."""
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """What does not fit together with so many lanes, as (key, sentence)."""
+        """Return problems between values for this number of lanes, as (key, message)."""
 
 
 class Algorithm(Protocol):
-    """A learner on a world, made as `Class(world, config, net, seed=, steps=, eager=)`. Its phases in order are one
+    """Learner on a world, created as `Class(world, config, net, seed=, steps=, eager=)`. Its phases in order are one
     iteration.
     """
 
     Config: ClassVar[type[Section]]
     parts: ClassVar[dict[str, str]]
-    """What a profile calls the time of which function, by the function's path from the algorithm; may be left out."""
+    """Functions by their path from the algorithm, and the name under which a profile shows their time; optional."""
     sequences: ClassVar[bool]
-    """Whether it trains policies with a memory (`net.memory`); may be left out, where it does not. Its `problems` then
-    take `memory`, whether there is one.
+    """Whether it trains recurrent policies (`net.memory`); optional, default False. If True, `Config.problems` takes
+    the keyword `memory`: whether the policy is recurrent.
     """
 
     world: World
@@ -73,35 +69,32 @@ class Algorithm(Protocol):
     config: Any
     phases: tuple[Phase, ...]
     actor: Actor
-    rollout: Slot  # the steps of the last iteration
+    rollout: Slot  # steps of the last iteration
     metrics: tuple[MetricSpec, ...]
-    # (M + 1) float32: a mean over the iteration for each of the M metrics, then how many numbers are NaN or infinite
-    stats: Tensor
+    stats: Tensor  # (M + 1) float32: the M metrics of the iteration, then the count of NaN and infinite values
     steps_per_iteration: int
-    scheduled: dict[
-        str, tuple[Any, Tensor]
-    ]  # set by the builder: keys that change, their schedule, and the scalar that stands for them in `config`
-    chosen: dict[
-        str, Any
-    ]  # values for keys of its configuration that were left open, which a resumed run must be given again; JSON
+    scheduled: dict[str, tuple[Any, Tensor]]
+    """Scheduled keys: their schedule, and the scalar that replaces the value in `config`. Set by the builder."""
+    chosen: dict[str, Any]
+    """Values chosen for keys that were left open, JSON. A resumed run is given them again."""
 
     @classmethod
     def make_actor(cls, spec: Env, config: Any, net: Any, device: torch.device, *, seed: int = 0) -> Actor:
-        """The actor alone, without what training needs."""
+        """Create the actor alone, without buffers for training."""
 
     @classmethod
     def estimate(cls, spec: Env, config: Any, net: Any, lanes: int) -> Estimate:
-        """What an iteration of so many lanes takes."""
+        """Estimate the cost of an iteration of `lanes` lanes."""
 
     def start(self) -> None:
-        """Begin every lane anew. A resumed run copies into `state` instead."""
+        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier by name: copy into these to load. Those of "policy" are `policy/` and the actor's own
-        names.
+        """Return the tensors of a tier by name; copy into them to load. Those of "policy" are named `policy/` and the
+        actor's names.
 
-        Schedules are counted in environment steps, which are `algo/iteration` (1) int64 times `steps_per_iteration`: a
-        resume with another horizon sets it so.
+        `algo/iteration` (1) int64 counts finished iterations. Schedules count environment steps, `algo/iteration` times
+        `steps_per_iteration`; a resume with another horizon sets it to match.
         """
 
 
@@ -130,12 +123,12 @@ def metric_specs(stats: type, **changed: dict[str, Any]) -> tuple[MetricSpec, ..
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:
-    """The tier "policy" of every algorithm."""
+    """Return the tensors of tier "policy"."""
     return {f"policy/{name}": tensor for name, tensor in actor.tensors().items()}
 
 
 def replay_metrics(updates: str) -> tuple[Any, Any]:
-    """Declare the metrics of a replay: its fill, and optimizer steps a second; `updates` says of which networks."""
+    """Declare the metrics of a replay, its fill and optimizer steps per second; `updates` names the networks."""
     emptiness = "most of the replay stays empty: a smaller algo.replay_capacity would take less memory"
     return (
         metric(

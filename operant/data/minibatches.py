@@ -1,16 +1,16 @@
-"""Minibatches: which samples of a rollout each optimizer step learns from, and how its sums are cut. Knows lanes and
-steps; knows no network and no loss.
+"""Minibatches of a rollout: the samples of each optimizer step, and the partition of its sums.
 
-A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory.
+A *block* is up to 32 neighbouring lanes of one step, so that field-major buffers are read in whole memory sectors.
 Lanes form *shards*, aligned ranges of equal size; a device owns whole shards. Blocks are permuted within their shard,
-and every minibatch takes equally many of each: which samples a minibatch holds is a function of (seed, iteration,
-shard), whichever device has them. What learns from sequences takes *segments* of a lane, of L steps, in the place of
-single steps. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed over a
-minibatch is one row of partial sums a chunk, added in a fixed binary tree, so the sum does not depend on who computed
-which row.
+and every minibatch takes equally many of each shard: its samples are a function of (seed, iteration, shard), on any
+number of devices. Recurrent policies learn from *segments* of L steps of a lane instead of single steps.
 
-Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples
-of a minibatch, L steps of a segment, K = T / L segments of a lane.
+A minibatch is stored shard after shard, and divided into *chunks*, each inside one shard. Every sum over a minibatch
+has one row of partial sums per chunk. Rows are added in a fixed binary tree, so the sum does not depend on the device
+that computed a row.
+
+Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m selected blocks, B samples of a
+minibatch, L steps of a segment, K = T / L segments of a lane.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from operant.data import noise
 from operant.worlds import Clock, seed_words
 
 BLOCK_LANES = 32
-"""Lanes of a block, at most."""
+"""Maximum lanes of a block."""
 
 MOST_SHARDS = 8
-"""Shards of the lanes, at most, and so devices."""
+"""Maximum shards of the lanes, and so of devices."""
 
 SHARD_SAMPLES = 512
-"""Samples of a shard in a minibatch, at least: smaller products cost a CPU a quarter of its speed, and several devices
-would not pay.
+"""Minimum samples of a shard in a minibatch. Smaller products cost a CPU a quarter of its speed, and several devices
+would not pay off.
 """
 
 CPU_CHUNK = 1024
-"""Samples of a chunk on a CPU, at most: with fewer, calls cost more than work; with more, activations leave the cache
-before the backward pass reads them.
+"""Maximum samples of a chunk on a CPU. With fewer, calls cost more than arithmetic; with more, activations leave the
+cache before the backward pass reads them.
 """
 
 
 class Layout(NamedTuple):
-    """How T steps of N lanes are cut into minibatches; see `layout`."""
+    """Partition of T steps of N lanes into minibatches; see `layout`."""
 
     steps: int  # or segments of a lane
     lanes: int
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
     block: int  # neighbouring lanes of one step, or segment
     shards: int  # a power of two
     chunks: int  # of a minibatch: a power of two, a multiple of the shards
-    ranks: int = 1  # processes that share the lanes: all else here is one's own part of them
+    ranks: int = 1  # processes that share the lanes; the other fields are those of one rank
     length: int = 1  # steps of a segment, L; 1: single steps
 
     @property
@@ -65,12 +65,12 @@ class Layout(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of a minibatch, B: those of this rank."""
+        """Samples of this rank in a minibatch, B."""
         return self.steps * self.lanes // self.minibatches * self.length
 
     @property
     def all_samples(self) -> int:
-        """Samples of a minibatch on all ranks together."""
+        """Samples of a minibatch, over all ranks."""
         return self.samples * self.ranks
 
     @property
@@ -80,13 +80,11 @@ class Layout(NamedTuple):
 
     @property
     def chunk_blocks(self) -> int:
-        """Blocks of a chunk; the last chunks of a shard may have fewer, or none."""
+        """Blocks of a chunk. The last chunks of a shard may have fewer, or be empty."""
         return -(-self.shard_blocks // (self.chunks // self.shards))
 
     def share(self, ranks: int) -> Layout:
-        """One rank's part of the whole: as many lanes, shards and chunks as each of so many has. Raises ValueError
-        where the shards do not divide so.
-        """
+        """Return the layout of one of `ranks` ranks. Raises ValueError unless they divide the shards."""
         if self.shards % ranks:
             raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
         return self._replace(
@@ -94,26 +92,26 @@ class Layout(NamedTuple):
         )
 
     def chunk_sizes(self) -> list[int]:
-        """The samples (or segments) of each chunk of a minibatch, in their order; some may be 0."""
+        """Return the number of samples (or segments) of each chunk of a minibatch, in order; some may be 0."""
         ends = [min((k + 1) * self.chunk_blocks, self.shard_blocks) for k in range(self.chunks // self.shards)]
         sizes = [(end - begin) * self.block for begin, end in zip([0, *ends], ends, strict=False)]
         return sizes * self.shards
 
     def lane_sizes(self) -> list[int]:
-        """The lanes that a CPU computes together: slices of each shard."""
+        """Return the sizes of the slices of lanes that a CPU computes in one product, inside shards."""
         lanes = self.lanes // self.shards
         slices = -(-lanes // CPU_CHUNK)
         return [(k + 1) * lanes // slices - k * lanes // slices for k in range(slices)] * self.shards
 
 
 def block_lanes(lanes: int) -> int:
-    """Lanes of a block: the largest power of two up to 32 that divides their number."""
+    """Return the lanes of a block: the largest power of two up to 32 that divides the number of lanes."""
     return min(BLOCK_LANES, lanes & -lanes)
 
 
 def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
-    """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's
-    number of chunks, where none is given.
+    """Return the partition of a rollout: the most shards, a power of two up to 8, that divide lanes and minibatches
+    evenly. `chunks` is by default that of a CPU.
     """
     block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
@@ -125,9 +123,7 @@ def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) 
 
 
 def cpu_chunks(samples: int, shards: int) -> int:
-    """Chunks of a minibatch of so many samples on a CPU: the fewest of at most 1,024 samples. A function of the layout,
-    not of the number of threads.
-    """
+    """Return the fewest chunks of at most 1,024 samples for a minibatch on a CPU, whatever the number of threads."""
     chunks = shards
     while samples > chunks * CPU_CHUNK:
         chunks *= 2
@@ -135,8 +131,8 @@ def cpu_chunks(samples: int, shards: int) -> int:
 
 
 def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunks: int | None = None) -> Layout:
-    """How a rollout is cut into minibatches of segments of `length` steps, which divides the steps. Blocks have fewer
-    lanes where minibatches want it so.
+    """Return the partition of a rollout into minibatches of segments of `length` steps, a divisor of `steps`. Blocks
+    have as many lanes as the number of minibatches allows.
     """
     segments, block, shards = steps // length, block_lanes(lanes), MOST_SHARDS
     while block > 1 and segments * lanes // block % minibatches:
@@ -152,7 +148,7 @@ def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunk
 def segment_problems(
     steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None
 ) -> list[tuple[str, str]]:
-    """Why a rollout cannot be cut into segments of so many steps (None: all of a lane's), as (key, sentence)."""
+    """Return problems with segments of `length` steps (None: `steps`), as (key, message)."""
     length = length or steps
     if steps % length:
         near = max(part for part in range(1, min(length, steps) + 1) if steps % part == 0)
@@ -173,7 +169,7 @@ def segment_problems(
 
 
 def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
-    """Why a rollout cannot be cut so, as (key, sentence)."""
+    """Return problems with this partition, as (key, message)."""
     block = block_lanes(lanes)
     blocks = steps * lanes // block
     if blocks % minibatches:
@@ -186,21 +182,21 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
 
 
 def _chunk_problems(found: Layout, chunks: int | None) -> list[tuple[str, str]]:
-    """Why minibatches of this layout cannot be cut into so many chunks, as (key, sentence)."""
+    """Return problems with this number of chunks, as (key, message)."""
     most = found.shards * found.shard_blocks
     if chunks is not None and (chunks & (chunks - 1) or not found.shards <= chunks <= most):
         most = 1 << (most.bit_length() - 1)
         allowed = f"a power of two from {found.shards} (the shards of the lanes) to {most} (the blocks of a minibatch)"
-        return [("chunks", f"{chunks} chunks of a minibatch: this should be {allowed}")]
+        return [("chunks", f"{chunks} chunks of a minibatch: must be {allowed}")]
     return []
 
 
 class Minibatches:
-    """The minibatches of a rollout, in an order that is drawn anew each iteration."""
+    """Minibatches of a rollout, reshuffled every iteration."""
 
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
-        """`iteration` (1) int64 is read at each shuffle; the order lies on its device. `rank` says whose part of the
-        lanes the layout is.
+        """Allocate the order on the device of `iteration` (1) int64, which keys each shuffle. `cut` is the layout of
+        rank `rank`.
         """
         self.layout, device = cut, iteration.device
         # (E, M): block t N / block + n / block, minibatch after minibatch
@@ -210,11 +206,11 @@ class Minibatches:
         self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches, rank * cut.shards))
 
     def shuffle(self) -> None:
-        """Draw the order of this iteration, of all its epochs."""
+        """Draw the order of all epochs of this iteration."""
         self._fill(self.order.numel(), self._clock, self._order)
 
     def gather(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """The samples of some blocks (m), in this order: (T, N) -> (m block), (T, R, N) -> (R, m block)."""
+        """Gather the samples of blocks (m), in order: (T, N) -> (m block), (T, R, N) -> (R, m block)."""
         T, groups, block = self.layout.steps, self.layout.groups, self.layout.block
         if buffer.ndim == 2:
             return buffer.view(T * groups, block).index_select(0, blocks).flatten()
@@ -224,7 +220,7 @@ class Minibatches:
         ].flatten(1)
 
     def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """The same of segments, in the order of the blocks: (T, N) -> (L, m block), (T, R, N) -> (R, L, m block)."""
+        """Gather the segments of blocks (m), in order: (T, N) -> (L, m block), (T, R, N) -> (R, L, m block)."""
         cut = self.layout
         if buffer.ndim == 2:
             return self.gather_segments(buffer[:, None], blocks)[0]
@@ -233,6 +229,6 @@ class Minibatches:
         return parts[blocks // cut.groups, :, :, blocks % cut.groups].permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """The same of pictures (T, R, N), each of which is contiguous in memory -> (R, m block), likewise."""
+        """Gather the pictures of blocks (m), in order: (T, R, N), each contiguous in memory -> (R, m block)."""
         pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
         return pictures.index_select(0, blocks).flatten(0, 1).t()

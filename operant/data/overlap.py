@@ -1,10 +1,8 @@
-"""T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows
-no network and no environment.
+"""Rollout of lanes that the host steps, in buffers of lanes: a GPU acts on one buffer while the host steps another.
 
-A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to
-send the actions to the host, is one CUDA graph for each t, in a stream of the buffer's own. The host waits for an event
-where it needs actions, and for nothing else. Every number is that of all lanes stepped together, where acting on a lane
-does not depend on the others.
+The device's work for a buffer between two of its steps is one CUDA graph per t, in the buffer's stream: receive the
+outcome of step t - 1, act on it, send the actions to the host. The host waits only for the event of the actions it
+needs. Results equal those of all lanes stepped together, provided that acting on a lane does not depend on others.
 """
 
 from __future__ import annotations
@@ -18,25 +16,25 @@ import torch
 from operant.worlds import BufferedWorld, Slot
 
 MOST_GRAPHS = 8192
-"""Pieces of work up to which each is a graph: one takes some tens of KiB, and about a millisecond to capture."""
+"""Maximum CUDA graphs; with more, work is launched eagerly. One takes some tens of KiB, and 1 ms to capture."""
 
 
 class Overlap:
-    """The steps of a rollout, whose bound slots are `slots`. On a CPU the same order of work, without streams."""
+    """Steps of a rollout, in the bound slots `slots`. On a CPU the order of work is the same, without streams."""
 
     def __init__(self, world: BufferedWorld, slots: Sequence[Slot], *, eager: bool = False) -> None:
         self._world, self._slots, self._on_gpu = world, slots, world.device.type == "cuda"
         count = len(world.buffers)
-        # The host waits for what is asked of these, so it goes before what else the device has to do.
+        # The host waits for these streams, so they have priority over others.
         self._streams = [torch.cuda.Stream(world.device, priority=-1) for _ in range(count)] if self._on_gpu else []
         self._plain = eager or not self._on_gpu or (len(slots) + 1) * count > MOST_GRAPHS
         self._called = False
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer
 
     def collect(self, act: Callable[[int, slice], None]) -> None:
-        """Take the steps. `act` writes the actions of some lanes at step t into their slot."""
+        """Take all steps. `act(t, lanes)` writes the actions of a slice of lanes at step t to their slot."""
         world = self._world
-        if self._on_gpu:  # what was launched before is no part of these steps' time
+        if self._on_gpu:  # earlier launches do not count as time of these steps
             torch.cuda.current_stream(
                 world.device
             ).synchronize()  # sync: environments on the host need actions, which need all before them
@@ -48,7 +46,7 @@ class Overlap:
         self._join()
 
     def _drive_any(self, act: Callable[[int, slice], None]) -> None:
-        """The steps of all buffers, in whichever order they are done and their actions arrive."""
+        """Step all buffers, in the order in which they finish and their actions arrive."""
         world, done = self._world, [0] * len(self._world.buffers)
         acting, stepping = set(range(len(done))), set[int]()
         while acting or stepping:
@@ -69,9 +67,7 @@ class Overlap:
 
     @torch.no_grad()
     def _drive(self, act: Callable[[int, slice], None]) -> None:
-        """The steps of all buffers: the host begins to step one after the other, and takes in what has been stepped,
-        some buffers later.
-        """
+        """Step all buffers in turn: the host begins a step of each, and finishes it `late` buffers later."""
         world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
         for k in range(B):
             with self._stream(k):
@@ -90,9 +86,7 @@ class Overlap:
                         self._launch(act, t + 1, k)
 
     def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        """What buffer k showed after step t - 1, into its place; its actions of step t, and on their way to
-        the host.
-        """
+        """Receive the outcome of step t - 1 of buffer k, then act on it and send the actions of step t to the host."""
         world, slots = self._world, self._slots
         if t > 0:
             world.receive(k, slots[t - 1])
@@ -122,9 +116,7 @@ class Overlap:
             torch.cuda.current_stream(self._world.device).wait_stream(stream)
 
     def _capture(self, act: Callable[[int, slice], None]) -> None:
-        """All graphs at once: nothing runs meanwhile. Those of a buffer are replayed one after the other, so they share
-        their memory.
-        """
+        """Capture all graphs while nothing else runs. Graphs of a buffer are replayed in sequence and share memory."""
         torch.cuda.synchronize(self._world.device)  # sync: once in a run
         gc.collect()
         collecting = gc.isenabled()

@@ -1,8 +1,8 @@
-"""Advantages and returns of a rollout, computed lane by lane from its end. Knows nothing of networks or losses.
+"""Advantages and returns of a rollout: one thread per lane, backward in time.
 
-Generalised advantage estimation (Schulman, Moritz, Levine, Jordan & Abbeel 2016, equations 11, 12 and 16), with time
-limits told apart from true ends (Pardo, Tavakoli, Levdik & Kormushev 2018): a truncated episode is bootstrapped with
-the value of its true final observation, a terminated one is not.
+Generalised advantage estimation (Schulman, Moritz, Levine, Jordan & Abbeel 2016, equations 11, 12 and 16) with time
+limits distinguished from termination (Pardo, Tavakoli, Levdik & Kormushev 2018): a truncated episode is bootstrapped
+with the value of its true final observation, a terminated one is not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operant.compute.kernel import bind, kernel
 
 
 class Trace(NamedTuple):
-    """What a rollout's advantages are computed from, and where they go."""
+    """Buffers of the advantage kernel."""
 
     reward: Any  # (T, N) float32
     value: Any  # (T + 1, N) float32, V of the observation before each step, and of the last one
@@ -29,7 +29,7 @@ class Trace(NamedTuple):
 
 
 class Discount(NamedTuple):
-    """The two numbers of the estimate."""
+    """Constants of the estimate."""
 
     gamma: float  # discount
     decay: float  # gamma * lambda
@@ -37,9 +37,7 @@ class Discount(NamedTuple):
 
 @device
 def _step_of(trace, t, i):
-    """What the estimate takes of lane i's step t, or of its first where t is below 0: asked for steps ahead, as a GPU's
-    thread else waits at each.
-    """
+    """Load step max(t, 0) of lane i. It is called four steps ahead, so that a GPU's thread does not wait for each."""
     t = max(t, 0)
     return (
         trace.reward[t, i],
@@ -82,7 +80,7 @@ def advantage_body(i, discount, trace, offset):
 
 
 class Accrual(NamedTuple):
-    """Discounted returns as they accrue forward, whose standard deviation scales rewards."""
+    """Buffers of the accrual kernel: discounted returns, accrued forward, whose standard deviation scales rewards."""
 
     reward: Any  # (T, N) float32
     terminated: Any  # (T, N) uint8
@@ -93,14 +91,14 @@ class Accrual(NamedTuple):
 
 @device
 def _reward_of(accrual, t, i):
-    """Lane i's reward of step t, and whether an episode ended with it; of the last step where there are fewer."""
+    """Load lane i's reward of step t, at most the last, and whether an episode ended with it."""
     t = min(t, accrual.reward.shape[0] - 1)
     return accrual.reward[t, i], (accrual.terminated[t, i] | accrual.truncated[t, i]) != 0
 
 
 @device
 def accrual_body(i, discount, accrual, offset):
-    """Returns of lane i accrued forward: g <- gamma g + r_t, begun anew after an episode's end (as VecNormalize of
+    """Accrue the returns of lane i forward: g <- gamma g + r_t, 0 after the end of an episode (as VecNormalize of
     OpenAI Baselines).
     """
     accrued = accrual.carried[i]
@@ -121,7 +119,7 @@ def accrual_body(i, discount, accrual, offset):
 
 
 class AccruedReturns:
-    """The discounted returns of a rollout (T, N) as they accrue forward, from one rollout to the next."""
+    """Discounted returns of a rollout (T, N), accrued forward from one rollout to the next."""
 
     def __init__(self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, gamma: float) -> None:
         self.carried, self._accrued = torch.zeros_like(reward[0]), torch.zeros_like(reward)
@@ -129,6 +127,6 @@ class AccruedReturns:
         self._bound = bind(Accrual(reward, terminated, truncated, self.carried, self._accrued))
 
     def __call__(self) -> torch.Tensor:
-        """Of the rollout as it is, which is taken once: (T, N), overwritten by the next call."""
+        """Return those of the current rollout, (T, N), overwritten by the next call. Call once per rollout."""
         self._kernel(self._accrued.shape[1], self._discount, self._bound)
         return self._accrued

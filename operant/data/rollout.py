@@ -1,4 +1,7 @@
-"""The collector: T steps of every lane, each written where learning reads it. Knows no network and no loss."""
+"""The collector: T steps of every lane, written to where learning reads them.
+
+Shape letters: T steps, N lanes, O rows of an observation, H action parameters, U rows of noise, B observations.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,48 @@ import torch
 from torch import Tensor
 
 from operant.data.overlap import Overlap
-from operant.worlds import BufferedWorld, World
+from operant.worlds import BufferedWorld, Slot, World
 
 Act = Callable[..., None]
-"""`act(t)` of all lanes, or `act(t, lanes)` of some."""
+"""`act(t)` for all lanes, or `act(t, lanes)` for a slice."""
 
 FINAL_SAMPLES = 2**19
-"""In a graph, values of final observations are computed for so many samples at a time: fewer launches, and memory that
-stays small.
-"""
+"""Samples whose final values a CUDA graph computes at a time: few launches, bounded memory."""
 
 
 class Collector:
-    """The buffers of T steps of a world's lanes. The world writes what comes of step t straight into its place; the
-    next collection begins where it ended.
+    """Buffers of T steps of a world's lanes. The world writes the outcome of each step in place; the next collection
+    begins where this one ended.
     """
 
     def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
-        """`eager`: without CUDA graphs."""
+        """Allocate rollout and noise; `eager`: without CUDA graphs."""
         self.world, self.steps = world, steps
-        self.rollout = world.slot(steps)
         self.noise = torch.zeros(steps, noise_rows, world.count, device=world.device)  # (T, U, N), uniform in [0, 1)
-        self._slots = [world.bind(self.rollout, t) for t in range(steps)]
-        self._first = world.bind(self.rollout, -1)
+        self._eager = eager
+        self._bind(world.slot(steps))
+
+    def _bind(self, rollout: Slot) -> None:
+        """Let the world write into a rollout."""
+        world, self.rollout = self.world, rollout
+        self._slots = [world.bind(rollout, t) for t in range(self.steps)]
+        self._first = world.bind(rollout, -1)
         self._overlap = None
         if isinstance(world, BufferedWorld) and world.device.type == "cuda":
-            self._overlap = Overlap(world, self._slots, eager=eager)
+            self._overlap = Overlap(world, self._slots, eager=self._eager)
 
     def start(self) -> None:
-        """Begin every lane anew."""
+        """Start new episodes in all lanes."""
         self.world.reset(self._first)
 
-    def collect(self, act: Act, after: Callable[[int], None] | None = None, *, apart: bool = False) -> None:
-        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is
-        told that step t is done.
+    def collect(self, act: Act, after: Callable[[int], None] | None = None, *, sliced: bool = False) -> None:
+        """Take T steps of every lane: `act` writes the actions of step t to the rollout, `after` follows step t.
 
-        `apart`: `act` may be asked for some of the lanes, and `after` has nothing to do. Lanes on the host are then
-        acted on beside a GPU while others step.
+        `sliced`: `act` takes slices of the lanes, and `after` has no effect. A GPU then acts on some lanes while the
+        host steps others.
         """
         self.world.noise(self.noise)
-        if self._overlap is not None and apart:
+        if self._overlap is not None and sliced:
             self._overlap.collect(act)
             self.world.advance(self.steps)
             return
@@ -60,39 +65,43 @@ class Collector:
         self.world.advance(self.steps)
 
     def carry_on(self) -> None:
-        """What the last step showed is what the next collection begins with. Once all is learned from this one."""
-        for seen in (self.rollout.observation, self.rollout.legal):
-            if seen is not None:
-                seen[0].copy_(seen[-1])
+        """Copy the last observation to the beginning of the next rollout, once this one is learned from."""
+        for buffer in (self.rollout.observation, self.rollout.legal):
+            if buffer is not None:
+                buffer[0].copy_(buffer[-1])
 
-    def behind(self) -> Collector:
-        """The same with memory of its own for what is learned from, which a later collection leaves alone."""
-        other, fields = copy.copy(self), ("observation", "legal", "reward", "terminated", "truncated")
-        kept = {name: buffer.clone() for name in fields if (buffer := getattr(self.rollout, name)) is not None}
-        other.rollout = self.rollout._replace(**kept)
+    def twin(self) -> Collector:
+        """Return a collector of the same world with its own observations, legal actions, rewards and ends of episodes.
+
+        A rollout of one then outlives a collection by the other. Actions, final observations and noise are shared.
+        """
+        other, names = copy.copy(self), ("observation", "legal", "reward", "terminated", "truncated")
+        own = {name: buffer.clone() for name in names if (buffer := getattr(self.rollout, name)) is not None}
+        other._bind(self.rollout._replace(**own))
         return other
 
     def legal(self, t: int) -> Tensor | None:
-        """The legal actions of step t, (H, N); None where all are."""
+        """Return the legal actions of step t, (H, N); None: all are legal."""
         return None if self.rollout.legal is None else self.rollout.legal[t]
 
     def final_values(self, value: Callable[[Tensor], Tensor], out: Tensor, *, shards: int, captured: bool) -> None:
-        """Values of the true final observations of truncated episodes, into `out` (T, N), of which other places may be
-        written, too.
+        """Write values of the true final observations of truncated episodes to `out` (T, N); its other elements may be
+        overwritten.
 
-        `value` takes observations (O, B) and gives (B). The lanes lie in so many shards, each of which is evaluated by
-        itself: the shape of a product decides its last bits. `captured`: a graph may hold this, which cannot choose.
+        `value` maps observations (O, B) to (B). Each of `shards` of the lanes is evaluated separately, since the shape
+        of a product decides its last bits. `captured`: in a CUDA graph, which cannot branch.
         """
         rollout, world, window = self.rollout, self.world, self.world.final_window
         lanes = world.count // shards
         if not world.can_truncate:
             return
         for shard in (slice(first, first + lanes) for first in range(0, world.count, lanes)):
-            if captured and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
-                for k, seen in enumerate(rollout.final_observation):
-                    out[k * window : (k + 1) * window, shard] = value(seen[:, shard])
+            if captured and window > 1:  # pictures: a buffer holds those of `window` steps, at most one per lane
+                for k, final_observation in enumerate(rollout.final_observation):
+                    out[k * window : (k + 1) * window, shard] = value(final_observation[:, shard])
             elif captured:
-                # All samples are evaluated, where nothing was truncated on stale observations that are not read.
+                # All samples are evaluated; stale observations of lanes without a truncation have values
+                # that are never read.
                 together = max(1, FINAL_SAMPLES // lanes)
                 for t in range(0, self.steps, together):
                     ticks = rollout.final_observation[t : t + together, :, shard]
@@ -104,6 +113,6 @@ class Collector:
                     out[step, lane] = value(rollout.final_observation[step // window, :, lane].t())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, by name."""
+        """Return what a checkpoint holds, by name."""
         first = {"observation": self.rollout.observation[0]}
         return first if self.rollout.legal is None else {**first, "legal": self.rollout.legal[0]}

@@ -15,8 +15,7 @@ from fused_probe import interpreted, wide
 from machine_code import LEAST_SHARED, compile_for, needs_compiler
 from toys import COUNT, GATE, PICK, PUSH, SEEN, ppo_on
 
-from operant.algos.ppo import fused
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO, fused
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
 from operant.kernels.muon import MOST_SIDE

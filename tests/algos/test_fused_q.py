@@ -96,11 +96,9 @@ def pqn_launches(env, precision, net, shape):
     from operant.kernels.dense.select import Selection, with_config
     from operant.kernels.tiles import from_text
 
-    given: list = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PQN(DeviceWorld(env, 64, seed=1), PQN.Config(horizon=32, minibatches=1), mlp.Config(**net), seed=1, steps=100)
-    choice = Selection(describe(given[0].policy, precision), *given)
+    config = PQN.Config(horizon=32, minibatches=1, kernels="torch")
+    pqn = PQN(DeviceWorld(env, 64, seed=1), config, mlp.Config(**net), seed=1, steps=100)
+    choice = Selection(describe(pqn.policy, precision), fused.task(pqn.backend))
     learner = with_config(choice.learner(None, None), from_text(shape))
     found: list = []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))

@@ -17,7 +17,7 @@ from fused_probe import interpreted, relative_error
 from fused_rounded import both_gradients, expected
 
 from operant import envs
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.algos.ppo.config import PPOConfig
 from operant.kernels.tiles import PerLayer, Work, candidates
 from operant.nn import mlp

@@ -15,8 +15,8 @@ import pytest
 import torch
 from toys import GATE, PICK, PUSH, bytes_of, iterate, ppo_on
 
-from operant.algos.ppo import manual_backward
-from operant.algos.ppo.loss import Batch, ppo_loss
+from operant.algos.ppo import cpu
+from operant.algos.ppo.ppo import TERMS, Batch, ppo_loss, stacked
 from operant.compute.threads import ThreadPool
 from operant.data import minibatches
 from operant.envs import find
@@ -30,7 +30,6 @@ HEADS = {
     "squashed": (PUSH, True),
     "masked": (GATE, False),
 }
-NUMBERS = ("policy loss", "value loss", "entropy", "KL", "clip fraction")
 B = 75
 
 
@@ -93,9 +92,9 @@ def batch_for(ppo, samples=B):
 def by_autograd(ppo, batch):
     """Gradients by name and the numbers, by autograd in float32."""
     flat = ppo.policy.flat
-    loss, numbers = ppo_loss(ppo.policy, batch, ppo.config)
+    loss, terms = ppo_loss(ppo.policy, batch, ppo.config)
     flat.backward(loss)
-    return gradients_of(flat), torch.stack(numbers)
+    return gradients_of(flat), stacked(terms)
 
 
 def by_autograd_in_double(ppo, batch):
@@ -110,10 +109,10 @@ def by_autograd_in_double(ppo, batch):
     double = SimpleNamespace(distribution=distribution, forward=forward)
     action = batch.action.double() if batch.action.is_floating_point() else batch.action
     wide = Batch(batch.observation, action, *(field.double() for field in batch[2:6]), batch.legal)
-    loss, numbers = ppo_loss(double, wide, ppo.config)
+    loss, terms = ppo_loss(double, wide, ppo.config)
     named = {name: parameter for module in (net, distribution) for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
-    return dict(zip(named, gradients, strict=True)), torch.stack([number.double() for number in numbers])
+    return dict(zip(named, gradients, strict=True)), torch.stack([terms[name].double() for name in TERMS])
 
 
 def gradients_of(flat):
@@ -135,7 +134,7 @@ def chunk_sizes(samples):
 
 
 def gradient_of(ppo, samples=B):
-    return manual_backward.Gradient(ppo.policy, ppo.config, chunk_sizes(samples), pool())
+    return cpu.Gradient(ppo.policy, ppo.config, chunk_sizes(samples), pool())
 
 
 def by_hand(ppo, batch):
@@ -153,7 +152,7 @@ def assert_equal(found, expected, tolerance=1e-5):
     for name, gradient in wanted.items():
         error = (gradients[name] - gradient).norm()
         assert error <= tolerance * gradient.norm() + 1e-7 * length, f"{name}: {error / gradient.norm():.1e}"
-    for name, number, wanted_number in zip(NUMBERS, numbers.tolist(), wanted_numbers.tolist(), strict=True):
+    for name, number, wanted_number in zip(TERMS, numbers.tolist(), wanted_numbers.tolist(), strict=True):
         assert number == pytest.approx(wanted_number, rel=1e-5, abs=2e-7), name
 
 
@@ -209,7 +208,7 @@ def test_two_halves_of_the_shards_add_up_to_the_bit(head):
     batch, sizes = batch_for(ppo, samples), [128] * 8
 
     def computed(part, sizes):
-        numbers = manual_backward.Gradient(ppo.policy, ppo.config, sizes, pool())(part)
+        numbers = cpu.Gradient(ppo.policy, ppo.config, sizes, pool())(part)
         return ppo.policy.flat.gradient.clone(), numbers
 
     whole, first, second = computed(batch, sizes), *(computed(part, sizes[:4]) for part in batch.split([512, 512]))
@@ -262,7 +261,7 @@ def test_where_both_value_errors_are_equal_each_counts_half():
     batch = batch._replace(value=torch.zeros(1), returns=torch.tensor([0.3125]))
     gradients, numbers = by_hand(ppo, batch)
     assert gradients["value_bias"].item() == 0.5 * 0.1875 * 0.5
-    assert numbers[1].item() == 0.5 * 0.1875**2
+    assert numbers[TERMS.index("value_loss")].item() == 0.5 * 0.1875**2
     assert torch.equal(by_autograd(ppo, batch)[0]["value_bias"], gradients["value_bias"])
 
 

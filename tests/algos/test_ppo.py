@@ -20,11 +20,10 @@ from torch import distributions, nn
 from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, NoParams, bytes_of, clones, iterate, ppo_on
 
 from operant import algos
-from operant.algos.ppo import backends
-from operant.algos.ppo.algorithm import COLUMNS, PPO
-from operant.algos.ppo.config import PPOConfig
-from operant.algos.ppo.loss import Batch, ppo_loss
-from operant.algos.ppo.stats import Stats
+from operant.algos.base import metric_specs
+from operant.algos.ppo import PPO, PPOConfig
+from operant.algos.ppo import ppo as specification
+from operant.algos.ppo.ppo import TERMS, Batch, Stats, ppo_loss
 from operant.compute import kernel
 from operant.envs import device, find
 from operant.nn import mlp
@@ -34,6 +33,7 @@ from operant.worlds.base import EPISODES, TALLIES
 from operant.worlds.device_world import DeviceWorld
 
 CARTPOLE = find("cartpole")
+COLUMNS = (*(spec.name for spec in metric_specs(Stats)), "not_finite")
 EVERYTHING = {
     "normalize_observations": True,
     "normalize_rewards": True,
@@ -294,7 +294,13 @@ def plain_loss(env, net, parameters, batch, config):
     count = len(old)
     policy_loss, value_loss = -sum(surrogate) / count, sum(errors) / count
     loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy.mean()
-    return loss, [policy_loss.item(), value_loss.item(), entropy.mean().item(), sum(kl) / count, clipped / count]
+    return loss, {
+        "policy_loss": policy_loss.item(),
+        "value_loss": value_loss.item(),
+        "entropy": entropy.mean().item(),
+        "approx_kl": sum(kl) / count,
+        "clip_fraction": clipped / count,
+    }
 
 
 def legal_choices(logits, action, legal):
@@ -359,18 +365,18 @@ def test_the_gradient_is_that_of_the_paper(env, activation, shared, value_clip):
     ppo = ppo_on(env, 8, net, horizon=8, start=False, value_clip=value_clip, entropy_coefficient=0.03, clip=0.15)
     flat, config, batch = ppo.policy.flat, ppo.config, samples_for(ppo, 60)
 
-    loss, numbers = ppo_loss(ppo.policy, batch, config)
+    loss, terms = ppo_loss(ppo.policy, batch, config)
     flat.backward(loss)
     doubles = {
         name: parameter.detach().double().requires_grad_()
         for name, parameter in zip(flat.names, flat.parameters, strict=True)
     }
-    expected_loss, expected_numbers = plain_loss(env, net, doubles, batch, config)
+    expected_loss, expected_terms = plain_loss(env, net, doubles, batch, config)
     expected = torch.autograd.grad(expected_loss, list(doubles.values()))
 
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5, abs=1e-6)
-    assert [number.item() for number in numbers] == pytest.approx(expected_numbers, rel=1e-4, abs=1e-6)
-    assert 0.1 < numbers[4] < 0.9, "the clip is not put to the test"
+    assert {name: terms[name].item() for name in expected_terms} == pytest.approx(expected_terms, rel=1e-4, abs=1e-6)
+    assert 0.1 < terms["clip_fraction"] < 0.9, "the clip is not put to the test"
     size = max(float(gradient.abs().max()) for gradient in expected)
     for name, gradient, wanted in zip(flat.names, flat._gradient_views, expected, strict=True):
         error = float((gradient.double() - wanted).abs().max())
@@ -392,10 +398,11 @@ def test_the_clip_by_hand():
         batch = Batch(
             torch.zeros(4, 2), torch.tensor([[0, 1]], dtype=torch.int32), old, zero, torch.full((2,), advantage), zero
         )
-        loss, numbers = ppo_loss(ppo.policy, batch, ppo.config)
+        loss, terms = ppo_loss(ppo.policy, batch, ppo.config)
         assert loss.item() == pytest.approx(expected, rel=1e-6)
         # (r - 1) - log r: (1 - ln 2 + -1/2 + ln 2) / 2 = 1/4.
-        assert [number.item() for number in numbers[2:]] == pytest.approx([math.log(2.0), 0.25, 1.0], rel=1e-6)
+        expected = {"entropy": math.log(2.0), "approx_kl": 0.25, "clip_fraction": 1.0}
+        assert {name: terms[name].item() for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_value_clip_by_hand():
@@ -405,8 +412,8 @@ def test_the_value_clip_by_hand():
     ppo.policy.flat.values.data.zero_()
     zero, one = torch.zeros(2), torch.ones(2)
     batch = Batch(torch.zeros(4, 2), torch.zeros(1, 2, dtype=torch.int32), zero, torch.tensor([0.5, -0.5]), zero, one)
-    _, numbers = ppo_loss(ppo.policy, batch, ppo.config)
-    assert numbers[1].item() == pytest.approx((1.0 + 1.69) / 4, rel=1e-6)
+    _, terms = ppo_loss(ppo.policy, batch, ppo.config)
+    assert terms["value_loss"].item() == pytest.approx((1.0 + 1.69) / 4, rel=1e-6)
 
 
 # PARTS OF A MINIBATCH
@@ -436,25 +443,24 @@ def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
         name: parameter.detach().double().requires_grad_()
         for name, parameter in zip(flat.names, flat.parameters, strict=True)
     }
-    whole_loss, whole_numbers = plain_loss(env, net, doubles, batch, ppo.config)
+    whole_loss, whole_terms = plain_loss(env, net, doubles, batch, ppo.config)
     expected = torch.autograd.grad(whole_loss, list(doubles.values()))
     sizes = []
     monkeypatch.setattr(
-        backends,
+        specification,
         "ppo_loss",
         lambda policy, part, config: sizes.append(len(part.returns)) or ppo_loss(policy, part, config),
     )
     flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
-    numbers = ppo.backend.gradient(batch)
-    assert [number.item() for number in numbers] == pytest.approx(whole_numbers, rel=1e-4, abs=1e-6)
+    terms = ppo.backend.gradient(batch)
+    named = dict(zip(TERMS, terms.tolist(), strict=True))
+    assert {name: named[name] for name in whole_terms} == pytest.approx(whole_terms, rel=1e-4, abs=1e-6)
     for name, gradient, wanted in zip(flat.names, flat._gradient_views, expected, strict=True):
         error = float((gradient.double() - wanted).norm())
         assert error <= 1e-5 * float(wanted.norm()) + 1e-6, f"the gradient of {name} is {error} off"
     assert sum(sizes) == B and max(sizes) <= microbatch and len(sizes) == math.ceil(B / microbatch)
     bits = flat.gradient.clone()
-    assert torch.equal(torch.stack(ppo.backend.gradient(batch)), torch.stack(numbers)) and torch.equal(
-        flat.gradient, bits
-    )
+    assert torch.equal(ppo.backend.gradient(batch), terms) and torch.equal(flat.gradient, bits)
 
 
 def test_parts_make_one_step_and_one_stop():
@@ -721,7 +727,7 @@ def test_the_kl_stop_skips():
         assert len(steps) == 16
         stopped = False
         for numbers, after in steps:
-            stopped = stopped or bool(numbers[3] > 1.5e-3)
+            stopped = stopped or bool(numbers[TERMS.index("approx_kl")] > 1.5e-3)
             for name, tensor in before.items():
                 assert torch.equal(tensor, after[name]) == stopped, (
                     f"{name} {'moved after' if stopped else 'stood still before'} the stop"
@@ -741,11 +747,10 @@ def test_stats():
     steps = recorded(ppo)
     ppo.update()
     assert len(COLUMNS) == len(Stats._fields) == len(set(COLUMNS)) == len(ppo.stats)
-    assert ppo._discount.gamma.dtype == ppo._discount.decay.dtype == np.float32
+    assert ppo.cycle._discount.gamma.dtype == ppo.cycle._discount.decay.dtype == np.float32
     stats = stats_of(ppo)
     expected = torch.stack([numbers for numbers, _ in steps]).mean(0)
-    named = ("loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm")
-    assert [stats[name] for name in named] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
+    assert [stats[name] for name in COLUMNS[: len(TERMS) + 1]] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
     residual = ppo.experience.returns - ppo.experience.value[:-1]
     assert stats["explained_variance"] == pytest.approx(
         1 - float(residual.var() / ppo.experience.returns.var()), rel=1e-4
@@ -763,7 +768,7 @@ def test_what_is_not_finite_is_counted():
 
     fine = ppo_on(PUSH, 16, horizon=8)
     fine.collect()
-    fine.backend.step = lambda batch: torch.tensor([math.nan, 0.0, 0.0, math.inf, 0.0, 0.0])
+    fine.backend.step = lambda batch: torch.tensor([math.nan, math.inf, *[0.0] * (len(TERMS) - 1)])
     fine.update()
     assert stats_of(fine)["not_finite"] == 2 and not fine.policy.flat.not_finite()
 

@@ -10,8 +10,7 @@ import torch
 from toys import COUNT, FILL, GATE, MY_NET, PUSH, SEEN, bytes_of, clones, iterate
 
 from operant.algos.pqn import PQN
-from operant.algos.pqn.loss import Batch
-from operant.algos.pqn.stats import Stats
+from operant.algos.pqn.pqn import TERMS, Batch, Stats
 from operant.envs import find
 from operant.errors import ConfigError
 from operant.nn import epsilon_greedy, mlp
@@ -124,10 +123,10 @@ def test_the_gradient_is_that_of_the_squared_error(kernels):
     taken = values[torch.arange(len(values)), batch.action[0].long()]
     expected_loss = ((taken - batch.returns.double()) ** 2).mean() / 2
     expected = torch.autograd.grad(expected_loss, list(parameters.values()), allow_unused=True)
-    terms = pqn.backend.gradient(batch)
-    assert float(terms.q_loss) == pytest.approx(expected_loss.item(), rel=1e-5)
-    assert float(terms.q_mean) == pytest.approx(taken.mean().item(), rel=1e-5)
-    assert float(terms.td_error) == pytest.approx((taken - batch.returns).abs().mean().item(), rel=1e-5)
+    terms = dict(zip(TERMS, pqn.backend.gradient(batch).tolist(), strict=True))
+    assert terms["q_loss"] == pytest.approx(expected_loss.item(), rel=1e-5)
+    assert terms["q_mean"] == pytest.approx(taken.mean().item(), rel=1e-5)
+    assert terms["td_error"] == pytest.approx((taken - batch.returns).abs().mean().item(), rel=1e-5)
     for parameter, offset, wanted in zip(policy.flat.parameters, policy.flat.offsets, expected, strict=True):
         found = policy.flat.gradient[offset : offset + parameter.numel()].view(parameter.shape)
         torch.testing.assert_close(

@@ -21,7 +21,7 @@ from processes import ITERATION, SMALL, environment, inline, operant_process, th
 from toys import MY_ENV, MY_NET
 
 from operant import runs
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.config import request
 from operant.errors import BusyError, ConfigError, MachineError, StoppedError
 from operant.runs.checkpoints import Store

@@ -17,7 +17,7 @@ from processes import ITERATION, environment, go_on, inline, operant_process, th
 from toys import MY_ENV
 
 from operant import runs
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.config import load
 from operant.errors import BadFileError, ConfigError
 from operant.runs import launch

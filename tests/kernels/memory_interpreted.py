@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from fused_probe import ENVS, relative_error, trainer, wide
 
-from operant.algos.ppo.backends import fused_task
-from operant.algos.ppo.loss import Batch, loss_of_outputs
+from operant.algos.ppo import fused
+from operant.algos.ppo.ppo import TERMS, Batch, loss_of_outputs
 from operant.kernels import recurrent
 from operant.kernels.recurrent import lstm
 from operant.kernels.recurrent.learner import RecurrentLearner
@@ -90,7 +90,7 @@ def exact_gradient(ppo, batch):
     every = [*doubled.net.parameters(), *doubled.distribution.parameters()]
     for begin, gradient in zip(policy.flat.offsets, torch.autograd.grad(loss, every), strict=True):
         wanted[begin : begin + gradient.numel()] = gradient.flatten()
-    return wanted, [float(term) for term in terms]
+    return wanted, [float(terms[name]) for name in TERMS]
 
 
 def third_iteration(ppo):
@@ -125,7 +125,7 @@ def reconfigured(ppo, precision, **changes):
     """The fused kernels over again, of another precision by a GPU's products but not by its tanh, and with tiles that
     are smaller or of another kind.
     """
-    task, own = fused_task(ppo.backend.parts), ppo.backend.learner
+    task, own = fused.task(ppo.backend), ppo.backend.learner
     states = recurrent.States(ppo.backend.tensors()["state/0"], own.starts, True)
     spec = replace(own.spec, precision=precision)
     shape = replace(
@@ -156,7 +156,7 @@ def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="
         learner.reduce()
         found.append(ppo.policy.flat.gradient.clone())
     wanted, exact = exact_gradient(ppo, list(ppo.backend.batches(ppo.minibatches.order[0].long()))[minibatches - 1])
-    numbers = learner.totals[:5].tolist()
+    numbers = learner.totals[: len(TERMS)].tolist()
     flat = ppo.policy.flat
     parts = {
         name: relative_error(found[0][begin : begin + one.numel()].double(), wanted[begin : begin + one.numel()])

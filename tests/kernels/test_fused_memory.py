@@ -10,7 +10,7 @@ import torch
 from fused_probe import interpreted, trainer, wide
 from machine_code import LEAST_SHARED, compile_for, needs_compiler
 
-from operant.algos.ppo.backends import fused_task
+from operant.algos.ppo import fused
 from operant.kernels import recurrent
 from operant.kernels.recurrent import lstm
 from operant.kernels.recurrent.shape import reason_for_torch
@@ -33,7 +33,7 @@ def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, 
         epochs=1,
         **algo,
     )
-    task, policy = fused_task(ppo.backend.parts), ppo.policy
+    task, policy = fused.task(ppo.backend), ppo.policy
     dense, shape = recurrent.describe(policy, precision, task.layout.length, task.layout.block)
     states = recurrent.States(policy.initial_state(lanes)[0], policy.initial_state(lanes)[0][None], True)
     config = tile_config(dense, shape, task.layout, None, small=small)

@@ -9,7 +9,8 @@ from monitor.data.health import Circumstances, findings
 from monitor.data.model import Known
 from monitor.data.snapshot import Gpu, System
 from monitor.data.timeline import Timeline
-from operant.algos.ppo import metrics as ppo
+from operant.algos.base import metric_specs
+from operant.algos.ppo.ppo import Stats, entropy_thresholds
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
 from operant.runs.metrics.spec import MetricSpec, Threshold
@@ -172,7 +173,8 @@ STEPS = 1_000_000
 
 
 def specs(actions=(), *more):
-    return {spec.name: spec for spec in (*ppo.specs(actions), *more)}
+    declared = metric_specs(Stats, entropy={"thresholds": entropy_thresholds(actions)})
+    return {spec.name: spec for spec in (*declared, *more)}
 
 
 def course(tmp_path, columns, actions, *, share=1.0, target=None):

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toys import PICK, bytes_of, clones, iterate, ppo_on
 
-from operant.algos.ppo import manual_backward
-from operant.algos.ppo.loss import ppo_loss
+from operant.algos.ppo import cpu
+from operant.algos.ppo.ppo import ppo_loss, stacked
 from operant.compute.threads import ThreadPool
 from operant.envs import Box, device, find
 from operant.nn import first_layer, mlp, normalization
@@ -270,13 +270,13 @@ def test_manual_backward_of_categories_against_autograd_once():
     ppo.estimate_advantages()
     batch = ppo.backend.gather(ppo.minibatches.order[0].long())
     batch.observation[1, 3] = 200  # names no kind
-    numbers = manual_backward.Gradient(ppo.policy, ppo.config, [128], ThreadPool(1))(batch)
+    numbers = cpu.Gradient(ppo.policy, ppo.config, [128], ThreadPool(1))(batch)
     found = ppo.policy.flat.gradient.clone()
     loss, expected = ppo_loss(ppo.policy, batch, ppo.config)
     ppo.policy.flat.backward(loss)
     assert float(found.norm()) > 1e-3
     torch.testing.assert_close(found, ppo.policy.flat.gradient, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(numbers, torch.stack(expected), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(numbers, stacked(expected), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

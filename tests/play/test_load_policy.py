@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from operant.algos.ppo import algorithm
+from operant.algos.ppo import ppo
 from operant.config import load as configuration
 from operant.nn import policy
 from operant.play import load_policy
@@ -23,7 +23,7 @@ def test_the_policy_computes_in_the_precision_that_it_was_trained_in(monkeypatch
     )
     asked = []
     monkeypatch.setattr(
-        algorithm,
+        ppo,
         "Policy",
         lambda *given, real=policy.Policy, **how: asked.append(how["precision"]) or real(*given, **how),
     )

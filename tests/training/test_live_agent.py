@@ -17,7 +17,7 @@ import torch
 from numpy import float32
 from toys import COUNT, PICK, PUSH, SEEN, iterate
 
-from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo import PPO
 from operant.envs import device, find
 from operant.nn import mlp
 from operant.nn.policy import Policy

@@ -5,7 +5,6 @@ import pytest
 import torch
 from toys import COUNT, PICK, PUSH, iterate, ppo_on
 
-from operant.algos.ppo.algorithm import COLUMNS
 from operant.runs.history import read, salvage
 from operant.runs.history.thinning import thin
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader, Writer
@@ -40,7 +39,7 @@ def test_a_record_covers_all_iterations_since_the_last(tmp_path):
     losses, episodes, total = [], 0, 0.0
     for _ in range(7):
         watched.iterate()
-        losses.append(watched.ppo.stats[COLUMNS.index("loss/value")].item())
+        losses.append(watched.ppo.stats[[spec.name for spec in watched.ppo.metrics].index("loss/value")].item())
         rollout = watched.ppo.rollout
         episodes += int((rollout.terminated | rollout.truncated).sum())
         total += rollout.reward.sum().item()

@@ -1,7 +1,25 @@
-"""Parallelised Q-learning. Exports `ALGO`; knows only where it is."""
+"""Parallelised Q-learning: read `pqn.py`. Here the fastest supported backend is chosen."""
 
-from operant.algos.pqn.algorithm import PQN
+from __future__ import annotations
+
+from operant.algos.pqn import cpu, fused, pqn
+from operant.algos.pqn.config import PQNConfig
+from operant.nn import manual
+
+__all__ = ["ALGO", "PQN", "PQNConfig"]
+
+
+class PQN(pqn.PQN):
+    """PQN with the fastest backend that network, machine and `algo.kernels` allow."""
+
+    def choose_backend(self) -> pqn.TorchBackend:
+        """Return the first supported of: fused kernels, manual backward pass (CPU), torch. Raises ConfigError where
+        `algo.kernels` = "fused" is not supported.
+        """
+        backend = fused.build(self)
+        if backend is not None:
+            return backend
+        return cpu.ManualBackend(self) if manual.applies(self.policy, self.config.kernels) else pqn.TorchBackend(self)
+
 
 ALGO = PQN
-
-__all__ = ["ALGO", "PQN"]

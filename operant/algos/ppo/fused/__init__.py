@@ -1,67 +1,102 @@
-"""PPO's fast path: acting and learning in a few Triton kernels, by `operant.kernels.dense`.
+"""Fused Triton kernels of PPO: acting and learning in a few launches, by `operant.kernels.dense`.
 
-`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same
-order of minibatches, and no sum of floats whose order could change. `loss` and `statistics` are PPO's own Triton
-functions, `work` launches them. What imports Triton is imported only where it is used, so that a run without it does
-not wait for it.
+`kernels.py` has PPO's own Triton functions, `work.py` launches them. Both are imported only where they are used, so
+that a run without Triton does not wait for its import. Tested against `ppo.TorchBackend`: the same buffers, noise and
+order of minibatches, and sums of floats in a fixed order.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients
+from operant.algos.ppo.ppo import PPO, TorchBackend
+from operant.data import Collector, Experience
 from operant.kernels import dense
-from operant.kernels.dense import build, config_text
+from operant.nn import Policy
 
 if TYPE_CHECKING:
     from operant.kernels.dense import Learner
-from operant.nn import SOLO, Adam, Exchange, Policy
-
-__all__ = ["Buffers", "Coefficients", "Learner", "agreed", "build", "config_text", "task"]
 
 WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate", "stats")
-"""Buffers that the kernels write."""
+"""Fields of `operant.data.on_policy.Buffers` that the kernels write."""
 
 
-def task(
-    policy: Policy,
-    optimizer: Adam,
-    buffers: Buffers,
-    coefficients: Coefficients,
-    layout: Any,
-    chunks: int | None = None,
-    exchange: Exchange = SOLO,
-) -> dense.Task:
-    """What is to run fused; `layout` is that of the minibatches, `chunks` those of all ranks."""
+class FusedBackend(TorchBackend):
+    """Fused Triton kernels over the buffers of an algorithm."""
+
+    name = "fused"
+    normalizes_advantages = True
+
+    def __init__(self, ppo: PPO, learner: Learner) -> None:
+        super().__init__(ppo)
+        self.learner, self.chosen, self.bits_by_ranks = learner, {"kernel_config": dense.config_text(learner)}, None
+        self.acts_on_slices = learner.acts_on_some
+
+    def over(self, policy: Policy, collector: Collector, experience: Experience) -> FusedBackend:
+        """Return this backend over another policy, rollout and experience, in the same tile config."""
+        other = super().over(policy, collector, experience)
+        other.learner = type(self.learner)(self.learner.spec, task(other), self.learner.config)
+        return other
+
+    def prepare(self) -> None:
+        """Load the normalizer."""
+        self.learner.prepare()
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Write actions, log-probabilities and values of step t, of all lanes or a slice."""
+        self.learner.act(t, lanes)
+
+    def bootstrap(self) -> None:
+        """Write V of the observation after the last step, and of the true final observation of every truncated
+        episode.
+        """
+        self.learner.bootstrap(self.collector.world.can_truncate)
+
+    def update(self) -> None:
+        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        self.learner.update(self.config.updates)
+
+
+def build(ppo: PPO) -> FusedBackend | None:
+    """Return the fused backend of a run, or None where torch does the work.
+
+    Of several ranks the first chooses the tile config for all, since sums depend on it. Raises ConfigError where
+    `algo.kernels` is "fused" and it is not supported.
+    """
+    described, config, exchange = task(TorchBackend(ppo)), ppo.config, ppo.exchange
+
+    def built(kernel_config: str) -> Learner | None:
+        return dense.build(described, kernels=config.kernels, precision=config.precision, config=kernel_config)
+
+    learner = built(config.kernel_config) if exchange.rank == 0 else None
+    if exchange.ranks > 1:
+        agreed = exchange.agree("" if learner is None else dense.config_text(learner))
+        if exchange.rank > 0 and agreed:
+            learner = built(agreed)
+    if learner is None:
+        return None
+    learner.connect()
+    return FusedBackend(ppo, learner)
+
+
+def task(backend: TorchBackend) -> dense.Task:
+    """Describe a backend's policy and buffers to the kernels."""
+    cycle, chunks, exchange = backend.cycle, backend.config.chunks, backend.exchange
+
+    def work(learner: Learner) -> dense.Work:
+        from operant.algos.ppo.fused.work import PPOWork
+
+        return PPOWork(learner, cycle.anneal_iterations)
+
     return dense.Task(
         "ppo",
-        policy,
-        optimizer,
-        buffers,
-        coefficients,
-        layout,
-        _work,
+        backend.policy,
+        backend.optimizer,
+        backend.buffers(),
+        backend.config,
+        cycle.minibatches.layout,
+        work,
         WRITTEN,
         chunks and chunks // exchange.ranks,
         exchange,
     )
-
-
-def agreed(task: dense.Task, kernels: str, precision: str, config: str) -> Learner | None:
-    """As `build`; of several ranks the first chooses the tile config for all, since sums depend on it."""
-    exchange = task.exchange
-    learner = build(task, kernels=kernels, precision=precision, config=config) if exchange.rank == 0 else None
-    if exchange.ranks > 1:
-        text = exchange.agree("" if learner is None else config_text(learner))
-        if exchange.rank > 0 and text:
-            learner = build(task, kernels=kernels, precision=precision, config=text)
-    if learner is not None:
-        learner.connect()
-    return learner
-
-
-def _work(learner: Learner) -> dense.Work:
-    from operant.algos.ppo.fused.work import PPOWork
-
-    return PPOWork(learner)

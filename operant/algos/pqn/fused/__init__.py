@@ -1,34 +1,83 @@
-"""PQN's fast path: acting and learning in a few Triton kernels, by `operant.kernels.dense`.
+"""Fused Triton kernels of PQN: acting and learning in a few launches, by `operant.kernels.dense`.
 
-`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same
-order of minibatches. `loss` and `statistics` are PQN's own Triton functions, `work` launches them. What imports Triton
-is imported only where it is used.
+`kernels.py` has PQN's own Triton functions, `work.py` launches them. Both are imported only where they are used, so
+that a run without Triton does not wait for its import. Tested against `pqn.TorchBackend`: the same buffers, noise and
+order of minibatches.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from operant.algos.pqn.fused.buffers import Buffers, Coefficients
+from operant.algos.pqn.pqn import PQN, TorchBackend
 from operant.kernels import dense
-from operant.kernels.dense import build
-from operant.nn import Adam, QPolicy
 
 if TYPE_CHECKING:
     from operant.kernels.dense import Learner
 
-__all__ = ["Buffers", "Coefficients", "Learner", "build", "task"]
-
 WRITTEN = ("samples", "final_value", "iteration", "skip", "learning_rate", "stats")
-"""Buffers that the kernels write."""
+"""Fields of `operant.data.on_policy.Buffers` that the kernels write."""
 
 
-def task(policy: QPolicy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any) -> dense.Task:
-    """What is to run fused; `layout` is that of the minibatches."""
-    return dense.Task("pqn", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, boards=True)
+class FusedBackend(TorchBackend):
+    """Fused Triton kernels over the buffers of an algorithm."""
+
+    name = "fused"
+
+    def __init__(self, pqn: PQN, learner: Learner) -> None:
+        super().__init__(pqn)
+        self.learner = learner
+        self.chosen = {"kernel_config": line} if (line := str(learner.config)) else {}
+        self.acts_on_slices = learner.acts_on_some
+
+    def prepare(self) -> None:
+        """Load the normalizer."""
+        self.learner.prepare()
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Write epsilon-greedy actions of step t and max_a Q of its observations, of all lanes or a slice."""
+        self.learner.act(t, lanes)
+
+    def bootstrap(self) -> None:
+        """Write max_a Q of the observation after the last step, and of the true final observation of every truncated
+        episode.
+        """
+        self.learner.bootstrap(self.collector.world.can_truncate)
+
+    def update(self) -> None:
+        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        self.learner.update(self.config.epochs * self.config.minibatches)
 
 
-def _work(learner: Learner) -> dense.Work:
-    from operant.algos.pqn.fused.work import PQNWork
+def build(pqn: PQN) -> FusedBackend | None:
+    """Return the fused backend of a run, or None where torch does the work.
 
-    return PQNWork(learner)
+    Raises ConfigError where `algo.kernels` is "fused" and it is not supported.
+    """
+    config = pqn.config
+    learner = dense.build(
+        task(TorchBackend(pqn)), kernels=config.kernels, precision=config.precision, config=config.kernel_config
+    )
+    return None if learner is None else FusedBackend(pqn, learner)
+
+
+def task(backend: TorchBackend) -> dense.Task:
+    """Describe a backend's policy and buffers to the kernels."""
+    cycle = backend.cycle
+
+    def work(learner: Learner) -> dense.Work:
+        from operant.algos.pqn.fused.work import PQNWork
+
+        return PQNWork(learner, cycle.anneal_iterations)
+
+    return dense.Task(
+        "pqn",
+        backend.policy,
+        backend.optimizer,
+        backend.buffers(),
+        backend.config,
+        cycle.minibatches.layout,
+        work,
+        WRITTEN,
+        boards=True,
+    )

@@ -1,64 +1,62 @@
-"""What PQN adds to the fused kernels: its loss, how it acts, and what it works out before and behind an update.
-Launches over the algorithm's buffers.
-"""
+"""Launches of PQN's Triton kernels, and the arguments of those that `operant.kernels.dense` launches."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from operant.algos.pqn.fused.buffers import Samples, Update
-from operant.algos.pqn.fused.loss import Q_LOSS
-from operant.algos.pqn.fused.statistics import STAT, begin, finish, record
+from operant.algos.pqn.fused.kernels import Q_LOSS, STAT, Samples, Update, begin, finish, record
 from operant.kernels import moments
 from operant.kernels.dense.learner import Learner
 from operant.kernels.q_values import QActing, act_epsilon_greedily, largest_value
 
 
 class PQNWork:
-    """PQN's part of a learner."""
+    """PQN's part of a learner: an `operant.kernels.dense.Work`."""
 
     loss, sample, value_of, record = Q_LOSS, act_epsilon_greedily, largest_value, record
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner, self._buffers, self._coefficients = learner, learner.buffers, learner.coefficients
+    def __init__(self, learner: Learner, anneal_iterations: int | None) -> None:
+        self._learner, self._buffers, self._config = learner, learner.buffers, learner.coefficients
+        self._epsilon: Tensor = learner.policy.epsilon  # type: ignore[attr-defined]  # of a QPolicy
         self._steps, self._lanes = self._buffers.rollout.reward.shape
+        self._anneal_iterations = anneal_iterations
         self._parts = torch.zeros(moments.PARTS, 5, device=learner.policy.device)
 
     def _returns(self) -> Tensor:
         return self._buffers.samples[self._steps * self._lanes :]
 
-    # WHAT KERNELS TAKE
+    # ARGUMENTS OF KERNELS
 
     def acting(self) -> QActing:
-        """What acting draws with, and what it writes."""
+        """Return the arguments of `sample`."""
         buffers = self._buffers
-        return QActing(buffers.noise, buffers.epsilon, 0, buffers.rollout.action, self.values())
+        return QActing(buffers.noise, self._epsilon, 0, buffers.rollout.action, self.values())
 
     def values(self) -> Tensor:
-        """Where max Q lies."""
+        """Return the address of max_a Q, (T + 1, N)."""
         return self._buffers.samples[2 * self._steps * self._lanes :]
 
     def samples(self) -> Samples:
-        """What the loss reads."""
+        """Return the arguments of the loss."""
         return Samples(self._returns(), self._buffers.rollout.action)
 
     def update(self) -> Update:
-        """What an update counts."""
+        """Return the arguments of `record`."""
         learner = self._learner
         return Update(learner.totals, self._buffers.skip, learner.adam["step"], learner.corrections)
 
     def norm_sum(self) -> Tensor:
-        """Where the gradient's norms are added up."""
+        """Return the address of the sum of gradient norms."""
         return self._learner.totals[STAT.gradient_norm :]
 
-    # BEFORE AND BEHIND AN UPDATE
+    # BEFORE AND AFTER AN UPDATE
 
     def begin(self) -> None:
-        """The explained variance, and the learning rate."""
-        buffers, coefficients, shards = self._buffers, self._coefficients, self._learner.layout.shards
+        """Compute the explained variance and the learning rate."""
+        buffers, learner, shards = self._buffers, self._learner, self._learner.layout.shards
         parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
-        self._learner.launch(
+        learner.launch(
             moments.part_moments,
             (parts, shards),
             buffers.samples,
@@ -69,29 +67,29 @@ class PQNWork:
             TILE=moments.TILE,
             num_warps=8,
         )
-        self._learner.launch(
+        learner.launch(
             begin,
             (1,),
             self._parts,
             parts * shards,
-            self._learner.totals,
+            learner.totals,
             buffers.learning_rate,
-            coefficients.start_rate,
+            float(self._config.learning_rate),
             buffers.iteration,
-            float(coefficients.anneal_iterations or 1),
-            ANNEAL=coefficients.anneal_iterations is not None,
+            float(self._anneal_iterations or 1),
+            ANNEAL=self._anneal_iterations is not None,
             PARTS=moments.PARTS,
         )
 
     def finish(self, minibatches: int) -> None:
-        """The update's numbers, and one more iteration."""
+        """Write `stats` and count the iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(
             finish,
             (1,),
             learner.totals,
-            buffers.epsilon,
+            self._epsilon,
             buffers.learning_rate,
             values,
             values.numel(),
