@@ -422,20 +422,17 @@ def test_games_have_shapes(name, precision):
 
 
 def choice_of(env, precision, net, **algo):
-    """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
+    """Selection of a tile config for PPO's kernels, with 2,048 samples in a minibatch."""
     from operant.kernels.dense.select import Selection
 
-    given: list = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PPO(
-            DeviceWorld(env, 64, seed=1),
-            PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo),
-            mlp.Config(**net),
-            seed=1,
-            steps=100,
-        )
-    choice = Selection(describe(given[0].policy, precision), *given)
+    ppo = PPO(
+        DeviceWorld(env, 64, seed=1),
+        PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo, kernels="torch"),
+        mlp.Config(**net),
+        seed=1,
+        steps=100,
+    )
+    choice = Selection(describe(ppo.policy, precision), fused.task(ppo.backend))
     choice._multiprocessors = 132
     return choice
 

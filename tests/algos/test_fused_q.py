@@ -143,17 +143,9 @@ def made_for_board(game, precision, lanes, **config):
     """The kernels of a trainer of a board that has no GPU to launch them on."""
     from operant.kernels.dense import board
 
-    given: list = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PQN(
-            DeviceWorld(find(game), lanes, seed=1),
-            PQN.Config(**config),
-            mlp.Config(**{**BOARD, "hidden": [128]}),
-            seed=1,
-            steps=100,
-        )
-    learner, reason = board.build(given[0], precision)
+    net = mlp.Config(**{**BOARD, "hidden": [128]})
+    pqn = PQN(DeviceWorld(find(game), lanes, seed=1), PQN.Config(**config, kernels="torch"), net, seed=1, steps=100)
+    learner, reason = board.build(fused.task(pqn.backend), precision)
     assert learner is not None, reason
     return learner
 
