@@ -165,7 +165,7 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
     clocked(algo.world, "advance", inside)
     clocked(algo.world, "noise", inside)
     for owner, names in (
-        (getattr(algo, "acting", None), ("prepare", "bootstrap")),
+        (getattr(algo, "acting", getattr(algo, "backend", None)), ("prepare", "bootstrap")),
         (algo, ("_hand_over", "update", "_collect")),
     ):
         for name in names:

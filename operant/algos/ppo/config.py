@@ -1,4 +1,4 @@
-"""PPO's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+"""Configuration of PPO: the keys of `[algo]`, their defaults and ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PPOConfig(Section):
-    """`[algo]`, when its name is "ppo"."""
+    """Section `[algo]` with name = "ppo"."""
 
     schedulable: ClassVar = (
         "learning_rate",
@@ -25,23 +25,21 @@ class PPOConfig(Section):
         "target_kl",
     )
     fixed_on_resume: ClassVar = {
-        "optimizer": "its checkpoints hold the moments of that optimizer",
-        "overlap": "its checkpoints hold the policy that collects, or none",
+        "optimizer": "checkpoints hold the moments of that optimizer",
+        "overlap": "checkpoints hold the acting policy only if it is on",
     }
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     bptt: Count | None = Field(
         None,
         ge=1,
-        description="policies with a memory only: steps that gradients go back through, and so of the segments that "
-        "minibatches are made of; "
-        "a divisor of horizon; not set: horizon",
+        description="policies with a memory only: steps of backpropagation through time, and of the segments in a "
+        "minibatch; a divisor of horizon; not set: horizon",
     )
     carry_state: bool = Field(
         True,
-        description="policies with a memory only: an iteration goes on from the state in which the last one ended; "
-        "false: each begins from zeros, "
-        "and evaluation, too, forgets after every horizon steps of an episode",
+        description="policies with a memory only: states persist from one iteration to the next; false: each "
+        "iteration begins with zeros, and evaluation resets states after every horizon steps of an episode",
     )
     epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
@@ -49,30 +47,28 @@ class PPOConfig(Section):
         None,
         gt=0,
         le=1024,
-        description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need "
-        "not be a whole number; "
-        "none: epochs",
+        description="samples learned from per sample collected, in whole minibatches, such as 1.42: a fractional "
+        "number of epochs; not set: epochs",
     )
     overlap: bool = Field(
         False,
-        description="collect the next iteration while learning from the last one: what is learned from was then "
-        "collected by the policy of one "
-        "iteration before; takes a second rollout's memory",
+        description="collect the next rollout while learning from the last one; the acting policy then lags by one "
+        "iteration; takes the memory of a second rollout",
     )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
     anneal_steps: Count | None = Field(
         None,
         ge=1,
-        description="environment step at which the decay ends; not set: run.steps, as the run began with it (a resume "
-        "to more steps keeps it)",
+        description="environment step at which the decay ends; not set: run.steps of the first start (a resume to "
+        "more steps keeps it)",
     )
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
     gae_lambda: Real = Field(
         0.95,
         ge=0,
         le=1,
-        description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns",
+        description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: Monte Carlo returns",
     )
     clip: Real = Field(0.2, gt=0, description="epsilon: clip range of the probability ratio")
     value_clip: Real | None = Field(
@@ -91,10 +87,10 @@ class PPOConfig(Section):
         False, description="divide by the running standard deviation of the discounted return, and clip to +-10"
     )
     target_kl: Real | None = Field(
-        None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; none: never"
+        None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; not set: never"
     )
     optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="muon: Muon for the weights of hidden layers, Adam for all else, at one learning rate"
+        "adam", description="muon: Muon for the weights of hidden layers, Adam for the others, at one learning rate"
     )
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -105,38 +101,35 @@ class PPOConfig(Section):
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
         description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
-        "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
+        "auto: fused on a GPU, a manual backward pass on a CPU, where the network is supported; otherwise torch",
     )
     kernel_config: str = Field(
         "",
         description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, "
-        "measured once and kept by the run; "
-        '"first": not measured',
+        'measured once and saved with the run; "first": not measured',
     )
     chunks: Count | None = Field(
         None,
         ge=1,
         le=1024,
-        description="C: parts of a minibatch whose gradients are summed one by one, then in a fixed tree: a power of "
-        "two, a multiple of the shards of lanes. "
-        "The same C gives the same bits on any number of devices. By default chosen by the sizes of minibatch and "
-        "network; on a GPU kept in kernel_config",
+        description="C: parts of a minibatch whose gradients are added in a fixed binary tree: a power of two and a "
+        "multiple of the shards of lanes. The same C gives the same bits on any number of devices. Not set: chosen by "
+        "the sizes of minibatch and network; on a GPU saved in kernel_config",
     )
     microbatch: Count | None = Field(
         None,
         ge=1,
         description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; "
-        "the result is equal up to rounding. "
-        "Fused kernels and the manual backward pass ignore it",
+        "the result is equal up to rounding. Ignored by fused kernels and the manual backward pass",
     )
 
     def completed(self, steps: int) -> Self:
-        """With the end of the learning-rate decay, where that follows from the run's steps."""
+        """Return this configuration with `anneal_steps` set, by default to the run's steps."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
     @property
     def updates(self) -> int:
-        """Minibatches, and so optimizer steps, of an iteration."""
+        """Optimizer steps of an iteration, one per minibatch."""
         return (
             self.epochs * self.minibatches
             if self.replay_ratio is None
@@ -144,15 +137,15 @@ class PPOConfig(Section):
         )
 
     def shards(self, lanes: int, *, memory: bool = False) -> int:
-        """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a
-        run.
+        """Return the shards of the lanes, equal ranges that every minibatch samples equally: the maximum number of
+        devices that can share a run. `memory`: of a recurrent policy.
         """
         if memory:
             return minibatches.segments_layout(self.horizon, lanes, self.minibatches, self.bptt or self.horizon).shards
         return minibatches.layout(self.horizon, lanes, self.minibatches).shards
 
     def problems(self, lanes: int, *, memory: bool = False) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message); `memory`: of a policy that has one."""
+        """Return problems between values as (key, message). `memory`: of a recurrent policy."""
         if self.horizon * lanes < 2:
             return [
                 (
@@ -163,7 +156,7 @@ class PPOConfig(Section):
             ]
         if memory and self.overlap:
             return [
-                ("overlap", "a policy with a memory (net.memory) collects and learns in turns: leave algo.overlap out")
+                ("overlap", "a policy with a memory (net.memory) is not supported; remove algo.overlap or set false")
             ]
         if memory:
             return minibatches.segment_problems(self.horizon, lanes, self.minibatches, self.bptt, self.chunks)

@@ -50,7 +50,7 @@ def choose(ppo: PPO) -> SequenceBackend:
 class Segments(NamedTuple):
     """Segments of a minibatch."""
 
-    steps: Batch  # fields (..., L, S)
+    steps: Batch  # with fields (..., L, S)
     state: tuple[Tensor, ...]  # before the first steps, (R, S) each
     reset: Tensor  # (L, S) uint8, 1 where an episode begins
 

@@ -1,4 +1,4 @@
-"""PQN's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+"""Configuration of PQN: the keys of `[algo]`, their defaults and ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PQNConfig(Section):
-    """`[algo]`, when its name is "pqn"."""
+    """Section `[algo]` with name = "pqn"."""
 
     schedulable: ClassVar = ("learning_rate",)
 
@@ -24,11 +24,11 @@ class PQNConfig(Section):
     learning_rate: Real = Field(1e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
     anneal_steps: Count | None = Field(
-        None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it"
+        None, ge=1, description="environment step at which the decay ends; not set: run.steps of the first start"
     )
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
     q_lambda: Real = Field(
-        0.65, ge=0, le=1, description="lambda of the Q(lambda) returns: 0: one-step targets; 1: whole returns"
+        0.65, ge=0, le=1, description="lambda of the Q(lambda) returns: 0: one-step targets; 1: Monte Carlo returns"
     )
     epsilon_start: Real = Field(1.0, ge=0, le=1, description="probability of a random action at the start")
     epsilon_end: Real = Field(
@@ -40,9 +40,7 @@ class PQNConfig(Section):
         description="environment steps over which epsilon goes from start to end; not set: a tenth of run.steps",
     )
     max_gradient_norm: Real = Field(10.0, gt=0, description="the gradient is clipped to this global norm")
-    reward_scale: Real = Field(
-        1.0, gt=0, description="rewards are multiplied by this where Q values are learned from them"
-    )
+    reward_scale: Real = Field(1.0, gt=0, description="factor of the rewards that Q values are learned from")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -53,22 +51,21 @@ class PQNConfig(Section):
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
         description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
-        "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
+        "auto: fused on a GPU, a manual backward pass on a CPU, where the network is supported; otherwise torch",
     )
     kernel_config: str = Field(
         "",
         description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, "
-        "measured once and kept by the run; "
-        '"first": not measured',
+        'measured once and saved with the run; "first": not measured',
     )
 
     def completed(self, steps: int) -> Self:
-        """With the ends of its two schedules, where they follow from the run's steps."""
+        """Return this configuration with the ends of its two schedules set, by default from the run's steps."""
         ends = {"anneal_steps": self.anneal_steps or steps} if self.anneal else {}
         return self.model_copy(update={**ends, "epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
+        """Return problems between values as (key, message)."""
         if self.horizon * lanes < 2:
             return [
                 (

@@ -200,7 +200,7 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
     error = value - target
     squared = error * error
     if VALUE_CLIPPED:
-        # max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)
+        # The loss is max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2).
         moved = value - old_value
         near = (
             old_value
