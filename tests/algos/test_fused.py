@@ -304,7 +304,7 @@ ITERATIONS = [
     [[*ITERATIONS[:2], *ITERATIONS[3:5], ITERATIONS[-1]], pytest.param(ITERATIONS, marks=pytest.mark.soak)],
     ids=["few", "all"],
 )
-def test_whole_iterations_are_the_torch_paths(cases):
+def test_fused_iterations_equal_torch(cases):
     """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop,
     whose skipped steps are not counted.
     """
@@ -343,7 +343,7 @@ def broad(observation, actions):
     )
 
 
-def test_what_cannot_be_fused_is_said(tmp_path):
+def test_unsupported_networks_are_reported_with_a_reason(tmp_path):
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, o, h):\n        super().__init__()\n        "
         "self.l = torch.nn.Linear(o, h)\n"
@@ -372,7 +372,7 @@ def test_what_cannot_be_fused_is_said(tmp_path):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
-def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
+def test_cpu_uses_torch_kernels_by_default():
     assert ppo_on(COUNT, 4, horizon=4, start=False).kernels != "fused"
     assert ppo_on(COUNT, 4, horizon=4, start=False, kernels="torch").kernels != "fused"
     with pytest.raises(ConfigError, match="there is no GPU"):
@@ -381,7 +381,7 @@ def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("hidden", [(16,), (64, 64), (128, 100), (256, 256, 256)])
-def test_shapes_suit_their_work(hidden, precision):
+def test_candidate_tile_configs_cover_the_problem(hidden, precision):
     """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never
     comes whole.
     """
@@ -406,7 +406,7 @@ def test_shapes_suit_their_work(hidden, precision):
 
 @pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_games_have_shapes(name, precision):
+def test_every_game_has_a_tile_config(name, precision):
     """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can
     be cut into.
     """
@@ -445,7 +445,7 @@ def forgetful(monkeypatch, tmp_path):
     return tmp_path / "operant" / "tile_configs"
 
 
-def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
+def test_fastest_tile_config_is_chosen_and_cached(forgetful, caplog):
     caplog.set_level("INFO")
     choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
     rollout = [buffer for buffer in choice.task.buffers.rollout if buffer is not None]
@@ -504,7 +504,7 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_a_shape_that_is_barely_faster_or_cannot_be_launched_is_not_taken():
+def test_tile_config_barely_faster_or_not_launchable_is_rejected():
     from triton.runtime.errors import OutOfResources
 
     def measure(learner):
@@ -515,7 +515,7 @@ def test_a_shape_that_is_barely_faster_or_cannot_be_launched_is_not_taken():
     assert choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)}).learner(None, measure).config.block_m == 128
 
 
-def test_a_run_keeps_the_shape_it_began_with(caplog):
+def test_run_keeps_its_tile_config(caplog):
     choice, other = choice_of(find("cartpole"), "tf32", {}), choice_of(find("cartpole"), "tf32", {"hidden": (200,)})
     given = from_text("resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1")
 
@@ -530,7 +530,7 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
     assert isinstance(other.learner(given, None).config, PerLayer) and "does not suit" in caplog.text
 
 
-def test_given_chunks_are_taken():
+def test_given_chunks_are_used():
     """Whatever is tried has so many, and a run's tile config with others is not taken."""
     choice = choice_of(find("cartpole"), "tf32", {})
     choice.task = choice.task._replace(chunks=16)
@@ -544,13 +544,13 @@ def test_given_chunks_are_taken():
     ("samples", "shared", "chunks"),
     [(8192, False, 128), (131_072, False, 128), (2**20, False, 256), (131_072, True, 256), (512, True, 8)],
 )
-def test_chunks_by_the_rule(samples, shared, chunks):
+def test_default_chunks_follow_the_rule(samples, shared, chunks):
     """A minibatch has as many as were measured best, and each a tile at least."""
     config = next(candidates(spec_of(find("cartpole"), "bf16", shared=shared), Work(samples, 132, shards=8)))[0]
     assert config.chunks == chunks
 
 
-def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
+def test_invalid_kernel_config_is_a_configuration_error(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ConfigError, match=r"algo\.kernel_config: a tile config begins with"):
         PPO(
@@ -572,12 +572,12 @@ def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
         "per-layer block_m=1",
     ],
 )
-def test_what_is_no_shape_is_said(line):
+def test_invalid_tile_config_text_is_reported(line):
     with pytest.raises(ValueError, match=r"a tile config |chunks should be"):
         from_text(line)
 
 
-def test_where_parameters_lie():
+def test_parameter_offsets():
     for env, net in ((find("cartpole"), {}), (PICK, {"shared": True, "hidden": (7,)}), (PUSH, {"hidden": (16, 9, 33)})):
         policy = policy_of(env, **net)
         spec, values = describe(policy, "fp32"), policy.flat.values.data

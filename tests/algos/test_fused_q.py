@@ -67,7 +67,7 @@ def same(case, found):
     [PQN_CASES[1:6], pytest.param([*PQN_CASES[:1], *PQN_CASES[6:]], marks=pytest.mark.soak)],
     ids=["few", "others"],
 )
-def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
+def test_fused_pqn_iterations_equal_torch(cases):
     """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes
     among them.
     """
@@ -194,7 +194,7 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
 
 
 @needs_compiler
-def test_all_that_a_boards_run_launches_is_tried_for_room_first(monkeypatch):
+def test_board_kernels_are_rehearsed_before_a_run(monkeypatch):
     """Compiled before a run begins: what then asked for too much shared memory would end it."""
     learner = made_for_board("minatar_breakout", "tf32", 64, horizon=4, minibatches=2)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
@@ -223,7 +223,7 @@ def test_all_that_a_boards_run_launches_is_tried_for_room_first(monkeypatch):
         ({}, {"kernel_config": PER_LAYER}, 32, "have no tile config"),
     ],
 )
-def test_boards_that_are_not_for_fused_kernels(monkeypatch, net, config, lanes, reason):
+def test_unsupported_boards_are_reported_with_a_reason(monkeypatch, net, config, lanes, reason):
     monkeypatch.setattr("operant.kernels.dense.machine_reason", lambda device, precision: None)
     with pytest.raises(ConfigError, match=reason):
         made = PQN.Config(**{"horizon": 8, "minibatches": 2, "kernels": "fused", **config})
@@ -282,7 +282,7 @@ DQN_CASES = [
 @pytest.mark.parametrize(
     "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
 )
-def test_whole_iterations_of_dqn_are_the_torch_paths(cases):
+def test_fused_dqn_iterations_equal_torch(cases):
     """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal
     actions and truncated episodes, too.
     """
@@ -306,7 +306,7 @@ def dqn_on(env, net, **config):
         ({}, {"batch_size": 16384}, "batches of up to 8,192"),
     ],
 )
-def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
+def test_unsupported_dqn_is_reported_with_a_reason(net, config, problem):
     with pytest.raises(ConfigError, match=problem):
         dqn_on(find("cartpole"), net, kernels="fused", **config)
 

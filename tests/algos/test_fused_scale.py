@@ -46,7 +46,7 @@ CASES = [
 ]
 
 
-def test_torch_rounds_where_the_kernels_round():
+def test_rounded_torch_rounds_as_the_kernels():
     """What is left between the two, sums in another order, is small beside what rounding does to each case."""
     cases = [
         {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision}
@@ -142,7 +142,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
 @pytest.mark.parametrize(
     ("game", "size"), [(game, USUAL) for game in GAMES] + [("go", RAGGED)], ids=[*GAMES, "go, ragged"]
 )
-def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision):
+def test_every_minibatch_gradient_equals_torch(game, size, precision):
     first = trainer(game, precision, "first", **size)
     assert first.kernels == "fused"
     minibatch = size["lanes"] * size["horizon"] // MINIBATCHES

@@ -161,7 +161,7 @@ COMBINATIONS = list(itertools.product([(6,), (7, 5), (6, 6, 6), (4, 9, 4)], [Fal
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
 @pytest.mark.parametrize("head", HEADS)
-def test_the_gradient_is_autograds(head, activation, small_chunks):
+def test_gradient_equals_autograd(head, activation, small_chunks):
     for hidden, shared, value_clip in COMBINATIONS:
         ppo = trainer(head, activation=activation, hidden=hidden, shared=shared, value_clip=value_clip)
         batch = batch_for(ppo)
@@ -172,7 +172,7 @@ def test_the_gradient_is_autograds(head, activation, small_chunks):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_observations_are_normalised_as_the_policy_does(head, small_chunks):
+def test_observations_are_normalized_as_by_the_policy(head, small_chunks):
     ppo = trainer(head, normalize=True)
     batch = batch_for(ppo)
     assert_equal(by_hand(ppo, batch), by_autograd_in_double(ppo, batch))
@@ -180,7 +180,7 @@ def test_observations_are_normalised_as_the_policy_does(head, small_chunks):
 
 @pytest.mark.parametrize("samples", [1, 2, 37, 74, 75, 160])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_chunks):
+def test_chunks_change_only_rounding(samples, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer("multi")
     batch = batch_for(ppo, samples)
@@ -188,7 +188,7 @@ def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_ch
 
 
 @pytest.mark.parametrize("head", ["multi", "squashed"])
-def test_the_number_of_threads_changes_no_bit(head, small_chunks):
+def test_bits_do_not_depend_on_the_number_of_threads(head, small_chunks):
     """A row is a chunk's, and rows are added in one tree, so the sum does not depend on who computed which row."""
     ppo = trainer(head, layer_norm=True)
     batches, found = {samples: batch_for(ppo, samples) for samples in (B, 317)}, []
@@ -218,7 +218,7 @@ def test_two_halves_of_the_shards_add_up_to_the_bit(head):
 @pytest.mark.parametrize("head", ["masked", "gaussian"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_layer_normalization_is_autograds(head, activation, shared, small_chunks):
+def test_layer_normalization_gradient_equals_autograd(head, activation, shared, small_chunks):
     for hidden in ((6,), (7, 5), (6, 6, 6)):
         ppo = trainer(head, activation=activation, hidden=hidden, shared=shared, layer_norm=True)
         batch = batch_for(ppo)
@@ -226,7 +226,7 @@ def test_layer_normalization_is_autograds(head, activation, shared, small_chunks
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bits_again(threads, small_chunks):
+def test_gradient_repeats_to_the_bit(threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer("gaussian")
     batch, gradient = batch_for(ppo), gradient_of(ppo)
@@ -236,7 +236,7 @@ def test_the_same_bits_again(threads, small_chunks):
             assert torch.equal(again(batch), first) and torch.equal(ppo.policy.flat.gradient, bits)
 
 
-def test_it_follows_the_parameters(small_chunks):
+def test_gradient_uses_current_parameters(small_chunks):
     """Nothing of the weights is kept from one minibatch to the next."""
     ppo = trainer()
     batch, gradient = batch_for(ppo), gradient_of(ppo)
@@ -266,7 +266,7 @@ def test_where_both_value_errors_are_equal_each_counts_half():
 
 
 @pytest.mark.parametrize("where", ["parameter", "advantage", "returns", "log_probability"])
-def test_what_is_broken_shows(where):
+def test_nan_parameters_give_nan_terms(where):
     ppo = trainer(value_clip=0.1)
     batch = batch_for(ppo)
     if where == "parameter":
@@ -284,7 +284,7 @@ def test_a_batch_of_another_size_is_refused():
         gradient_of(ppo)(batch_for(ppo, B + 1))
 
 
-def test_what_fails_in_a_thread_is_raised(small_chunks):
+def test_exception_in_a_thread_is_raised(small_chunks):
     torch.set_num_threads(2)
     ppo = trainer()
     batch = batch_for(ppo)
@@ -330,7 +330,7 @@ def test_a_thread_pool_waits_for_all_before_it_raises():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("activation", ["tanh", "gelu"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_forward_is_the_policys(head, activation, threads, small_chunks):
+def test_forward_equals_the_policy(head, activation, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
     batch, forward = (
@@ -356,7 +356,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_what_it_cannot_compute_it_says(tmp_path):
+def test_unsupported_networks_use_torch(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     own = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=8, start=False)
     assert manual.unsupported_reason(own.policy) == "its network is not a built-in MLP"
@@ -375,7 +375,7 @@ def descended(kernels, iterations, *, env=PUSH, **algo):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
-def test_ppo_descends_by_it(env, threads, small_chunks):
+def test_ppo_uses_manual_backward_on_a_cpu(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
@@ -386,7 +386,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chunks, monkeypatch):
+def test_bits_do_not_depend_on_the_pace_of_threads(threads, small_chunks, monkeypatch):
     """The order of all sums follows from the minibatch's chunks, so neither the number of threads matters nor which is
     done first.
     """
@@ -430,7 +430,7 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
         ("torch", False, None),
     ],
 )
-def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, caplog):
+def test_log_names_the_kernels_in_one_line(kernels, own, line, tmp_path, caplog):
     (tmp_path / "net.py").write_text(USER)
     caplog.set_level("INFO", "operant")
     ppo = ppo_on(

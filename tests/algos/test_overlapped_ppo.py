@@ -47,7 +47,7 @@ def bytes_of(algo):
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_what_is_learned_from_was_collected_one_policy_ago(kernels):
+def test_acting_policy_lags_the_learner_by_one_iteration(kernels):
     """One minibatch and one epoch: the ratio of probabilities is 1 where a policy learns from its own steps, as the
     first does from the first rollout.
 
@@ -119,7 +119,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("fresh", RESUMED.values(), ids=RESUMED)
-def test_a_resume_goes_on_to_the_bit_and_one_seed_has_one_result(fresh):
+def test_resume_is_exact_and_one_seed_has_one_result(fresh):
     whole, half, resumed = counted(fresh(), 0, 4), counted(fresh(), 0, 2), fresh(start=False)
     for name, tensor in state_of(half).items():
         resumed.state("train")[name].copy_(tensor)
@@ -127,20 +127,20 @@ def test_a_resume_goes_on_to_the_bit_and_one_seed_has_one_result(fresh):
     assert bytes_of(resumed) == bytes_of(whole) == bytes_of(counted(half, 2, 2))
 
 
-def test_a_checkpoint_does_not_hold_the_rollout():
+def test_checkpoint_adds_only_the_acting_policy():
     """What was collected ahead is collected again."""
     ahead, turns = iterate(made(), 2), iterate(made("algo.overlap=false"), 2)
     more = {name: tensor for name, tensor in ahead.state("train").items() if name not in turns.state("train")}
     assert sum(tensor.numel() for tensor in more.values()) == ahead.policy.flat.values.numel()
 
 
-def test_it_learns():
+def test_reward_improves_on_cartpole():
     algo = made("env.lanes=128", "algo.horizon=32", "algo.minibatches=4", "algo.epochs=4")
     sums = torch.stack([(iterate(algo, 1), algo.world.episode_sums(algo.rollout))[1] for _ in range(25)])
     assert sums[-3:, 2].sum() / sums[-3:, 0].sum() > 4 * sums[0, 2] / sums[0, 0]
 
 
-def test_a_policy_with_a_memory_is_refused_in_a_sentence():
+def test_recurrent_policy_is_refused():
     with pytest.raises(ConfigError, match=r"algo\.overlap: a policy with a memory"):
         load.load(None, [*WORDS, "net.memory=gru", "algo.overlap=true"])
 
@@ -156,7 +156,7 @@ ON_A_GPU = {
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("more", ON_A_GPU.values(), ids=ON_A_GPU)
-def test_graphs_change_nothing_and_a_resume_goes_on_to_the_bit_on_a_gpu(more):
+def test_graphs_change_no_bit_and_resume_is_exact_on_a_gpu(more):
     whole, eager, half = (made(*more, device="cuda", eager=eager) for eager in (False, True, False))
     resumed = made(*more, device="cuda", start=False)
     for algo, times in ((whole, 30), (eager, 30), (half, 12)):

@@ -121,7 +121,7 @@ def test_bootstrapping_by_hand(tmp_path):
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE, FILL, SEEN])
-def test_what_is_collected_belongs_together(env, kernels):
+def test_rollout_fields_belong_to_the_same_steps(env, kernels):
     ppo = ppo_on(env, 16, horizon=8, normalize_observations=True, kernels=kernels)
     iterate(ppo, 2)
     first = ppo.rollout.observation[-1].clone()
@@ -150,7 +150,7 @@ def test_what_is_collected_belongs_together(env, kernels):
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("env", [GATE, FILL])
-def test_a_policy_takes_nothing_illegal(env, kernels):
+def test_policy_takes_only_legal_actions(env, kernels):
     """In training, and in evaluations of both kinds: the environment itself counts. Where it says nothing of what is
     legal, the same policy does.
     """
@@ -176,7 +176,7 @@ CNN = {"kind": "cnn", "cnn": "impala", "channels": (3,), "hidden": (8,)}
 
 
 @pytest.mark.parametrize("horizon", [3, 4, 6, 8])
-def test_captured_or_not_final_pictures_have_the_same_values(horizon):
+def test_final_values_of_pictures_are_the_same_captured_or_not(horizon):
     """A graph evaluates every buffer whole, a CPU only what was truncated: where the advantages look, both find the
     same.
     """
@@ -211,7 +211,7 @@ def test_pictures_are_shuffled_whole():
     assert torch.equal(ppo.rollout.observation[0], ppo.rollout.observation[-1])
 
 
-def test_pictures_in_parts_add_up_to_the_whole():
+def test_microbatches_of_pictures_add_up_to_the_minibatch():
     whole, parts = (ppo_on(SEEN, 16, mlp.Config(**CNN), horizon=4, microbatch=microbatch) for microbatch in (None, 3))
     for ppo in (whole, parts):
         iterate(ppo, 1)
@@ -234,7 +234,7 @@ def test_legal_actions_are_shuffled_with_their_samples():
         assert batch.legal.gather(0, batch.action.long()).all(), "an action that was taken was illegal"
 
 
-def test_every_iteration_has_random_numbers_of_its_own():
+def test_noise_differs_between_iterations():
     ppo = ppo_on(CARTPOLE, 8, horizon=4)
     ppo.collect()
     first = ppo.collector.noise.clone()
@@ -421,7 +421,7 @@ def test_the_value_clip_by_hand():
 
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE], ids=["categorical", "gaussian", "multi", "masked"])
 @pytest.mark.parametrize("microbatch", [1, 7, 16, 59, 60, 1000])
-def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
+def test_microbatches_add_up_to_the_gradient_of_the_minibatch(env, microbatch, monkeypatch):
     """The gradient and the numbers are those of the whole minibatch in float64, to float32's rounding, whether or not
     the parts divide it.
     """
@@ -463,7 +463,7 @@ def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
     assert torch.equal(ppo.backend.gradient(batch), terms) and torch.equal(flat.gradient, bits)
 
 
-def test_parts_make_one_step_and_one_stop():
+def test_kl_stop_with_microbatches_is_that_of_whole_minibatches():
     """The KL stop looks at the whole minibatch: where it stops and what it leaves is what whole minibatches come to."""
     whole, parts = (
         ppo_on(CARTPOLE, 32, horizon=8, kernels="torch", microbatch=microbatch, **EVERYTHING)
@@ -478,7 +478,7 @@ def test_parts_make_one_step_and_one_stop():
     assert not torch.equal(parts.policy.flat.values, whole.policy.flat.values), "there were no parts"
 
 
-def test_where_the_backward_pass_is_manual_parts_change_nothing():
+def test_manual_backward_ignores_microbatch():
     whole, parts = (iterate(ppo_on(PUSH, 32, horizon=8, microbatch=microbatch), 2) for microbatch in (None, 5))
     assert bytes_of(whole) == bytes_of(parts)
 
@@ -557,7 +557,7 @@ def test_muon_by_hand():
                 torch.testing.assert_close(moved[rest], 0.02 * gradient[rest].sign(), rtol=1e-3, atol=1e-5)
 
 
-def test_the_learning_rate_without_annealing_and_with_steps_of_its_own():
+def test_learning_rate_is_constant_without_anneal_and_follows_anneal_steps():
     still = iterate(ppo_on(COUNT, 4, horizon=2, minibatches=1, steps=16, anneal=False, learning_rate=0.01), 4)
     assert stats_of(still)["learning_rate"] == pytest.approx(0.01)
     # 17 steps are three iterations of 8: the rates are 1, 2/3 and 1/3 of the first.
@@ -569,7 +569,7 @@ def test_the_learning_rate_without_annealing_and_with_steps_of_its_own():
     assert rates == pytest.approx([0.01, 0.02 / 3, 0.01 / 3, 0.0], abs=1e-9)
 
 
-def test_minibatches_hold_every_sample_once_an_epoch():
+def test_every_sample_is_in_one_minibatch_of_an_epoch():
     T, N = 6, 64
     ppo = ppo_on(PUSH, N, horizon=T, epochs=3, minibatches=4, normalize_advantages=False)
     ppo.collect()
@@ -648,7 +648,7 @@ def recorded(ppo):
     return steps
 
 
-def test_normalizers_stand_still_during_an_iteration():
+def test_normalizers_are_constant_during_an_iteration():
     ppo = ppo_on(PUSH, 16, horizon=8, normalize_observations=True, normalize_rewards=True)
     samples, accrued, carried = [], [], torch.zeros(16)
     for _ in range(3):
@@ -683,7 +683,7 @@ def test_normalizers_stand_still_during_an_iteration():
     assert ppo.return_normalizer.inv_std.item() != 1.0
 
 
-def test_a_start_forgets_what_running_episodes_had_returned():
+def test_start_resets_accrued_returns():
     ppo = ppo_on(PUSH, 4, horizon=4, normalize_rewards=True)
     iterate(ppo, 1)
     carried = ppo.state("train")["algo/carried"]
@@ -716,7 +716,7 @@ def test_rewards_whose_squares_overflow_are_scaled():
     assert torch.isfinite(scaled).all() and scaled.min() > 0.1 and scaled.max() < 10.0
 
 
-def test_the_kl_stop_skips():
+def test_kl_stop_skips_the_remaining_steps():
     ppo = ppo_on(CARTPOLE, 32, horizon=8, learning_rate=0.02, epochs=4, minibatches=4, target_kl=1e-3)
     stopped_in = 0
     for _ in range(4):
@@ -741,7 +741,7 @@ def test_the_kl_stop_skips():
     assert int(free.state("all")["adam/step"]) == 64 > int(ppo.state("all")["adam/step"]) >= 4
 
 
-def test_stats():
+def test_stats_are_means_over_minibatches():
     ppo = ppo_on(PUSH, 16, horizon=8, epochs=2, minibatches=2)
     ppo.collect()
     steps = recorded(ppo)
@@ -758,7 +758,7 @@ def test_stats():
     assert stats["not_finite"] == 0.0
 
 
-def test_what_is_not_finite_is_counted():
+def test_non_finite_values_are_counted():
     ppo = ppo_on(PUSH, 16, horizon=8)
     ppo.collect()
     ppo.rollout.reward[3, 2] = math.nan
@@ -833,7 +833,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("env", "net", "algo"), RESUMED)
-def test_what_a_checkpoint_holds_is_enough(env, net, algo):
+def test_resume_from_state_is_exact(env, net, algo):
     def fresh(**more):
         return ppo_on(env, 24, mlp.Config(**{"hidden": (8,), **net}), horizon=4, steps=24 * 4 * 8, **algo, **more)
 
@@ -852,7 +852,7 @@ def test_what_a_checkpoint_holds_is_enough(env, net, algo):
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
-def test_under_deterministic_algorithms(env):
+def test_training_runs_under_torchs_deterministic_algorithms(env):
     net = mlp.Config(hidden=(8,), squash=env is PUSH)
     plain = iterate(ppo_on(env, 16, net, horizon=4, **EVERYTHING), 3)
     torch.use_deterministic_algorithms(True)
@@ -903,7 +903,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH])
-def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
+def test_user_network_trains_and_resumes(tmp_path, env):
     (tmp_path / "own.py").write_text(OWN)
     net = mlp.Config(kind=f"{tmp_path / 'own.py'}:Net")
     first, second = (iterate(ppo_on(env, 16, net, horizon=4), 3) for _ in range(2))
@@ -925,7 +925,7 @@ def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
 # CONFIGURATION
 
 
-def test_found_by_its_file_name():
+def test_algorithm_is_found_by_its_file_name():
     assert "ppo" in algos.names() and algos.load("ppo") is PPO and PPO.Config is PPOConfig
     with pytest.raises(KeyError):
         algos.load("ppoo")
@@ -944,7 +944,7 @@ def test_found_by_its_file_name():
         (1, 4, 8, False),
     ],
 )
-def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
+def test_sizes_that_do_not_divide_are_refused(lanes, horizon, minibatches, fits):
     config = PPOConfig(horizon=horizon, minibatches=minibatches)
     found = config.problems(lanes)
     if fits:
@@ -962,7 +962,7 @@ def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
         )
 
 
-def test_one_sample_is_too_few():
+def test_one_sample_per_iteration_is_refused():
     # The spread of one advantage is not a number.
     [(key, sentence)] = PPOConfig(horizon=1, minibatches=1).problems(1)
     assert key == "horizon" and "2" in sentence
@@ -990,7 +990,7 @@ def test_one_sample_is_too_few():
         {"lerning_rate": 1},
     ],
 )
-def test_values_that_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValidationError):
         PPOConfig(**wrong)
 
@@ -1008,14 +1008,14 @@ def returns_of(ppo, iterations):
     return (sums[2] / sums[0]).item()
 
 
-def test_cartpole_learns():
+def test_return_improves_on_cartpole():
     ppo = ppo_on(CARTPOLE, 128, mlp.Config(hidden=(32, 32)), horizon=32, steps=300_000, learning_rate=5e-3)
     assert returns_of(ppo, 3) < 40
     iterate(ppo, 35)
     assert returns_of(ppo, 8) > 150
 
 
-def test_pushing_learns():
+def test_reward_improves_on_push_task():
     # Standing at zero costs nothing but the noise of the pushes.
     ppo = ppo_on(
         PUSH,
@@ -1031,7 +1031,7 @@ def test_pushing_learns():
     assert returns_of(ppo, 3) > before / 3
 
 
-def test_pictures_are_learned_from():
+def test_reward_improves_from_pictures():
     """FILL's clock allows four stones: on the largest numbers that are empty, so all but the smallest of them."""
     ppo = ppo_on(SEEN, 64, horizon=8, learning_rate=1e-3, steps=64 * 8 * 40, gamma=0.9)
     evaluator = Evaluator(ppo.policy, SEEN, NoParams(), episodes=64, seed=1, max_steps=32)
@@ -1043,7 +1043,7 @@ def test_pictures_are_learned_from():
     assert best - 0.2 < evaluator.run(0).mean <= best
 
 
-def test_picking_learns():
+def test_reward_improves_on_pick_task():
     # Two right answers a step are worth 2; guessing 1/3 + 1/2.
     ppo = ppo_on(
         PICK, 64, horizon=10, steps=64 * 10 * 40, learning_rate=5e-3, minibatches=4, normalize_observations=True

@@ -47,7 +47,7 @@ class Net(nn.Module):
 """
 
 
-def test_returns_by_hand(tmp_path):
+def test_q_lambda_returns_by_hand(tmp_path):
     """A network with max Q(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma =
     1/2, lambda = 1/4, four steps.
 
@@ -73,7 +73,7 @@ def test_returns_by_hand(tmp_path):
     assert torch.equal(pqn.experience.returns, expected)
 
 
-def test_rewards_are_scaled_where_they_are_learned_from():
+def test_reward_scale_multiplies_rewards_of_returns():
     pqn = pqn_on(COUNT, 4, horizon=4, gamma=0.0, reward_scale=0.5)
     pqn.collect()
     pqn.compute_returns()
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_the_squared_error(kernels):
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, FILL])
-def test_the_manual_backward_pass_learns_what_autograd_learns(env):
+def test_manual_backward_learns_as_autograd(env):
     one, other = (
         iterate(pqn_on(env, 64, horizon=32, kernels=kernels, **EVERYTHING), 3) for kernels in ("torch", "auto")
     )
@@ -147,7 +147,7 @@ def test_the_manual_backward_pass_learns_what_autograd_learns(env):
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, FILL, SEEN])
-def test_what_is_collected_belongs_together(env):
+def test_rollout_fields_belong_to_the_same_steps(env):
     pqn = iterate(pqn_on(env, 16, horizon=8, epsilon_start=0.5, epsilon_end=0.5), 2)
     first = pqn.rollout.observation[-1].clone()
     pqn.collect()
@@ -165,7 +165,7 @@ def test_what_is_collected_belongs_together(env):
     assert explored > 10
 
 
-def test_every_legal_action_is_explored_as_often():
+def test_exploration_is_uniform_over_legal_actions():
     legal = torch.tensor([[1, 0, 1, 0, 1, 0]], dtype=torch.uint8).t().repeat(1, 30_000)
     noise = torch.rand(2, 30_000, generator=torch.Generator().manual_seed(1))
     action = epsilon_greedy(torch.randn(6, 1).expand(6, 30_000), noise, torch.tensor(1.0), legal)
@@ -173,7 +173,7 @@ def test_every_legal_action_is_explored_as_often():
     torch.testing.assert_close(shares, torch.tensor([1, 0, 1, 0, 1, 0]) / 3, atol=0.01, rtol=0)
 
 
-def test_epsilon_goes_down_in_a_line_and_is_reported():
+def test_epsilon_decays_linearly_and_is_reported():
     pqn = pqn_on(CARTPOLE, 4, horizon=4, epsilon_start=1.0, epsilon_end=0.2, epsilon_steps=64)
     seen = []
     for _ in range(6):
@@ -183,7 +183,7 @@ def test_epsilon_goes_down_in_a_line_and_is_reported():
 
 
 @pytest.mark.parametrize(("env", "kind"), [(PUSH, "Box"), (GATE, "MultiDiscrete")])
-def test_other_actions_are_refused_with_what_to_use(env, kind):
+def test_continuous_actions_are_refused_with_an_alternative(env, kind):
     with pytest.raises(ConfigError, match=rf"Discrete.*{kind}.*ppo"):
         pqn_on(env, 4)
 
@@ -194,7 +194,7 @@ EVERYTHING = {"normalize_observations": True, "epsilon_steps": 300, "learning_ra
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, FILL])
-def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env):
+def test_same_seed_same_bits_and_resume_is_exact(env):
     whole, again, other = (iterate(pqn_on(env, 16, seed=seed, horizon=8, **EVERYTHING), 3) for seed in (1, 1, 2))
     assert bytes_of(whole) == bytes_of(again) != bytes_of(other)
     half = clones(whole)
@@ -205,7 +205,7 @@ def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env):
     assert bytes_of(iterate(resumed, 3)) == bytes_of(whole)
 
 
-def test_a_network_of_ones_own_and_pictures_train(tmp_path):
+def test_user_network_and_pictures_train(tmp_path):
     (tmp_path / "net.py").write_text(MY_NET)
     own = iterate(pqn_on(CARTPOLE, 16, mlp.Config(kind=f"{tmp_path / 'net.py'}:MyNet"), horizon=4), 2)
     board = iterate(
@@ -215,7 +215,7 @@ def test_a_network_of_ones_own_and_pictures_train(tmp_path):
         assert torch.isfinite(pqn.stats).all() and pqn.stats[-1] == 0 and pqn.policy.flat.gradient.abs().sum() > 0
 
 
-def test_what_is_not_finite_is_counted():
+def test_non_finite_values_are_counted():
     pqn = iterate(pqn_on(CARTPOLE, 16, horizon=4), 1)
     pqn.policy.flat.values.data[0] = float("nan")
     iterate(pqn, 1)
@@ -225,7 +225,7 @@ def test_what_is_not_finite_is_counted():
 # LEARNING
 
 
-def test_cartpole_is_learned():
+def test_return_improves_on_cartpole():
     net = mlp.Config(hidden=(64, 64), activation="relu", layer_norm=True)
     algo = {"horizon": 32, "minibatches": 8, "q_lambda": 0.95, "normalize_observations": True}
     pqn = iterate(pqn_on(CARTPOLE, 128, net, steps=4_000_000, **algo), 30)

@@ -35,7 +35,7 @@ def memory(cell="gru", **net):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_an_episode_leaves_nothing_to_the_next_and_a_time_limit_ends_with_what_it_knew(kind):
+def test_state_resets_between_episodes_and_truncation_bootstraps_from_the_last_state(kind):
     """Every value of a rollout is that of its episode alone, played from its beginning by a policy that knows nothing
     of other episodes.
 
@@ -74,7 +74,7 @@ def test_an_episode_leaves_nothing_to_the_next_and_a_time_limit_ends_with_what_i
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_cut_in_two_iterations_as_uncut(kind):
+def test_state_carries_over_from_one_iteration_to_the_next(kind):
     """What is remembered is carried from one iteration to the next, and forgotten between them where that is
     asked for.
     """
@@ -98,7 +98,7 @@ def test_cut_in_two_iterations_as_uncut(kind):
     ("T", "N", "parts", "length", "block"),
     [(8, 64, 2, 8, 32), (8, 64, 4, 8, 16), (8, 64, 4, 2, 32), (12, 6, 3, 4, 2), (4, 1024, 4, 4, 32)],
 )
-def test_segments_of_a_rollout(T, N, parts, length, block):
+def test_segments_hold_consecutive_steps_of_a_lane(T, N, parts, length, block):
     """An epoch has every segment once, whole and in its order."""
     cut = minibatches.segments_layout(T, N, parts, length)
     assert (cut.block, cut.samples, cut.steps) == (block, T * N // parts, T // length)
@@ -120,7 +120,7 @@ def test_segments_of_a_rollout(T, N, parts, length, block):
     assert torch.equal(torch.cat(seen).sort().values, number.flatten())
 
 
-def test_shards_own_segments_too():
+def test_segments_lie_inside_shards():
     cut = minibatches.segments_layout(64, 1024, 4, 64)
     assert cut.shards == 8
     made = minibatches.Minibatches(cut, 1, 1, torch.tensor([3]))
@@ -133,7 +133,7 @@ def test_shards_own_segments_too():
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_the_gradient_of_segments_is_that_of_the_steps_from_their_beginning(kind):
+def test_gradient_of_segments_is_backpropagation_through_their_steps(kind):
     """PPO's first loss by a plain loop over lanes and steps: the state before a segment is data, and nothing crosses an
     episode's end.
     """
@@ -225,7 +225,7 @@ def unrolled_step(policy, observation, state):
     return parameters, value, (torch.stack(after, dim=1).view(-1, 1),)
 
 
-def test_in_parts_as_at_once():
+def test_microbatches_of_segments_add_up_to_the_minibatch():
     """Gradient accumulation over segments."""
     whole, parts = (
         iterate(ppo_on(PUSH, 8, memory(), horizon=8, bptt=4, minibatches=2, microbatch=micro), 2)
@@ -247,7 +247,7 @@ def test_in_parts_as_at_once():
         (SEEN, "gru", {}),  # pictures
     ],
 )
-def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_with_them(env, kind, extra):
+def test_same_seed_same_bits_and_resume_is_exact(env, kind, extra):
     net = memory(kind, kind="cnn", cnn="impala", channels=(2,)) if env is SEEN else memory(kind, memory_layers=2)
     algo = {"horizon": 8, "bptt": 4, "minibatches": 2, "epochs": 2, **extra}
     first, second, other = (iterate(ppo_on(env, 8, net, seed=seed, **algo), 2) for seed in (1, 1, 2))
@@ -259,7 +259,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_with_them(
     assert torch.isfinite(first.stats).all() and any(name.startswith("algo/state/") for name in first.state("train"))
 
 
-def test_an_evaluation_gives_each_episode_a_memory_of_its_own():
+def test_evaluation_resets_state_for_each_episode():
     """The same episodes have the same returns, whatever was played before and beside them."""
     ppo = iterate(ppo_on(PICK, 8, memory(), horizon=8, minibatches=2), 2)
     evaluator = Evaluator(ppo.actor, PICK, None, episodes=16, seed=1, greedy=False)
@@ -269,7 +269,7 @@ def test_an_evaluation_gives_each_episode_a_memory_of_its_own():
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_what_forgets_with_each_iteration_forgets_as_often_where_it_plays(kind):
+def test_without_carry_state_evaluation_resets_every_horizon_steps(kind):
     forgetful, other = (
         iterate(ppo_on(PICK, 4, memory(kind), horizon=3, minibatches=1, carry_state=carried), 1)
         for carried in (False, True)
@@ -288,7 +288,7 @@ def test_what_forgets_with_each_iteration_forgets_as_often_where_it_plays(kind):
 # CONFIGURATION
 
 
-def test_sizes_that_do_not_divide():
+def test_sizes_that_do_not_divide_are_refused():
     assert PPOConfig(horizon=8, bptt=4, minibatches=8).problems(4, memory=True) == []
     [(key, sentence)] = PPOConfig(horizon=8, bptt=3).problems(4, memory=True)
     assert key == "bptt" and "3" in sentence and "8" in sentence and "use 2" in sentence
@@ -298,12 +298,12 @@ def test_sizes_that_do_not_divide():
         ppo_on(PICK, 4, memory(), horizon=8, bptt=3)
 
 
-def test_fused_kernels_are_refused_in_a_sentence():
+def test_unsupported_fused_kernels_are_refused_with_a_reason():
     with pytest.raises(ConfigError, match="a memory each"):
         ppo_on(PICK, 4, memory(), horizon=8, minibatches=2, kernels="fused")
 
 
-def test_cells_that_torch_may_do_faster_stay_with_it_where_it_may_choose():
+def test_auto_leaves_cells_to_torch_where_torch_is_faster():
     def policy(cell, units):
         return ppo_on(PICK, 4, memory(cell, hidden=(units,)), horizon=8, minibatches=2).policy
 

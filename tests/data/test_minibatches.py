@@ -20,7 +20,7 @@ def made(steps, lanes, parts, *, epochs=2, seed=1, iteration=0, chunks=None):
 @pytest.mark.parametrize(
     ("lanes", "block"), [(1, 1), (2, 2), (3, 1), (24, 8), (31, 1), (32, 32), (48, 16), (96, 32), (1024, 32), (1000, 8)]
 )
-def test_blocks_of_lanes(lanes, block):
+def test_block_is_the_largest_power_of_two_that_divides_the_lanes(lanes, block):
     assert minibatches.block_lanes(lanes) == block
 
 
@@ -56,7 +56,7 @@ def test_every_minibatch_has_as_many_blocks_of_each_shard(steps, lanes, parts):
     assert cut.shards * cut.shard_blocks * cut.block == cut.samples
 
 
-def test_shards_have_permutations_of_their_own():
+def test_shards_are_permuted_independently():
     found = made(16, 1024, 4)
     cut = found.layout
     parts = found.order.view(2, 4, cut.shards, cut.shard_blocks)
@@ -110,7 +110,7 @@ def test_a_chunk_lies_inside_one_shard(steps, lanes, parts, chunks, sizes):
 
 
 @pytest.mark.parametrize("chunks", [1, 12, 3, 64])
-def test_numbers_of_chunks_that_cannot_be(chunks):
+def test_invalid_numbers_of_chunks_are_refused(chunks):
     ((key, sentence),) = minibatches.problems(16, 256, 4, chunks)
     assert (
         key == "chunks"
@@ -120,7 +120,7 @@ def test_numbers_of_chunks_that_cannot_be(chunks):
     assert all(minibatches.problems(16, 256, 4, allowed) == [] for allowed in (None, 2, 8, 16, 32))
 
 
-def test_a_tree_of_sums_is_the_same_over_shards():
+def test_tree_sum_is_the_same_over_shards():
     rows = torch.randn(32, 7, generator=torch.Generator().manual_seed(0)) * 1e3
     whole = tree_sum(rows)
     torch.testing.assert_close(whole, rows.sum(dim=0))

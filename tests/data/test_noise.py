@@ -144,7 +144,7 @@ def plain_walk(size, epoch, seed, iteration):
     ("size", "plain"),
     [(1, plain_ranks), (5, plain_ranks), (32, plain_ranks), (64, plain_ranks), (65, plain_walk), (130, plain_walk)],
 )
-def test_order_is_the_permutation_it_says(size, plain):
+def test_order_is_the_documented_permutation(size, plain):
     found = order(size, epochs=3, seed=0xFEDCBA9876543210, iteration=7)
     assert found.tolist() == [plain(size, epoch, 0xFEDCBA9876543210, 7) for epoch in range(3)]
 
@@ -167,7 +167,7 @@ def test_orders_differ_and_repeat(size):
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_every_permutation_of_few_blocks_is_as_likely(size):
+def test_permutations_of_few_blocks_are_equally_likely(size):
     epochs, permutations = 20_000, math.factorial(size)
     counts = Counter(tuple(row) for row in order(size, epochs=epochs, seed=3).tolist())
     expected, degrees = epochs / permutations, permutations - 1
@@ -179,7 +179,7 @@ def test_every_permutation_of_few_blocks_is_as_likely(size):
 
 
 @pytest.mark.parametrize("size", [8, 16, 64])
-def test_permutations_are_as_often_odd_as_even(size):
+def test_odd_and_even_permutations_are_equally_likely(size):
     epochs = 4000
     found = order(size, epochs=epochs, seed=5).long()
     inversions = sum((found[:, i, None] > found[:, i + 1 :]).sum(dim=1) for i in range(size - 1))
@@ -187,7 +187,7 @@ def test_permutations_are_as_often_odd_as_even(size):
 
 
 @pytest.mark.parametrize("size", [16, 24, 100])
-def test_every_place_is_as_likely(size):
+def test_every_position_is_equally_likely(size):
     # How often block j comes at place i, over many orders; each row of the table is a chi-square of size - 1 degrees.
     epochs = 4000
     found = order(size, epochs=epochs, seed=3).long()
@@ -207,7 +207,7 @@ def test_the_draws_of_the_longest_update_fit():
 
 
 @pytest.mark.parametrize("size", [32, 100])
-def test_neighbours_come_apart(size):
+def test_neighbouring_blocks_are_separated(size):
     # Two blocks that begin as neighbours end next to each other about as often as any two: 2 (n - 1) / (n (n - 1)) = 2
     # / n.
     found = order(size, epochs=1000, seed=4).long()

@@ -98,7 +98,7 @@ def test_samples_are_those_of_a_plain_prefix_sum(lanes, capacity, batch, n_step)
     assert not torch.equal(seen[0], seen[1])
 
 
-def test_transitions_are_drawn_as_often_as_their_priorities_say():
+def test_sampling_frequency_is_proportional_to_priority():
     replay = replay_of(1, capacity=16, batch=8, ticks=16)
     chosen = Prioritised(replay, 1.0)
     chosen.value[:15, 0] = torch.arange(1.0, 16.0)
@@ -111,7 +111,7 @@ def test_transitions_are_drawn_as_often_as_their_priorities_say():
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_what_is_unfinished_or_overwritten_has_no_priority(n_step):
+def test_unfinished_and_overwritten_transitions_have_priority_zero(n_step):
     """A ring of 8 ticks: after tick s the ticks s - 7 ... s - n can be sampled, new ones with the largest priority."""
     replay = replay_of(2, capacity=16, batch=4, n_step=n_step)
     chosen = Prioritised(replay, 1.0)

@@ -113,7 +113,7 @@ def check(history, batch, index, n, gamma):
                 assert torch.equal(batch.next_legal[:, k], history.ticks[tick + n][-1][:, lane])
 
 
-def test_returns_by_hand():
+def test_n_step_returns_by_hand():
     # Rewards count 1, 2, 3. Lane 0 is truncated after 3, lane 1 terminates after every step, lane 2 after 2, lane 3 at
     # once with the limit of 3.
     history = History(COUNT, 4, batch=8, n_step=3).run(3)
@@ -234,7 +234,7 @@ def test_host_memory_holds_and_gives_the_same(env):
 
 @pytest.mark.parametrize("env", [COUNT, PUSH, GATE], ids=["count", "push", "gate"])
 @pytest.mark.parametrize("due", [(1, 2, 3, 4), (2, 2, 2, 4, 4), (3,)], ids=["each tick", "several", "one"])
-def test_batches_gathered_ahead_are_the_same(env, due, monkeypatch):
+def test_batches_gathered_early_are_the_same(env, due, monkeypatch):
     """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits; by
     so few threads that each takes more than a word.
     """
@@ -258,7 +258,7 @@ def test_batches_gathered_ahead_are_the_same(env, due, monkeypatch):
         host.advance()
 
 
-def test_more_than_the_host_has_is_refused_in_a_sentence():
+def test_replay_larger_than_host_memory_is_refused():
     with pytest.raises(
         MachineError,
         match=r"the replay would take \S+ GiB of the host's memory, and .* is free: lower algo.replay_capacity",
@@ -287,7 +287,7 @@ def test_state_is_all_that_the_next_batch_needs():
         ({"replay_capacity": 5000, "learning_starts": 5000}, 1024, "learning_starts"),
     ],
 )
-def test_what_does_not_fit_together_is_said(keys, lanes, key):
+def test_inconsistent_values_are_reported(keys, lanes, key):
     assert [name for name, _ in OffPolicyConfig(**keys).problems(lanes)] == [key]
     assert OffPolicyConfig().problems(1024) == []
 

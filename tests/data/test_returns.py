@@ -30,7 +30,7 @@ def advantages(reward, value, final_value, terminated, truncated, *, gamma, lamb
     return written
 
 
-def test_by_hand():
+def test_advantages_by_hand():
     """gamma = 1/2, lambda = 1/2, so delta_t = r_t + V'/2 - V_t and A_t = delta_t + A_{t+1}/4; V' is 0, V(final) or
     V_{t+1}.
 
@@ -83,7 +83,7 @@ def random_trace(T, N, seed):
 
 @pytest.mark.parametrize(("gamma", "lambda_"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5)])
 @pytest.mark.parametrize(("T", "N"), [(1, 1), (2, 5), (64, 33)])
-def test_as_the_sum_of_the_paper(T, N, gamma, lambda_):
+def test_advantages_are_the_sum_of_the_paper(T, N, gamma, lambda_):
     """Equation 16: A_t = sum over l of (gamma lambda)^l delta_{t+l}, as far as the episode goes."""
     reward, value, final_value, terminated, truncated = random_trace(T, N, seed=T + N)
     advantage, target = advantages(reward, value, final_value, terminated, truncated, gamma=gamma, lambda_=lambda_)
@@ -137,7 +137,7 @@ def test_accrual_by_hand():
     assert carried.tolist() == [3.625, 1.0, 1.0]
 
 
-def test_accrual_goes_on_over_rollouts():
+def test_accrual_continues_over_rollouts():
     reward, _, _, terminated, truncated = random_trace(12, 4, seed=3)
     whole, last = accrued(reward, terminated, truncated, torch.zeros(4), 0.9)
     first, carried = accrued(reward[:5], terminated[:5], truncated[:5], torch.zeros(4), 0.9)
@@ -147,7 +147,7 @@ def test_accrual_goes_on_over_rollouts():
     assert torch.equal(last == 0, ended)
 
 
-def test_the_parallel_shell(monkeypatch):
+def test_parallel_kernel_equals_the_serial_one(monkeypatch):
     # Two compilations of one body may round differently (the compiler may reorder sums); threads may not.
     trace = random_trace(16, 101, seed=0)
     serial = advantages(*trace, gamma=0.99, lambda_=0.95)
