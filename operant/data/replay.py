@@ -1,20 +1,19 @@
-"""Replay: the last steps of every lane in a ring on the device, and random batches of n-step transitions from it. Knows
-no network and no loss.
+"""Replay: a ring of the last steps of every lane, and random batches of n-step transitions from it.
 
-A *tick* is one step of all N lanes. Tick s lies in row s mod C of the ring, each observation once: the next observation
-is the next tick's, but where a time limit ended the episode it is the true final one, kept in a side buffer. A lane is
-truncated at most once in L ticks, L its time limit: tick s has its place in row (s // L) mod F of the side buffer, F =
-ceil(C / L) + 1 (a single row, never read, where there is no limit). An observation of a lane is one contiguous row,
+A *tick* is one step of all N lanes. Tick s is in row s mod C of the ring, and each observation is stored once: the next
+observation is that of the next tick, except after a truncation, where it is the true final observation, in a side
+buffer. A lane is truncated at most once in L ticks, its time limit, so tick s has row (s // L) mod F of the side
+buffer, F = ceil(C / L) + 1 (a single unread row without a limit). An observation of a lane is one contiguous row,
 padded to 16 bytes.
 
-A batch takes as many transitions from each shard of lanes (8 aligned ranges, fewer where lanes or batch do not divide):
-which ones is a function of (seed, update, shard, k). The newest n ticks are left out, since their n-step returns are
-not known yet. n-step returns (Sutton 1988) are made when they are sampled: cut where the episode terminated, and
-bootstrapped with its true final observation where it was truncated.
+A batch takes equally many transitions from each shard of lanes (8 aligned ranges, fewer if lanes or batch do not
+divide). The k-th of a shard is a function of (seed, update, shard, k). The newest n ticks are excluded, since their
+n-step returns are not complete. n-step returns (Sutton 1988) are computed when they are sampled: cut at a termination,
+and bootstrapped with the true final observation at a truncation.
 
-Observations may lie in host memory, page-locked, which a GPU's kernels read and write in place: a batch crosses the bus
-once, a tick is transposed on the device and crosses it in whole rows. What else is stored (some ten bytes a transition,
-and legal actions) stays on the device. The same bits either way.
+Observations may be in page-locked host memory, which a GPU's kernels read and write in place: a batch crosses the bus
+once; a tick is transposed on the device and crosses in whole rows. The other fields (about ten bytes a transition, and
+legal actions) stay on the device. Both have the same bits.
 
 Nothing is read back to the host, and all buffers are fixed: `store`, `sample` and `advance` may be captured in a CUDA
 graph.
@@ -42,18 +41,18 @@ from operant.errors import MachineError
 from operant.worlds import Slot, World, seed_words
 
 MOST_SHARDS = 8
-"""Shards of the lanes, at most, and so devices."""
+"""Maximum shards of the lanes, and so of devices."""
 
 _ROW_BYTES = 16
 
 DEVICE_SHARE = 0.5
-"""Observations that take more than this share of a GPU's free memory go to the host's, where that is left open."""
+"""With place "auto", observations above this share of a GPU's free memory are stored in host memory."""
 
 Place = Literal["auto", "device", "host"]
 
 EARLY_BLOCKS, EARLY_THREADS, LATE_THREADS = 32, 512, 65_536
-"""Threads that gather a batch ahead: enough reads under way to fill the bus, on so few multiprocessors that others
-learn meanwhile; and those that add the rest.
+"""Threads that gather a batch one update early: enough reads in flight to fill the bus, on so few multiprocessors that
+the others can learn meanwhile. And threads that gather the remaining transitions.
 """
 
 
@@ -66,16 +65,14 @@ class Batch(NamedTuple):
     # (B) float32, of the value of `next_observation`: gamma^m after m <= n steps, 0 where the episode terminated
     discount: Tensor
     next_observation: Tensor  # (O, B)
-    legal: Tensor | None  # (H, B) uint8, of `observation`; None where the environment judges no actions
-    # (H, B) uint8, of `next_observation`; all legal where that is the final one of a truncated episode
+    legal: Tensor | None  # (H, B) uint8, of `observation`; None: the environment has no legal actions
+    # (H, B) uint8, of `next_observation`; all legal at the final observation of a truncated episode
     next_legal: Tensor | None
-    noise: Tensor  # (R, B) float32, uniform in [0, 1): keyed as the samples are
+    noise: Tensor  # (R, B) float32, uniform in [0, 1), keyed like the samples
 
 
 def shard_count(lanes: int, batch: int) -> int:
-    """Shards of the lanes from which a batch takes as many transitions each: up to 8, a power of two that
-    divides both.
-    """
+    """Return the shards that a batch samples equally: the largest power of two up to 8 that divides lanes and batch."""
     shards = MOST_SHARDS
     while lanes % shards or batch % shards:
         shards //= 2
@@ -83,10 +80,10 @@ def shard_count(lanes: int, batch: int) -> int:
 
 
 class Replay:
-    """A ring of ticks over the rollout of an iteration, and the buffers of one batch.
+    """Ring of ticks, stored from the rollout of an iteration, and buffers of one batch.
 
-    In an iteration `store` each tick t once the world has written it, then `sample` for each update; `advance` once at
-    its end.
+    In an iteration call `store` for each tick t after the world wrote it, `sample` for each update, and `advance` once
+    at the end.
     """
 
     def __init__(
@@ -104,11 +101,10 @@ class Replay:
         place: Place = "auto",
         exchange: Exchange = SOLO,
     ) -> None:
-        """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts
-        transitions.
+        """Allocate the ring for `capacity` transitions of an unbound slot of T ticks.
 
-        `place` is where observations lie; with an exchange this is one rank's part, of its own lanes and of each batch.
-        Raises MachineError where the host lacks the memory.
+        `action` (T, A, N) is stored instead of the rollout's actions; `place` is the memory of observations. With an
+        exchange this is one rank's part of lanes and batch. Raises MachineError if host memory does not suffice.
         """
         N, O = world.count, world.spec.observation.size
         action = rollout.action if action is None else action
@@ -149,7 +145,7 @@ class Replay:
         self._bind_store()
 
     def drawn(self, batch: int) -> Drawn:
-        """Buffers of a batch."""
+        """Allocate the buffers of a batch."""
         ring, where, (_C, _N, P) = self.ring, self.world.device, self.ring.observation.shape
         O, H, kind = self.rollout.observation.shape[1], self.world.spec.mask_size, ring.observation.dtype
 
@@ -198,7 +194,7 @@ class Replay:
         return Drawn(found, place, next_place, bind(sample), bind(rows, where), batch * P * kind.itemsize // 4 // span)
 
     def _bind_store(self) -> None:
-        """What storing a tick writes: the ring, or on the way to host memory a tick's rows, and from there the ring."""
+        """Bind the target of `store`: the ring, or for host memory a staging tick and the ring."""
         ring, where = self.ring, self.world.device
         self._stored = self._ring
         if not self.on_host:
@@ -227,7 +223,7 @@ class Replay:
         )
 
     def _bind(self) -> None:
-        """Kernels, and what they read and write."""
+        """Bind the kernels to their buffers."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
         self._store, self._store_legal = (
@@ -237,7 +233,7 @@ class Replay:
         self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)
-        # not read where nothing is truncated
+        # unread without truncations
         final = rollout.observation if rollout.final_observation is None else rollout.final_observation
         self._source = bind(
             Source(
@@ -255,11 +251,11 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """What the ring takes."""
+        """Memory of the ring in bytes."""
         return sum(value.numel() * value.element_size() for value in self.ring if isinstance(value, Tensor))
 
     def fill(self, t: int) -> Tensor:
-        """How many transitions are stored once t ticks of the iteration are, (1) int64."""
+        """Return the number of stored transitions after t ticks of the iteration, (1) int64."""
         return ((self.ring.ticks + t) * self.world.count).clamp_max(self.capacity)
 
     def store(self, t: int) -> None:
@@ -271,20 +267,20 @@ class Replay:
             self._store_legal(self.world.count, self._source, self._ring, t)
 
     def sample(self, ticks: int, update: int) -> Batch:
-        """A batch of its own for update number `update` of the iteration, of which so many ticks are stored."""
+        """Return the batch of update `update` of the iteration, after `ticks` stored ticks."""
         if self._ahead is not None:
             return self._ahead.take(update, ticks, self.choose)
         self.choose(ticks, update)
         return self.gather(ticks)
 
     def choose(self, ticks: int, update: int, drawn: Drawn | None = None) -> None:
-        """Write `index` (B), and the noise of a batch."""
+        """Draw `index` (B) and the noise of a batch."""
         drawn = drawn or self._first
         self._choose(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, update))
 
     def gather(self, ticks: int, drawn: Drawn | None = None) -> Batch:
-        """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks
-        of the iteration are stored.
+        """Return the transitions at `index` (B), which the caller may have written (but not the noise), after `ticks`
+        stored ticks.
         """
         drawn = drawn or self._first
         self.find(ticks, drawn)
@@ -292,20 +288,20 @@ class Replay:
         return self.judge(drawn)
 
     def find(self, ticks: int, drawn: Drawn) -> None:
-        """Returns of the chosen transitions, and where next observations lie."""
+        """Compute returns of the drawn transitions, and rows of next observations."""
         self._returns(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, 0))
 
     def judge(self, drawn: Drawn) -> Batch:
-        """The batch, with its legal actions."""
+        """Return the batch with its legal actions."""
         if self.ring.legal is not None:
             self._legal(len(drawn.place), drawn.rows, drawn.rows)
         return drawn.batch
 
     def ahead(self, stored: Sequence[int], *, sampling: bool = True) -> Ahead | None:
-        """From now on make batches of host memory one update ahead: `stored` (U) are the ticks that each update of an
-        iteration finds stored.
+        """Gather batches from host memory one update early from now on; None if the ring is on the device.
 
-        None where the ring lies on the device. Without `sampling` the caller alone takes batches of it.
+        `stored` (U) are the ticks stored before each update of an iteration. Without `sampling` only the caller takes
+        batches from the result.
         """
         if not self.on_host:
             return None
@@ -317,25 +313,25 @@ class Replay:
         return ticks << TICK_BIT | update
 
     def advance(self, ticks: int, updates: int) -> None:
-        """End an iteration of so many ticks and updates."""
+        """Count the ticks and updates of a finished iteration."""
         self.ring.ticks.add_(ticks)
         self.ring.updates.add_(updates)
 
     def cut(self, observation: Tensor) -> None:
-        """End the episodes under way with the last tick, as a time limit would: every lane begins anew. `observation`
-        (O, N) is what that tick showed.
+        """Truncate the running episodes at the last tick, because all lanes start new ones. `observation` (O, N) are
+        their final observations.
         """
         ring, last = self.ring, int(self.ring.ticks) - 1  # sync: a resume
         if last < 0:
             return
         row, place = last % self.ticks_stored, last // ring.window % len(ring.final)
         under_way = (ring.terminated[row] | ring.truncated[row]) == 0  # (N)
-        lanes, where = under_way.to(ring.final.device), ring.final.device  # which may be the host's
+        lanes, where = under_way.to(ring.final.device), ring.final.device  # may be in host memory
         ring.final[place, lanes, : len(observation)] = observation.t().to(where)[lanes]
         ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint with the ring must hold, by name; `ring.updates` is held with or without it."""
+        """Return the tensors of a checkpoint with replay, by name; `ring.updates` is in every checkpoint."""
         return {
             name: value
             for name, value in self.ring._asdict().items()
@@ -344,7 +340,7 @@ class Replay:
 
 
 class Drawn(NamedTuple):
-    """A batch's buffers, and what kernels take of them."""
+    """Buffers of a batch, also as kernels take them."""
 
     batch: Batch
     place: Tensor  # (B) int32
@@ -355,17 +351,16 @@ class Drawn(NamedTuple):
 
 
 class Ahead:
-    """Batches from host memory, gathered one update ahead: while the GPU learns from one, a few of its multiprocessors
+    """Batches from host memory, gathered one update early: while the GPU learns from one, a few of its multiprocessors
     read the next over the bus.
 
-    What the next batch takes of ticks that are not stored yet is gathered once they are. The same transitions as
-    without, to the bit.
+    Transitions of ticks that are not stored yet are gathered once they are. Batches are the same to the bit.
     """
 
     def __init__(self, replay: Replay, stored: Sequence[int]) -> None:
         self._replay, self._stored, where = replay, tuple(stored), replay.world.device
         self.drawn = (replay.drawn(len(replay.index)), replay.drawn(len(replay.index)))
-        self._begun = -1  # the update whose batch is under way
+        self._begun = -1  # update whose batch is being gathered
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
         self._part = kernel(transitions.part_body, where)
         ring, lanes = replay.ring, replay.world.count
@@ -375,10 +370,9 @@ class Ahead:
         )
 
     def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> Batch:
-        """The batch of an update, in the buffers of its parity, now that so many ticks of the iteration are stored
-        whole; and begin the next one's.
+        """Return the batch of an update, in the buffers of its parity, and begin to gather the next one.
 
-        `choose` writes `place` of buffers for (ticks, update).
+        `settled` ticks of the iteration are stored completely. `choose(ticks, update, drawn)` draws samples.
         """
         drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
         if self._begun == update:
@@ -395,7 +389,7 @@ class Ahead:
         return drawn.batch
 
     def _begin(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> None:
-        """Gather what ticks that are stored give to a batch, beside what the current stream does next."""
+        """Gather the transitions of stored ticks, concurrently with later work of the current stream."""
         drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
         with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
@@ -416,19 +410,19 @@ class Ahead:
 
 
 def padded(observation: int, dtype: torch.dtype) -> int:
-    """P: numbers of a stored observation, whose row is a multiple of 16 bytes."""
-    each = _ROW_BYTES // dtype.itemsize
-    return -(-observation // each) * each
+    """Return P, the features of a stored observation, whose row is a multiple of 16 bytes."""
+    multiple = _ROW_BYTES // dtype.itemsize
+    return -(-observation // multiple) * multiple
 
 
 def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
-    """C: whole ticks of so many transitions; those of one sample at least."""
+    """Return C, the whole ticks of `capacity` transitions, at least those of one sample."""
     return max(capacity // lanes, n_step + 1)
 
 
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
-    """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where
-    there is not so much of it.
+    """Whether observations of `needed` bytes are stored in host memory rather than the GPU's. Raises MachineError if
+    host memory does not suffice.
     """
     on_gpu = device.type == "cuda"
     on_host = place == "host" or (
@@ -437,8 +431,8 @@ def _on_host(place: Place, needed: int, device: torch.device) -> bool:
     if on_host or (place == "auto" and not on_gpu):
         free = psutil.virtual_memory().available
         if needed > free:
-            asked, there = f"{needed / 2**30:,.1f} GiB", f"{free / 2**30:,.1f} GiB"
             raise MachineError(
-                f"the replay would take {asked} of the host's memory, and {there} is free: lower algo.replay_capacity"
+                f"the replay would take {needed / 2**30:,.1f} GiB of the host's memory, and {free / 2**30:,.1f} GiB is "
+                "free: lower algo.replay_capacity"
             )
     return on_host

@@ -1,8 +1,10 @@
-"""What a replay's kernels do for one index: store a tick, choose a sample, work out its n-step return, copy its rows.
-Knows no buffers' owner and no device.
+"""Kernels of the replay, one call per index: store a tick, draw a sample, compute its n-step return, copy its rows.
 
-Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O observation, P the
-same padded, W its 32-bit words, A action, H legal actions, B batch, R rows of noise. See `operant.data.replay`.
+`operant.data.replay` documents the layout. Tuples hold tensors outside the kernels and arrays inside.
+
+Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O features of an
+observation, P padded features, W their 32-bit words, A rows of an action, H legal actions, B samples of a batch, R rows
+of noise.
 """
 
 from __future__ import annotations
@@ -15,37 +17,36 @@ from operant.compute import rng
 from operant.compute.device import device
 
 PIECE = 32
-"""Numbers of an observation that one thread stores."""
+"""Features of an observation that one thread stores."""
 
 TICK_BIT = 32
-"""In the offset of a launch: ticks stored in this iteration above so many bits, its updates below."""
+"""Bits of a launch's offset below the ticks stored in this iteration; they hold the update."""
 
 SHARD_BIT = 24
-"""In the first word of a sample's counter: its shard's number above so many bits, its number there below."""
+"""Bits of the counter's first word below the index of the shard; they hold the sample's index in the shard."""
 
 LOW_32 = 0xFFFFFFFF
 
 
 class Ring(NamedTuple):
-    """What is stored. Tensors outside the kernels, arrays inside."""
+    """Stored ticks."""
 
-    # (C, N, P) float32 or uint8, before the step; (1, N, P) of the tick that is being stored, where the ring's lie in
-    # host memory
+    # (C, N, P) float32 or uint8, before the step; (1, N, P), the staging tick, where observations are in host memory
     observation: Any
     final: Any  # (F, N, P), true final observations of truncated episodes; (1, N, P) likewise
     action: Any  # (C, N, A) float32 or int32
     reward: Any  # (C, N) float32
     terminated: Any  # (C, N) uint8
     truncated: Any  # (C, N) uint8
-    legal: Any  # (C, N, H) uint8; None where the environment judges none
+    legal: Any  # (C, N, H) uint8; None: the environment has no legal actions
     ticks: Any  # (1) int64, ticks stored when the iteration began
-    updates: Any  # (1) int64, updates made when the iteration began, which name random numbers
+    updates: Any  # (1) int64, updates when the iteration began; a key of the random numbers
     seed: Any  # (2) uint32, as int32
     window: int  # L
 
 
 class Source(NamedTuple):
-    """T ticks as a world writes them, from which they are stored."""
+    """T ticks as a world writes them."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T / V, O, N)
@@ -55,11 +56,11 @@ class Source(NamedTuple):
     truncated: Any  # (T, N)
     legal: Any  # (T + 1, H, N)
     lanes: int  # N
-    final_window: int  # V, steps that share one final observation a lane
+    final_window: int  # V, steps that share one final observation per lane
 
 
 class Staged(NamedTuple):
-    """A tick's observations as 32-bit words, on their way to host memory."""
+    """Staging tick: observations as 32-bit words, to be moved to host memory."""
 
     observation: Any  # (N W) int32
     final: Any  # (N W) int32, read where the lane is truncated
@@ -68,7 +69,7 @@ class Staged(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A ring's observations as 32-bit words, in host memory."""
+    """Observations of the ring as 32-bit words, in host memory."""
 
     observation: Any  # (C, N W) int32, written
     final: Any  # (F, N W) int32, written
@@ -77,7 +78,7 @@ class Host(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Which transitions a batch takes, and what they are. Tensors outside the kernels, arrays inside."""
+    """Samples of a batch."""
 
     place: Any  # (B) int32: row of the ring x N + lane
     # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
@@ -89,26 +90,26 @@ class Sample(NamedTuple):
     shards: int
     n_step: int
     gamma: float
-    first_shard: int  # the number of its first shard among those of all ranks
+    first_shard: int  # global index of the first shard
 
 
 class Rows(NamedTuple):
-    """Rows of a ring as 32-bit words, and where those of a batch go."""
+    """Rows of the ring as 32-bit words, and those of a batch."""
 
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
-    legal: Any  # (C, N, H) uint8; None where there is none
+    legal: Any  # (C, N, H) uint8, or None
     place: Any  # (B) int32
     next_place: Any  # (B) int32
     out: Any  # (B, W) int32, written
     next_out: Any  # (B, W) int32, written
     out_legal: Any  # (H, B) uint8, written
     next_legal: Any  # (H, B) uint8, written
-    span: int = 1  # words that are copied together: a CPU wants whole rows, a GPU a word a thread
+    span: int = 1  # words per thread: whole rows on a CPU, one word on a GPU
 
 
 class Part(NamedTuple):
-    """Which samples of a batch are gathered, and by how many threads."""
+    """Constants of `part_body`."""
 
     ticks: Any  # (1) int64
     capacity: int  # C
@@ -119,8 +120,8 @@ class Part(NamedTuple):
 
 @device
 def store_body(i, source, ring, offset):
-    """Store tick `offset` of the iteration: numbers i // N x 32 and on of the observation of lane i mod N; the first
-    such piece brings the rest along.
+    """Store tick `offset` of the iteration: PIECE features of lane i mod N from PIECE (i // N) on. The thread of the
+    first piece stores the other fields, too.
     """
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
@@ -129,7 +130,7 @@ def store_body(i, source, ring, offset):
     for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
         ring.observation[seen_row, lane, k] = source.observation[offset, k, lane]
 
-    # A final observation, where a time limit ended the episode.
+    # The true final observation of a truncated episode.
     if source.truncated[offset, lane] != 0:
         place = tick // ring.window % ring.final.shape[0]
         for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
@@ -145,7 +146,7 @@ def store_body(i, source, ring, offset):
 
 @device
 def move_body(i, staged, host, offset):
-    """Word i of the observations of tick `offset` of the iteration into host memory: neighbouring threads write
+    """Copy word i of the observations of tick `offset` of the iteration to host memory; neighbouring threads write
     neighbouring words.
     """
     word = int64(i)
@@ -157,7 +158,7 @@ def move_body(i, staged, host, offset):
 
 @device
 def store_legal_body(i, source, ring, offset):
-    """Store the legal actions of tick `offset` of the iteration, lane i."""
+    """Store the legal actions of lane i at tick `offset` of the iteration."""
     row = (ring.ticks[0] + offset) % ring.reward.shape[0]
     for k in range(ring.legal.shape[2]):
         ring.legal[row, i, k] = source.legal[offset, k, i]
@@ -165,7 +166,7 @@ def store_legal_body(i, source, ring, offset):
 
 @device
 def choose_body(k, ring, out, offset):
-    """Sample k of an update, uniformly among the transitions whose n steps are stored; and its random numbers."""
+    """Draw sample k of an update, uniformly among the transitions whose n steps are stored, and its noise."""
     ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & LOW_32)
     B, C, N = out.place.shape[0], ring.reward.shape[0], ring.reward.shape[1]
     shard_samples, shard_lanes = B // out.shards, N // out.shards
@@ -179,8 +180,7 @@ def choose_body(k, ring, out, offset):
         uint32(rng.REPLAY),
     )
 
-    # The oldest tick is `ticks - stored`; before there are n + 1 ticks it is the first that is taken, whatever it
-    # holds.
+    # The oldest tick is `ticks - stored`; with fewer than n + 1 ticks it is sampled whatever it holds.
     stored = min(ticks, int64(C))
     choices = max(stored - out.n_step, int64(1))
     words = rng.block(key, 0)
@@ -198,7 +198,7 @@ def choose_body(k, ring, out, offset):
 
 @device
 def returns_body(k, ring, out, offset):
-    """Action, n-step return and discount of sample k, and where its next observation lies."""
+    """Write action, n-step return and discount of sample k, and the row of its next observation."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
     row, lane = int64(out.place[k]) // N, int64(out.place[k]) % N
@@ -216,7 +216,7 @@ def returns_body(k, ring, out, offset):
             if ring.terminated[row, lane] != 0:
                 discount, running = float32(0.0), False
             elif ring.truncated[row, lane] != 0:
-                # Which tick lies in this row: the newest but so many.
+                # The tick in this row.
                 tick = ticks - 1 - (ticks - 1 - row) % C
                 following = -1 - (tick // ring.window % ring.final.shape[0] * N + lane)
                 running = False
@@ -228,7 +228,7 @@ def returns_body(k, ring, out, offset):
 
 @device
 def rows_body(i, rows, unused, offset):
-    """Some words of both observations of a sample: `span` from number i span of the batch's on."""
+    """Copy words i span ... (i + 1) span - 1 of a batch's observations and next observations."""
     W = rows.out.shape[1]
     k, first = int64(i) * rows.span // W, int64(i) * rows.span % W
     place, following = rows.place[k], rows.next_place[k]
@@ -244,9 +244,8 @@ def rows_body(i, rows, unused, offset):
 
 @device
 def part_body(i, rows, part, offset):
-    """Words i, i + threads, ... of both observations of a batch for which so many ticks count as stored.
-
-    Of samples that need no later tick than the first `settled` of the iteration, or (`late`) of all others.
+    """Copy words i, i + threads, ... of both observations of a batch: of samples that need only the first `settled`
+    ticks of the iteration, or (`late`) of the others.
     """
     ticks, settled = part.ticks[0] + (int64(offset) >> TICK_BIT), part.ticks[0] + ((int64(offset) & LOW_32) >> 1)
     late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes
@@ -264,7 +263,7 @@ def part_body(i, rows, part, offset):
 
 @device
 def legal_body(k, rows, unused, offset):
-    """The legal actions of both observations of sample k."""
+    """Copy the legal actions of both observations of sample k."""
     N, H = rows.legal.shape[1], rows.legal.shape[2]
     index, following = rows.place[k], rows.next_place[k]
     for j in range(H):
