@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
-from monitor.charts.chart import ChartData, ChartMark, ChartMemory, Layout, draw_chart
+from monitor.charts.agent_picture import draw_picture
+from monitor.charts.chart import ChartData, ChartMark, ChartState, Layout, draw_chart
 from monitor.charts.palette import Palette
-from monitor.charts.picture import draw_picture
 from monitor.charts.scale import window
-from monitor.data.series import Column, Table
+from monitor.data.curve_table import Column, CurveTable
 from monitor.data.snapshot import Frame
 
 COLUMNS, ROWS = 160, 48
@@ -44,7 +44,7 @@ class Run:
     def __init__(self) -> None:
         self.random = random.Random(1)
         self.records = 0
-        self.table = Table(Column(label, label) for label in LABELS)
+        self.table = CurveTable(Column(label, label) for label in LABELS)
         self.curves = list(self.table.curves.values())
         self.window: tuple[float, float] | None = None
 
@@ -106,7 +106,7 @@ def pure() -> None:
     for case in ("growing", "sliding", "still"):
         run = Run()
         run.advance(HISTORY // 10)
-        memories = [ChartMemory() for _ in LABELS]
+        memories = [ChartState() for _ in LABELS]
         asked, drawn = [], []
         for _ in range(300):
             if case != "still":

@@ -1,3 +1,3 @@
-"""The monitor: a separate process that shows a run from outside. Imports nothing, so that its parts can be used without
-the screen.
+"""The monitor: a process that displays a run from its files. Imports nothing at package level, so parts can be used
+without Textual.
 """

@@ -1,7 +1,7 @@
-"""The command `operant monitor`: which run is meant, and whether a terminal can show it. Standard library only, until a
-screen is opened.
+"""The command `operant monitor`: select the run, check the terminal, open the screen or print text. Standard library
+only until a screen is opened.
 
-Knows no widget. Errors are OperantError, each with its sentence and its exit code; the caller prints them.
+Knows no widget. Errors are OperantError with a sentence and an exit code; the caller prints them.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from monitor import plain
+from monitor import text_output
 from operant import runs
 from operant.errors import BadFileError, NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
     from monitor.data.feed import LiveFeed
-    from monitor.data.listing import Listing
+    from monitor.data.listing import RunListing
     from monitor.data.snapshot import RunRow, Snapshot, Source
 
 SMALLEST = (40, 10)
-"""Columns and lines that the screen needs."""
+"""Minimum terminal size, (columns, lines)."""
 _ONCE = (100, 30)  # of `--once` without a terminal
 _FPS = (1, 20)
 _THEMES = ("dark", "light")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command with `arguments` (what follows the word `monitor`); returns the exit code.
+    """Run the command with `arguments` (those after the word `monitor`) and return its exit code.
 
-    Raises OperantError for what a user can cause, SystemExit(0) after `--help`.
+    Raises OperantError for user errors, SystemExit(0) after `--help`.
     """
     options = _parser().parse_args(arguments)
     fps = _fps(options.fps)
@@ -54,10 +54,10 @@ def main(arguments: list[str]) -> int:
 
 
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
-    """Show one run until the user quits: 0. Without a terminal, a line every five seconds until the run's end: the
-    run's exit code.
+    """Show one run until the user quits and return 0. Without a terminal, print a line every five seconds until the run
+    ends and return the run's exit code.
 
-    Raises UsageError where the terminal is too small.
+    Raises UsageError if the terminal is too small.
     """
     if not has_terminal():
         return _without_screen(run, runs.Scope(run.path.parent))
@@ -65,7 +65,7 @@ def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = Fa
 
 
 def has_terminal() -> bool:
-    """Whether input and output are a terminal that a screen can be drawn on."""
+    """Whether input and output are a terminal on which a screen can be drawn."""
     if os.environ.get("TERM", "") in ("", "dumb"):
         return False
     with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -77,101 +77,105 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="operant monitor",
         allow_abbrev=False,
-        description="Show a run: live while it trains, or as it ended. Quitting the monitor does not stop the run.",
-        epilog="Without RUN: the run that trains; a choice where several train; the newest run where none trains.",
+        description="Show a run live while it trains, or its final state. Quitting the monitor does not stop the run.",
+        epilog="Without RUN: the run that is training; a list to choose from if several are; else the newest.",
     )
     parser.add_argument(
         "run",
         nargs="?",
         metavar="RUN",
-        help="an id, a unique part of one, a path, latest or live; or a group, whose mean lies over its run",
+        help="run id, unique part of one, path, `latest` or `live`; or a group: its mean is drawn over one of its runs",
     )
     parser.add_argument("--latest", action="store_true", help="the newest run")
-    parser.add_argument("--once", action="store_true", help="print the screen once, as text, and end")
+    parser.add_argument("--once", action="store_true", help="print the screen once as text and exit")
     parser.add_argument("--readonly", action="store_true", help="disable the keys that stop, pause or checkpoint a run")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     parser.add_argument(
-        "--fps", metavar="N", help=f"frames a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]"
+        "--fps", metavar="N", help=f"maximum frames per second, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]"
     )
-    parser.add_argument("--theme", choices=_THEMES, help="[default: dark]")
-    parser.add_argument("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")
+    parser.add_argument("--theme", choices=_THEMES, help="colour theme  [default: dark]")
+    parser.add_argument(
+        "--runs", metavar="FOLDER", help="folder that contains the runs  [default: $OPERANT_RUNS or ./runs]"
+    )
     return parser
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong as the other commands do."""
+    """Argument parser that raises UsageError in place of printing usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{safe(message, 400)}. All options: operant monitor --help")
 
 
 def _fps(given: str | None) -> int:
-    """Frames a second at most: the option, $OPERANT_FPS, or 4."""
+    """Maximum frame rate in Hz: the option, $OPERANT_FPS, or 4. Raises UsageError."""
     source, value = ("--fps", given) if given is not None else ("$OPERANT_FPS", os.environ.get("OPERANT_FPS") or "4")
     if not value.isascii() or not value.isdecimal() or not _FPS[0] <= int(value[:9]) <= _FPS[1]:
-        raise UsageError(f"{source} is '{safe(value, 40)}'; it must be a whole number of {_FPS[0]} to {_FPS[1]}")
+        raise UsageError(f"{source} is '{safe(value, 40)}'; must be an integer from {_FPS[0]} to {_FPS[1]}")
     return int(value)
 
 
-# WHICH RUN
+# RUN SELECTION
 
 
 def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
-    """The run that is meant, None where the user has to choose between those that train; and the folder of the group
-    that is. Raises NotFoundError.
+    """Resolve a name to (run, group folder). The run is None if several runs train and the user has to choose; the
+    folder is None unless the name is that of a group.
+
+    Raises NotFoundError.
     """
     if name is not None:
-        from monitor.data import grouped
+        from monitor.data import group_feed
 
-        if (group := grouped.find(name, *scope)) is None:
+        if (group := group_feed.find(name, *scope)) is None:
             return runs.resolve(name, *scope), None
         members = list(group.runs.values())
         if not members:
-            raise NotFoundError(f"none of the runs of {safe(group.id)} has begun: operant show {safe(group.id)}")
+            raise NotFoundError(f"no run of group {safe(group.id)} has started yet: operant show {safe(group.id)}")
         return next((run for run in members if runs.probe(run.path)), members[0]), str(group.path)
-    found = runs.list_runs(*scope)
-    if not found:
+    listed = runs.list_runs(*scope)
+    if not listed:
         raise NotFoundError(f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train")
-    live = [run for run in found if runs.probe(run.path)]
-    return (None if len(live) > 1 else (live or found)[0]), None
+    live = [run for run in listed if runs.probe(run.path)]
+    return (None if len(live) > 1 else (live or listed)[0]), None
 
 
-class Folders:
-    """The runs in scope, for the picker."""
+class RunFolders:
+    """Run catalog (`monitor.data.snapshot.RunCatalog`) of the runs that `scope` covers."""
 
     def __init__(self, scope: runs.Scope, *, readonly: bool) -> None:
         self._scope, self._readonly = scope, readonly
-        self._listing: Listing | None = None
+        self._listing: RunListing | None = None
 
     def rows(self) -> Sequence[RunRow]:
-        """A line for each run, the newest first."""
-        from monitor.data.listing import Listing
+        """List the runs, newest first."""
+        from monitor.data.listing import RunListing
 
-        self._listing = self._listing or Listing(self._scope)
+        self._listing = self._listing or RunListing(self._scope)
         return self._listing.rows()
 
     def overlays(self) -> Sequence[RunRow]:
-        """Groups, then runs."""
-        from monitor.data import grouped
+        """List what can be overlaid: groups, then runs."""
+        from monitor.data import group_feed
 
-        return [*grouped.rows(*self._scope), *self.rows()]
+        return [*group_feed.rows(*self._scope), *self.rows()]
 
     def open(self, path: str) -> Source:
-        """A feed of the run or the group in the folder `path`. Raises NotFoundError for a folder that holds none any
-        more.
+        """Open a feed of the run or the group in the folder `path`. Raises NotFoundError if the folder
+        holds neither.
         """
-        from monitor.data import grouped
+        from monitor.data import group_feed
         from monitor.data.feed import LiveFeed
 
-        if (group := grouped.opened(path)) is not None:
+        if (group := group_feed.open_group(path)) is not None:
             return group
         run = runs.load(Path(path))
         if run is None:
-            raise NotFoundError(f"'{safe(path, 400)}' holds no run any more")
+            raise NotFoundError(f"'{safe(path, 400)}' no longer contains a run")
         return LiveFeed(run, readonly=self._readonly)
 
 
-# WITHOUT A SCREEN
+# TEXT OUTPUT
 
 
 def _without_screen(
@@ -186,19 +190,18 @@ def _without_screen(
     from monitor.data.feed import LiveFeed
 
     if run is None:
-        run = runs.resolve("live", *scope)  # which says what is ambiguous
+        run = runs.resolve("live", *scope)  # raises the error that lists the candidates
     feed = LiveFeed(run, readonly=True)
     try:
         if once:
             return _print_once(feed, group, ascii_only=ascii_only, theme=theme)
         with _ended_by_signals(), open(os.devnull, "w", encoding="utf-8") as nowhere:
-            ended = plain.follow(feed, sys.stdout or nowhere)
+            ended = text_output.follow(feed, sys.stdout or nowhere)
     finally:
         feed.close()
     if not ended:
         return 128 + signal.SIGHUP
-    found = runs.load(run.path) or run
-    look = runs.observe(found)
+    look = runs.observe(runs.load(run.path) or run)
     code = runs.exit_code(look)
     if look.broken is not None:
         return code or BadFileError.exit_code
@@ -207,28 +210,28 @@ def _without_screen(
 
 def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: str | None) -> int:
     from monitor.screen.app import MonitorApp
-    from monitor.screen.capture import picture
+    from monitor.screen.capture import screenshot
 
-    if sys.stdout is None:  # it was closed
+    if sys.stdout is None:  # stdout was closed
         return 0
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
-    app = MonitorApp(feed, overlay=_over(group), ascii_only=ascii_only, theme=theme)
-    text = picture(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))
+    app = MonitorApp(feed, overlay=_group_overlay(group), ascii_only=ascii_only, theme=theme)
+    text = screenshot(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))
     sys.stdout.write(text + "\n")
     return 0
 
 
-def _over(group: str | None) -> Source | None:
-    """What is laid over a run that was chosen by its group."""
-    from monitor.data import grouped
+def _group_overlay(group: str | None) -> Source | None:
+    """Open the group in `group` as an overlay, or return None if no group was named."""
+    from monitor.data import group_feed
 
-    return None if group is None else grouped.opened(group)
+    return None if group is None else group_feed.open_group(group)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C ends the output, never the run; a closed terminal ends this process, even where the parent
-    ignores SIGHUP.
+    """Restore the default SIGHUP handler, so that a closed terminal ends this process even if the parent ignores
+    SIGHUP. Ctrl-C ends the output, never the run.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
@@ -237,7 +240,7 @@ def _ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before if before is not None else signal.SIG_DFL)
 
 
-# WITH A SCREEN
+# SCREEN
 
 
 def _open(
@@ -260,7 +263,7 @@ def _open(
 
     feed = LiveFeed(run, readonly=readonly) if run is not None else None
     try:
-        # How long Textual may wait before it draws what a key did: nothing is drawn more often for it.
+        # Textual's maximum frame rate bounds the delay between a key and its effect; redraws stay limited by `fps`.
         os.environ.setdefault("TEXTUAL_FPS", "120")
         from monitor.screen.app import MonitorApp
         from monitor.screen.keys import keymap
@@ -268,8 +271,8 @@ def _open(
 
         app = MonitorApp(
             feed,
-            Folders(scope, readonly=readonly),
-            overlay=_over(group),
+            RunFolders(scope, readonly=readonly),
+            overlay=_group_overlay(group),
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),
             theme=theme,
@@ -288,18 +291,18 @@ def _open(
 
 
 def _draws_unicode() -> bool:
-    """Whether the terminal's encoding and font have what is drawn: the Linux console has no braille."""
+    """Whether the terminal can display the glyphs: UTF-8, and not the Linux console, which lacks braille."""
     encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM") != "linux"
 
 
 def parting(last: Snapshot) -> str:
-    """The line printed after the screen closes: the run's state, and the command that shows it again."""
+    """Line printed after the screen closes: the run's state and the command that shows it again."""
     run, word = last.run, last.state
     if word in runs.LIVE:
-        still = "Still training" if word in ("running", "starting") else f"The run is {word}"
+        status = "Still training" if word in ("running", "starting") else f"The run is {word}"
         return safe(
-            f"Detached. {still}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log "
+            f"Detached. {status}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log "
             f"{run.path}/log.txt",
             1000,
         )

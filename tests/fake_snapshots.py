@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from monitor.data.series import Column, Table
+from monitor.data.curve_table import Column, CurveTable
 from monitor.data.snapshot import (
     Ending,
     Figure,
@@ -53,9 +53,9 @@ TRACEBACK = (
 )
 
 
-def table(records: int = RECORDS, scale: float = 1.0) -> Table:
+def table(records: int = RECORDS, scale: float = 1.0) -> CurveTable:
     """A run's history: a return that climbs and wobbles, an entropy that falls, a value loss over decades."""
-    made = Table(COLUMNS)
+    made = CurveTable(COLUMNS)
     xs = [k / RECORDS for k in range(records)]
     wobble = [math.sin(37 * x) * math.sin(11 * x + 1) for x in xs]
     values = {
@@ -134,7 +134,7 @@ CONFIG = (
 )
 
 
-def running(version: int = 1, history: Table | None = None, **changes: Any) -> Snapshot:
+def running(version: int = 1, history: CurveTable | None = None, **changes: Any) -> Snapshot:
     """A run in full health but for one finding."""
     history = history or HISTORY
     facts = RunFacts(
@@ -224,7 +224,7 @@ def states() -> dict[str, Snapshot]:
     live = base._replace(frame=None, agent_absent="training is paused")
     return {
         "starting": empty._replace(
-            state="starting", cause="importing torch 2 s", agent_absent="training has not begun"
+            state="starting", cause="importing torch 2 s", agent_absent="training has not started"
         ),
         "running": base,
         "paused": live._replace(state="paused", cause="training waits; nothing is lost (12 s)"),
@@ -242,11 +242,11 @@ def states() -> dict[str, Snapshot]:
         )._replace(progress=base.progress._replace(step=STEPS, eta_s=None, done_at=None)),
         "stopped": ended("stopped", "stopped by SIGTERM, with a checkpoint"),
         "failed": ended(
-            "failed", "an error ended it: ValueError: the environment's observation has 5 numbers", TRACEBACK
+            "failed", "ended by an error: ValueError: the environment's observation has 5 numbers", TRACEBACK
         ),
         "crashed": ended("crashed", "killed by SIGKILL (kill -9, a job manager, or a memory limit)", TRACEBACK[:2]),
         "diverged": ended(
-            "diverged", "training produced numbers that are not finite: loss/value at update 1301", TRACEBACK[-1:]
+            "diverged", "training produced values that are not finite: loss/value at update 1301", TRACEBACK[-1:]
         ),
         "gpu_fault": ended("gpu_fault", "the GPU failed: CUDA error 700, illegal memory access", TRACEBACK),
         "oom": ended("oom", "out of memory: 81 GiB asked for, 78 GiB there", TRACEBACK),
@@ -273,7 +273,7 @@ class FakeSource:
     def snapshot(self) -> Snapshot:
         return self.now
 
-    def at(self, step: float | None) -> None:
+    def seek(self, step: float | None) -> None:
         self.moments.append(step)
         self.now = self.now._replace(version=self.now.version + 1)
 
@@ -284,7 +284,7 @@ class FakeSource:
         self.watches.append((wanted, mode))
         self.sizes.append(size)
 
-    def hurry(self, interval_s: float) -> None:
+    def set_poll_interval(self, interval_s: float) -> None:
         self.interval_s = interval_s
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
-"""Charts and pictures as rows of terminal cells. Knows no file and no widget."""
+"""Charts and pictures as rows of terminal cells. Knows no file."""
 
 from monitor.charts.cells import EMPTY, blank, framed
-from monitor.charts.figures import of_figure
 from monitor.charts.line import (
     Line,
     Piece,
@@ -11,14 +10,15 @@ from monitor.charts.line import (
     cut,
     fit,
     flow,
+    justified,
     length,
     of_cells,
     padded,
     row_of,
-    spread,
     width_of,
     wrapped,
 )
+from monitor.charts.metric_text import figure_text
 from monitor.charts.palette import Palette, Row, Rows, Style
 from monitor.charts.scale import gutter
 
@@ -35,16 +35,16 @@ __all__ = [
     "characters",
     "clean",
     "cut",
+    "figure_text",
     "fit",
     "flow",
     "framed",
     "gutter",
+    "justified",
     "length",
     "of_cells",
-    "of_figure",
     "padded",
     "row_of",
-    "spread",
     "width_of",
     "wrapped",
 ]

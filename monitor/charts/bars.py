@@ -1,12 +1,10 @@
-"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows only values of the
-snapshot.
-"""
+"""Bars as cells: progress, phases. Standard library only. Knows only values of the snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monitor.charts.cells import beside
+from monitor.charts.cells import justified
 from monitor.charts.palette import UNICODE, Cell, Glyphs, Row, Rows, Style
 from monitor.data.snapshot import PhaseShare
 from operant.text import number, safe
@@ -15,7 +13,7 @@ _LEVELS = {"ok": "good", "warn": "warn", "bad": "bad"}
 
 
 def percent(share: float | None) -> str:
-    """68 %, 0.4 %; 100 % only for all of it; a dash for none."""
+    """Format a share: 68 %, 0.4 %; 100 % only if complete; "-" for None or NaN."""
     if share is None or share != share:
         return "-"
     value = 100 * share
@@ -25,9 +23,7 @@ def percent(share: float | None) -> str:
 
 
 def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, style: Style = Style("focus")) -> Row:  # noqa: B008 (a constant)
-    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an
-    empty bar.
-    """
+    """Progress bar with half-cell resolution. Full only at 1.0; an unknown share (None, NaN) is an empty bar."""
     halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
     full, half = divmod(halves, 2)
     done = (Cell(glyphs.bar_full, style),) * full + (Cell(glyphs.bar_half, style),) * half
@@ -35,8 +31,8 @@ def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, styl
 
 
 def portions(shares: Sequence[float], width: int) -> list[int]:
-    """Whole cells for each share, by largest remainders; their sum is `width` times the sum of the shares (at most 1),
-    rounded.
+    """Distribute `width` cells over shares by the largest-remainder method. The sum is `width` times the total share
+    (at most 1), rounded.
     """
     sizes = [max(share, 0.0) if share == share else 0.0 for share in shares]
     total = sum(sizes)
@@ -50,12 +46,12 @@ def portions(shares: Sequence[float], width: int) -> list[int]:
 
 
 def phase_style(index: int) -> Style:
-    """The colour of the k-th phase, in the bar and in its legend."""
+    """Colour of the k-th phase, in the bar and in its legend."""
     return Style(f"series.{index % 8}")
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
-    """Phases side by side, in the order of the legend; time outside of all phases stays empty."""
+    """Stacked bar of phases in the order of the legend; time outside all phases stays empty."""
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
         cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_style(index))] * size
@@ -63,13 +59,13 @@ def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE
 
 
 def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
-    """A row for each phase: `█ collect    61 %   75 ms`."""
+    """One row per phase: `█ collect    61 %   75 ms`."""
     rows: Rows = []
     for index, phase in enumerate(phases):
         name = safe(phase.name, max(1, width - 20))
         figures = f"{percent(phase.share):>6}  {milliseconds(phase.milliseconds):>8}"
         rows.append(
-            beside(
+            justified(
                 [(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_style(index)), (name, Style("text"))],
                 [(figures, Style("dim"))],
                 width,
@@ -79,7 +75,7 @@ def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNIC
 
 
 def milliseconds(value: float) -> str:
-    """0.42 ms, 75 ms, 1.3 s."""
+    """Format a duration: 0.42 ms, 75 ms, 1.3 s."""
     if value >= 999.5:
         return f"{number(value / 1000)} s"
     return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"

@@ -1,13 +1,11 @@
-"""The inside of a chart as cells: a mean line in braille over a dim band from smallest to largest value. Standard
-library only.
+"""Plot area of a chart as cells: mean line in braille over a dim band from minimum to maximum. Standard library only.
 
-Pure: points and a range in, rows of cells out. A cell holds 2 x 4 dots, so a plot of W cells takes 2 W points, one a
-dot column. A column of cells depends on its own two points and the two beside them; `Memory` keeps drawn columns, so
-that only those whose dots moved are drawn again.
+Pure: points and a range in, rows of cells out. A cell has 2 x 4 dots, so a plot of W cells draws 2 W points, one per
+dot column. A column of cells depends only on its two points and their two neighbours; `ColumnCache` keeps drawn
+columns, so that only changed ones are drawn again.
 
-Gaps: a span without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring
-points (and than two dot columns); narrower, it is what buckets wider than a column look like, and the line goes
-straight through it.
+Gaps: a span without points wider than twice the median distance between points (and than two dot columns) stays a gap.
+A narrower one results from buckets wider than a column, and the line crosses it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from monitor.charts.scale import Range
 from monitor.data.snapshot import Point
 
 Dots = tuple[int, int]  # topmost and bottommost dot row of a span, 0 at the top
-_NOTHING: Dots = (1 << 30, -1)  # touches no row
+_NOTHING: Dots = (1 << 30, -1)  # empty span
 _KEEP = 4096  # columns
 
 _LEFT = (0x01, 0x02, 0x04, 0x40)
@@ -38,7 +36,7 @@ _LEFT_MASKS, _RIGHT_MASKS = _masks(_LEFT), _masks(_RIGHT)
 
 
 class Plot(NamedTuple):
-    """What to draw: two points a cell, scaled to `shown`."""
+    """Input of `draw_plot`: two points per cell, scaled to `shown`."""
 
     points: Sequence[Point | None]
     shown: Range
@@ -48,28 +46,28 @@ class Plot(NamedTuple):
     cursor: int | None = None  # cell column
     colour: int = 0
     overlay_colour: int = 1
-    overlay_band: bool = False  # whether the overlay's band is drawn, too
+    overlay_band: bool = False  # draw the overlay's band
 
 
-class Memory:
-    """Columns drawn before, by the dots in them. Valid for one height, one pair of colours and one set of glyphs."""
+class ColumnCache:
+    """Cache of drawn columns, keyed by their dots. Valid for one height, one pair of colours and one set of glyphs."""
 
     def __init__(self) -> None:
         self._valid_for: tuple[object, ...] = ()
         self._columns: dict[tuple[object, ...], Row] = {}
 
     def columns(self, *valid_for: object) -> dict[tuple[object, ...], Row]:
-        """The store, emptied if it was made for anything else or has grown."""
+        """The cache; cleared if the key changed or it grew too large."""
         if self._valid_for != valid_for or len(self._columns) > _KEEP:
             self._valid_for, self._columns = valid_for, {}
         return self._columns
 
 
 def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
-    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an
-    empty span where there is none.
+    """Dot row of each point's mean, and dot rows of its band, 0 at the top to `dots` - 1; None and an empty span for a
+    missing point.
 
-    A mean outside the range sits on the edge.
+    A mean outside the range is clipped to the edge.
     """
     if shown.log:
         points = [None if point is None or point.mean <= 0 else _logarithms(point) for point in points]
@@ -82,7 +80,7 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
             means.append(None)
             bands.append(_NOTHING)
             continue
-        # Plain comparisons: this loop is most of what a chart costs.
+        # Plain comparisons: this loop dominates the cost of a chart.
         at = (top - point[1]) * scale
         mean = 0 if at < 0 else last if at > last else int(at + 0.5)
         at = (top - point[2]) * scale
@@ -95,17 +93,17 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
 
 
 def _logarithms(point: Point) -> Point:
-    """Exponents of ten; what is not above zero is far below any."""
+    """Base-10 logarithms; non-positive values map far below any range."""
     low, mean, high = (math.log10(value) if value > 0 else -400.0 for value in point[:3])
     return Point(low, mean, high)
 
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:
-    """`rows` with gaps that are none filled by straight lines (the rule is the module's)."""
+    """`rows` with narrow gaps linearly interpolated (see the module's docstring)."""
     there = [index for index, row in enumerate(rows) if row is not None]
     filled = list(rows)
     if len(there) < 3:
-        # Two points tell no usual distance: a line between them says how they hang together.
+        # Two points have no typical distance: connect them.
         widest = len(rows)
     else:
         steps = sorted(after - before for before, after in pairwise(there))
@@ -119,7 +117,7 @@ def bridged(rows: Sequence[int | None]) -> list[int | None]:
 
 
 def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
-    """The dots of each dot column, so that neighbouring columns join: each reaches half way to its neighbours."""
+    """Vertical dot span of each dot column, extended half way to its neighbours so that the line is connected."""
     dots: list[Dots] = []
     count = len(rows)
     for index, row in enumerate(rows):
@@ -130,7 +128,7 @@ def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
         before = rows[index - 1] if index else None
         after = rows[index + 1] if index + 1 < count else None
         if before is not None and before != row:
-            # The upper half of the way belongs to the column it starts in: the two halves meet and do not overlap.
+            # The two halves of the connecting segment meet and do not overlap.
             if before < row:
                 top = min(top, (before + row) // 2 + 1)
             else:
@@ -141,7 +139,7 @@ def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
             else:
                 bottom = max(bottom, (after + row) // 2)
         if before is None and after is None:
-            # A lone dot is easily missed.
+            # A single dot is easily missed.
             top, bottom = max(row - 1, 0), row + (row == 0)
         dots.append((top, bottom))
     return dots
@@ -164,7 +162,7 @@ def _covered(band: Dots, top: int) -> int:
 
 
 class Styles(NamedTuple):
-    """The styles of one plot, each with nothing behind, the band, and the overlay's band."""
+    """Styles of a plot, each for no background, the band, and the overlay's band."""
 
     line: tuple[Style, ...]
     overlay: tuple[Style, ...]
@@ -173,7 +171,7 @@ class Styles(NamedTuple):
 
 
 class CellTables(NamedTuple):
-    """All cells of one plot, made once: by what is in them, band, dots."""
+    """Precomputed cells of a plot, indexed by band and dots."""
 
     styles: Styles
     line: tuple[tuple[Cell, ...], ...]
@@ -184,7 +182,7 @@ class CellTables(NamedTuple):
 
 @functools.lru_cache(64)
 def cell_tables(colour: int, overlay_colour: int) -> CellTables:
-    """The cell_tables of two of the palette's series."""
+    """Cell tables for two series colours of the palette."""
     backs = ("", f"band.{colour}", f"band.{overlay_colour}")
     line, overlay, quiet, target = (
         tuple(Style(token, back) for back in backs)
@@ -213,25 +211,24 @@ def _braille_column(
     tables: CellTables,
 ) -> Row:
     empty = tables.empty
-    behind = [0] * height
-    # Half of the cell's eight dots: a band thinner than that is the line itself. The run's own band lies over the other
-    # one's.
+    backgrounds = [0] * height
+    # A cell belongs to a band that covers at least half of its eight dots. The run's band covers the overlay's.
     for which, (left, right) in ((2, bands[2:]), (1, bands[:2])):
         for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
             if _covered(left, 4 * row) + _covered(right, 4 * row) >= 4:
-                behind[row] = which
-    cells = [empty[band] for band in behind]
+                backgrounds[row] = which
+    cells = [empty[band] for band in backgrounds]
     if target is not None:
-        cells[target // 4] = tables.target[behind[target // 4]][_LEFT[target % 4]]
+        cells[target // 4] = tables.target[backgrounds[target // 4]][_LEFT[target % 4]]
     if vertical:
-        cells = [Cell(vertical, tables.styles.quiet[band]) for band in behind]
+        cells = [Cell(vertical, tables.styles.quiet[band]) for band in backgrounds]
     for dots, table in ((over, tables.overlay), (line, tables.line)):
         left, right = dots
         if left is _NOTHING and right is _NOTHING:
             continue
         for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
             if mask := _mask(left, right, 4 * row):
-                cells[row] = table[behind[row]][mask]
+                cells[row] = table[backgrounds[row]][mask]
     return tuple(cells)
 
 
@@ -244,8 +241,8 @@ def _ascii_column(
     vertical: str,
     tables: CellTables,
 ) -> Row:
-    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `+` the overlay, `,` its band.
-    One dot row is one row of cells.
+    r"""ASCII version of `_braille_column`: `-` level, `/` and `\` steep, `|` vertical, `:` band, `+` overlay, `,`
+    overlay band. One dot row is one row of cells.
     """
     cells: list[Cell] = []
     left, right = line
@@ -274,7 +271,7 @@ def _ascii_column(
 
 
 def _dotted(span: Dots, index: int) -> Dots:
-    """Every other dot column of an overlaid line, so that it differs from the run's own without colour."""
+    """Drop every other dot column of an overlaid line, so that it can be told from the run's line without colour."""
     return span if index % 2 == 0 else _NOTHING
 
 
@@ -282,8 +279,8 @@ def _lit(column: Row, token: str) -> Row:
     return tuple(Cell(cell.character, cell.style._replace(back=token)) for cell in column)
 
 
-def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memory) -> Rows:
-    """`height` rows of `width` cells (both >= 1). Points beyond 2 * width are not drawn, missing ones are empty."""
+def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: ColumnCache) -> Rows:
+    """Draw `height` rows of `width` cells (both >= 1). Points beyond 2 * width are ignored, missing ones are empty."""
     scale, draw_column = (4, _braille_column) if glyphs.braille else (1, _ascii_column)
     dots = scale * height
     wanted = 2 * width
@@ -294,7 +291,7 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
         rows, spans = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
         over = [_dotted(span, index) for index, span in enumerate(dot_spans(bridged(rows)))]
         around = spans if plot.overlay_band else around
-    at = None if plot.target is None else plot.shown.place(plot.target)
+    at = None if plot.target is None else plot.shown.position(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
     tables = cell_tables(plot.colour, plot.overlay_colour)
     store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs)
@@ -306,10 +303,10 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
             (over[left], over[left + 1]),
             plot.verticals.get(column, ""),
         )
-        behind = (*bands[left : left + 2], *around[left : left + 2])
-        key = (own, behind, other, target, vertical)
+        backgrounds = (*bands[left : left + 2], *around[left : left + 2])
+        key = (own, backgrounds, other, target, vertical)
         cells = store.get(key)
         if cells is None:
-            cells = store[key] = draw_column(height, own, behind, other, target, vertical, tables)
+            cells = store[key] = draw_column(height, own, backgrounds, other, target, vertical, tables)
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

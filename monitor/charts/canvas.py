@@ -1,6 +1,6 @@
-"""A widget drawn from cells, which repaints only those that changed.
+"""Canvas: a widget drawn from cells that repaints only the changed ones.
 
-Knows nothing of the contents: a subclass gives rows of cells for a size. Text in cells is literal, never markup.
+Knows nothing of the contents: a subclass returns rows of cells for a size. Text in cells is literal, never markup.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from textual.widget import Widget
 from monitor.charts.cells import blank
 from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 
-# cells: changed runs at most so far apart are one run, as moving the cursor costs more than writing the cells between
+# runs fewer than 4 cells apart are merged: moving the cursor costs more bytes than rewriting the cells between
 _NEAR = 4
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
-    """(start, length) of the runs in which two rows of one width differ; the whole row where a character is not one
-    cell wide.
+    """(start, length) of the runs in which two rows of equal width differ; the whole row if it has characters that are
+    not one cell wide.
     """
     runs: list[tuple[int, int]] = []
     for x, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -31,7 +31,7 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
                 runs[-1] = (runs[-1][0], x + 1 - runs[-1][0])
             else:
                 runs.append((x, 1))
-    # A region that ends within a wide character would be drawn with half of it.
+    # A region must not end within a wide character.
     return (
         [(0, len(after))]
         if runs and ("" in [cell[0] for cell in before] or "" in [cell[0] for cell in after])
@@ -40,9 +40,9 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
 
 
 class Canvas(Widget):
-    """Rows of cells as a widget. A subclass implements `draw`, and calls `redraw` after each change of what it draws.
+    """Widget drawn from rows of cells. A subclass implements `draw` and calls `redraw` after each change.
 
-    An app that has an attribute `ascii_only` that is true gets ASCII glyphs.
+    An app with a true attribute `ascii_only` gets ASCII glyphs.
     """
 
     DEFAULT_CSS = "Canvas { height: 1; width: 1fr; }"
@@ -53,15 +53,15 @@ class Canvas(Widget):
         self._drawn_for: tuple[object, ...] = ()
         self._palette: Palette | None = None
         self._rich_styles: dict[Style, RichStyle] = {}
-        self._strips: dict[int, tuple[Row, Strip]] = {}  # by line, with the row they show
+        self._strips: dict[int, tuple[Row, Strip]] = {}  # line -> (row, its strip)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """`height` rows of `width` cells (both >= 1)."""
+        """Return `height` rows of `width` cells (both >= 1)."""
         return blank(width, height)
 
     @property
     def palette(self) -> Palette:
-        """Colours and glyphs of the app's theme on this widget's ground."""
+        """Colours and glyphs of the app's theme on this widget's background."""
         if self._palette is None:
             self._palette = Palette(
                 self.app.current_theme.dark,
@@ -72,14 +72,14 @@ class Canvas(Widget):
         return self._palette
 
     def notify_style_update(self) -> None:
-        """The theme or a style changed: every colour may be another."""
+        """Discard cached colours after a change of theme or style."""
         super().notify_style_update()
         self._palette = None
         self._drawn_for = ()
 
     def redraw(self) -> None:
-        """Draw again and repaint the cells that changed; nothing where none did."""
-        size = self.size  # asked once: Textual looks for the widget on its screen
+        """Draw again and repaint the cells that changed."""
+        size = self.size  # evaluated once: the property is expensive in Textual
         if not self.is_mounted or not size or not self.display:
             self._drawn_for = ()
             return
@@ -103,10 +103,10 @@ class Canvas(Widget):
         return self._rows
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The lines of a region, out of the cells drawn last; drawn anew where size or colours are no longer those.
+        """Strips of a region from the last drawing, redrawn if size or colours changed.
 
-        A cell has its whole look, and a canvas neither border nor padding: Textual's way through its style rules, which
-        takes longer than the drawing, is left out. Only what the mouse points at goes that way.
+        Bypasses Textual's style rules, which take longer than the drawing: cells have complete styles, and a canvas has
+        neither border nor padding. Only a line under the mouse with a click action takes Textual's path.
         """
         if "@click" in self.hover_style.meta:
             return super().render_lines(crop)
@@ -117,7 +117,7 @@ class Canvas(Widget):
         return [strip if (first, last) == (0, strip.cell_length) else strip.crop(first, last) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """One whole line, as `render_lines` has it."""
+        """One complete line, as in `render_lines`."""
         rows = self._current()
         return self._strip(y, rows[y]) if 0 <= y < len(rows) else Strip.blank(self.size.width)
 
@@ -128,7 +128,7 @@ class Canvas(Widget):
         )
 
     def _strip(self, y: int, row: Row) -> Strip:
-        """A line; the same as before where its row is."""
+        """Strip of a row; the cached one if the row is the same object."""
         known = self._strips.get(y)
         if known is not None and known[0] is row:
             return known[1]
@@ -140,7 +140,7 @@ class Canvas(Widget):
         return strip
 
     def style_of(self, style: Style) -> RichStyle:
-        """The Rich style of a cell style, made once."""
+        """Rich style of a cell style, cached."""
         found = self._rich_styles.get(style)
         if found is None:
             colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)

@@ -1,4 +1,4 @@
-"""Rows of cells from text. Standard library only. Knows nothing of the meaning of the text."""
+"""Rows of cells from text. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EMPTY = Cell(" ", Style())
 
 
 def blank(width: int, height: int) -> Rows:
-    """Empty cells."""
+    """Rows of empty cells."""
     return [(EMPTY,) * width] * height
 
 
 @lru_cache(4096)
 def styled(text: str, style: Style) -> Row:
-    """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay
-    where they are.
+    """One cell per character; a character that is not printable or not one cell wide becomes "?", so that columns stay
+    aligned.
     """
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
@@ -30,8 +30,8 @@ def styled(text: str, style: Style) -> Row:
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Pieces one after the other. The first words are cut where they must be; from the first other piece that does not
-    fit, all are left out.
+    """Concatenate pieces to a row of `width` cells. The first non-blank piece is cut if necessary; every other piece
+    that does not fit ends the row.
     """
     row: Row = ()
     for text, style in pieces:
@@ -43,8 +43,8 @@ def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
     return row + (rest,) * (width - len(row))
 
 
-def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
-    """`left` at the left edge and `right` at the right one; the right is left out where both do not fit."""
+def justified(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
+    """`left` at the left edge and `right` at the right edge; `right` is left out if both do not fit."""
     left, right = list(left), list(right)
     used = sum(len(text) for text, _ in left)
     room = width - used - 1
@@ -63,7 +63,7 @@ def framed(
     focused: bool = False,
     bottom: Sequence[Cell | None] = (),
 ) -> Rows:
-    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge and `bottom` in the
+    """Frame `inside` (rows of `width` - 2 cells, `width` >= 6), with the title in the upper edge and `bottom` in the
     lower one.
     """
     style = Style("focus" if focused else "border")
@@ -81,7 +81,7 @@ def framed(
 
 
 def sentence(text: str, width: int, height: int) -> Rows:
-    """`text` in the middle, dim, on as many lines as needed."""
+    """`text` wrapped, centered and dim."""
     rows = blank(width, height)
     lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
@@ -91,5 +91,5 @@ def sentence(text: str, width: int, height: int) -> Rows:
 
 
 def text_of(rows: Rows) -> list[str]:
-    """The text of rows."""
+    """Text of each row."""
     return ["".join([cell.character for cell in row]) for row in rows]

@@ -1,6 +1,6 @@
-"""A chart: a titled frame with the newest value in it, axes, marks, and the plot of `monitor.charts.braille`.
+"""Chart: a titled frame with the newest value, axes, marks, and the plot of `monitor.charts.braille`.
 
-`draw_chart` is pure; `Chart` is the widget around it. Knows nothing of runs and of where points come from.
+`draw_chart` is pure; `Chart` is the widget. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -8,37 +8,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from monitor.charts.braille import Memory, Plot, draw_plot
+from monitor.charts.braille import ColumnCache, Plot, draw_plot
 from monitor.charts.canvas import Canvas
 from monitor.charts.cells import Piece, framed, line, sentence, styled
 from monitor.charts.palette import Cell, Glyphs, Palette, Rows, Style
 from monitor.charts.scale import Range, gutter, tick_text, tick_value, ticks, y_range
 from monitor.data.snapshot import Level, Point
 
-# in order of priority: of two marks in one cell the later kind is drawn
+# in increasing priority: of two marks in a cell the later kind is drawn
 _KINDS = "checkpoint", "eval", "resume", "not_finite"
 _ROUTINE = ("checkpoint", "eval")
-_CROWDED = 6  # cells: of routine marks that are on average nearer than this only the newest is drawn
+_CROWDED = 6  # cells: if routine marks are closer than this on average, only the newest is drawn
 
 
 class ChartMark(NamedTuple):
-    """An event at a place on the x axis: 0 at its beginning, 1 at its end."""
+    """Event on the x axis; `place` is its position from 0 (left) to 1 (right)."""
 
     kind: str  # checkpoint, eval, resume, not_finite
-    place: float
+    position: float
 
 
 class ChartData(NamedTuple):
-    """The contents of a chart. Texts are printable already; `points` are two a cell of the plot
-    (`Chart.plot_columns`).
-    """
+    """Contents of a chart. Texts are printable; `points` are two per cell of the plot (`Chart.plot_columns`)."""
 
     title: str = ""
     value: str = ""  # newest, with its unit
     trend: str = ""  # an arrow
-    rate: str = ""  # how fast: "+1.2/min"
+    rate: str = ""  # slope: "+1.2/min"
     best: str = ""  # "best 495"
-    trend_level: Level | None = None  # whether the trend is a good one; None: neither
+    trend_level: Level | None = None  # ok: improving, warn: worsening, None: neither
     points: Sequence[Point | None] = ()
     overlay: Sequence[Point | None] = ()
     overlay_band: bool = False  # whether the overlay's band is drawn
@@ -47,29 +45,31 @@ class ChartData(NamedTuple):
     x_right: str = ""
     log_y: bool = False
     cursor: int | None = None  # index into points
-    reading: str = ""  # the value at the cursor; it takes the place of trend and best
+    reading: str = ""  # value at the cursor; replaces trend and best
     target: float | None = None
-    empty: str = ""  # the sentence for no data
-    colour: int = 0  # of the palette's series
+    empty: str = ""  # sentence shown without data
+    colour: int = 0  # index of the palette's series
     overlay_colour: int = 1
-    chosen: bool = False  # keys apply to this chart: its frame says so
+    chosen: bool = False  # highlighted: keys apply to this chart
 
 
-class ChartMemory:
-    """The state of a chart between two frames: its y range, its labels, and columns already drawn."""
+class ChartState:
+    """State of a chart between two frames: y range, y labels, and cached columns."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None
-        self.plot = Memory()
+        self.plot = ColumnCache()
         self.gutter: tuple[tuple[object, ...], Rows] = ((), [])
 
-    def forget_range(self) -> None:
-        """Choose the y range again: another window, axis or smoothing is shown."""
+    def reset_range(self) -> None:
+        """Discard the y range, so that the next drawing recomputes it. Call it when the window, axis or smoothing
+        changes.
+        """
         self.shown = None
 
 
 class Layout(NamedTuple):
-    """Where a chart's parts lie, in cells."""
+    """Sizes of a chart's parts in cells."""
 
     framed: bool
     titled: bool
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, width: int, height: int) -> Layout:
-        """The layout for a size (both >= 1): frame and gutter only where there is room."""
+        """Layout for a size (both >= 1); a small chart has neither frame nor y labels."""
         framed = width >= 10 and height >= 4
         titled = framed or height >= 2
         inner = width - 2 * framed
@@ -88,9 +88,9 @@ class Layout(NamedTuple):
 
 
 def draw_chart(
-    data: ChartData, width: int, height: int, palette: Palette, memory: ChartMemory, focused: bool = False
+    data: ChartData, width: int, height: int, palette: Palette, memory: ChartState, focused: bool = False
 ) -> Rows:
-    """`height` rows of `width` cells (both >= 1)."""
+    """Draw a chart as `height` rows of `width` cells (both >= 1)."""
     layout = Layout.of(width, height)
     inner = _inside(data, layout, palette.glyphs, memory)
     title = _title_pieces(data, width - 6 if layout.framed else width)
@@ -99,13 +99,13 @@ def draw_chart(
     return framed(inner, title, width, palette, focused=focused, bottom=_x_axis(data, layout, palette.glyphs))
 
 
-def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory) -> Rows:
+def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState) -> Rows:
     width, height = layout.gutter + layout.plot_width, layout.plot_height
     shown = y_range([*data.points, *data.overlay], data.log_y, memory.shown)
     if shown is None:
-        # A log axis without anything above zero says so, rather than that there is no data.
+        # Report separately that a log axis has no positive values.
         return sentence(
-            "nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty, width, height
+            "no positive values to show on a log axis" if data.log_y and any(data.points) else data.empty, width, height
         )
     memory.shown = shown
     verticals = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
@@ -137,31 +137,31 @@ def _gutter(shown: Range, height: int, width: int) -> Rows:
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """The y labels by row; a higher plot has more of them. A label whose rounded value lies more than a row off is left
-    out.
-    """
+    """Y labels by row; a taller plot has more. A label whose rounded value is off by more than a row is left out."""
     labels: dict[int, str] = {}
     for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
-        place, text = shown.place(value) or 0.0, tick_text(value, cells)
-        said = shown.place(tick_value(text)) if text else None
-        if said is not None and abs(said - place) * height < 1:
-            labels.setdefault(min(max(round((1 - place) * (height - 1)), 0), height - 1), text)
+        position, text = shown.position(value) or 0.0, tick_text(value, cells)
+        rounded = shown.position(tick_value(text)) if text else None
+        if rounded is not None and abs(rounded - position) * height < 1:
+            labels.setdefault(min(max(round((1 - position) * (height - 1)), 0), height - 1), text)
     return labels
 
 
 def _cell_of(mark: ChartMark, layout: Layout) -> int:
-    return min(int(mark.place * layout.plot_width), layout.plot_width - 1)
+    return min(int(mark.position * layout.plot_width), layout.plot_width - 1)
 
 
 def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None]:
-    """The lower edge: x at both ends, and marks between; None where the frame shows."""
+    """Lower edge: x at both ends and marks between; None where the frame shows."""
     width = layout.gutter + layout.plot_width
     cells: list[Cell | None] = [None] * width
     for kind in _KINDS:
-        places = sorted({_cell_of(mark, layout) for mark in data.marks if mark.kind == kind and 0 <= mark.place <= 1})
-        # Of routine marks that would crowd the edge only the newest is drawn.
-        for place in places[-1:] if kind in _ROUTINE and len(places) * _CROWDED > layout.plot_width else places:
-            cells[layout.gutter + place] = _mark_cell(kind, glyphs)
+        places = sorted(
+            {_cell_of(mark, layout) for mark in data.marks if mark.kind == kind and 0 <= mark.position <= 1}
+        )
+        # Draw only the newest of crowded routine marks.
+        for position in places[-1:] if kind in _ROUTINE and len(places) * _CROWDED > layout.plot_width else places:
+            cells[layout.gutter + position] = _mark_cell(kind, glyphs)
     broken = [
         index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]
     ]
@@ -183,8 +183,8 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
-    """Name, newest value, trend, best. Where there is no room for all, the rate is left out first, then the best, then
-    the arrow.
+    """Name, newest value, trend, rate, best. If there is not enough width, first the rate is left out, then the best,
+    then the arrow.
     """
     pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
@@ -203,30 +203,30 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
 
 
 class Chart(Canvas):
-    """The widget. `show` sets its contents; `plot_columns` is the number of points that fit."""
+    """Widget of a chart. `show` sets its contents; `plot_columns` is the number of points that fit."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self.data = ChartData()
-        self.memory = ChartMemory()
+        self.memory = ChartState()
 
     @property
     def plot_columns(self) -> int:
-        """The number of points that fit: two a cell of the plot; 0 before there is a size."""
+        """Number of points that fit, two per cell; 0 before the widget has a size."""
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
-        """Draw `data`; only cells that changed are repainted. `refit`: choose the y range anew, as another window, axis
-        or smoothing is shown.
+        """Draw `data`, repainting only cells that changed. `refit` recomputes the y range; pass it when the window,
+        axis or smoothing changes.
         """
         if refit or data.log_y != self.data.log_y:
-            self.memory.forget_range()
+            self.memory.reset_range()
         if data != self.data or refit:
             self.data = data
             self.redraw()
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """The chart in a size."""
+        """Draw the chart in a size."""
         return draw_chart(self.data, width, height, palette, self.memory, self.data.chosen)

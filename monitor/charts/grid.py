@@ -1,4 +1,4 @@
-"""The grid of charts: which metric is in which place. Knows charts and the view, no file."""
+"""Grid of charts: assigns metrics to charts. Knows charts and the view, no file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from textual.message import Message
 from textual.widget import Widget
 
 from monitor.charts.chart import Chart, ChartData
+from monitor.charts.chart_data import ChartContext, chart_data
 from monitor.charts.palette import Palette, Rows
-from monitor.charts.plots import Stage, chart_data
 from monitor.data.snapshot import Series
 
 
 class MetricChart(Chart):
-    """A chart of the metric that it shows at the moment."""
+    """Chart of one metric, which may change."""
 
     class Chosen(Message):
-        """A chart was clicked."""
+        """Posted when the chart is clicked."""
 
         def __init__(self, metric: str) -> None:
             super().__init__()
@@ -26,49 +26,49 @@ class MetricChart(Chart):
     def __init__(self) -> None:
         super().__init__()
         self.series: Series | None = None
-        self._stage: Stage | None = None
-        self._columns = 0  # that the points are made for
+        self._chart_context: ChartContext | None = None
+        self._columns = 0  # number of points that were drawn
 
     @property
     def metric(self) -> str:
-        """The name of the metric; empty where the place is."""
+        """Name of the metric; empty for an unused chart."""
         return "" if self.series is None else self.series.name
 
-    def show_series(self, series: Series | None, stage: Stage, *, refit: bool) -> None:
-        """Draw a metric; only cells that changed are repainted."""
+    def show_series(self, series: Series | None, context: ChartContext, *, refit: bool) -> None:
+        """Draw a metric, repainting only cells that changed. None hides the chart."""
         refit = refit or (series and series.name) != (self.series and self.series.name)
-        self.series, self._stage = series, stage
+        self.series, self._chart_context = series, context
         self.visible = series is not None
-        self.show(self._made(), refit=refit)
+        self.show(self._chart_data(), refit=refit)
 
-    def _made(self) -> ChartData:
+    def _chart_data(self) -> ChartData:
         self._columns = self.plot_columns
-        if self.series is None or self._stage is None:
+        if self.series is None or self._chart_context is None:
             return ChartData()
-        return chart_data(self.series, self._stage._replace(glyphs=self.palette.glyphs), self._columns)
+        return chart_data(self.series, self._chart_context._replace(glyphs=self.palette.glyphs), self._columns)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """The chart in a size, with as many points as fit."""
+        """Draw the chart in a size, with as many points as fit."""
         if self._columns != self.plot_columns:
-            self.data = self._made()
+            self.data = self._chart_data()
         return super().draw(width, height, palette)
 
     def on_click(self) -> None:
-        """Keys apply to this chart from now on."""
+        """Select this chart."""
         if self.metric:
             self.post_message(self.Chosen(self.metric))
 
 
 class ChartGrid(Widget):
-    """Charts in columns and rows, as many as the last `make_room` gave. Places without a metric stay empty."""
+    """Charts in rows and columns; `set_grid` sets their number. Charts without a metric stay empty."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.charts: list[MetricChart] = []
         self._fitted_for: tuple[object, ...] = ()
 
-    def make_room(self, columns: int, rows: int) -> None:
-        """Make room for so many charts; those that are left over are hidden."""
+    def set_grid(self, columns: int, rows: int) -> None:
+        """Provide `columns` x `rows` charts and hide the others."""
         if (self.styles.grid_size_columns, self.styles.grid_size_rows) != (columns, rows) and columns and rows:
             self.styles.grid_size_columns, self.styles.grid_size_rows = columns, rows
         new = [MetricChart() for _ in range(columns * rows - len(self.charts))]
@@ -80,12 +80,12 @@ class ChartGrid(Widget):
             if chart.display != shown:
                 chart.display = shown
 
-    def show(self, names: Sequence[str], series: Mapping[str, Series], stage: Stage) -> None:
-        """Draw these metrics, one a place."""
-        view = stage.view
-        # when one of these changes, y ranges are chosen anew
-        wanted = view.axis, view.zoom, view.end, view.smoothing, stage.overlay is None
-        refit, self._fitted_for = wanted != self._fitted_for, wanted
+    def show(self, names: Sequence[str], series: Mapping[str, Series], context: ChartContext) -> None:
+        """Draw one metric per chart."""
+        view = context.view
+        # y ranges are recomputed when one of these changes
+        key = view.axis, view.zoom, view.end, view.smoothing, context.overlay is None
+        refit, self._fitted_for = key != self._fitted_for, key
         shown = [chart for chart in self.charts if chart.display]
         for index, chart in enumerate(shown):
-            chart.show_series(series[names[index]] if index < len(names) else None, stage, refit=refit)
+            chart.show_series(series[names[index]] if index < len(names) else None, context, refit=refit)

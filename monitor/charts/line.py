@@ -1,7 +1,7 @@
-"""Lines of text as a screen shows them: styled pieces, cut and padded by cells. Standard library only.
+"""Lines of text: styled pieces, cut and padded by cells. Standard library only.
 
-All text on its way to the terminal goes through `clean`, which removes control characters and invisible ones. Knows
-neither runs, widgets nor colours: a style names tokens of `monitor.charts.palette`.
+All text for the terminal passes `clean`, which removes control characters and invisible ones. Knows neither runs,
+widgets nor colours: a style names tokens of `monitor.charts.palette`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_CELLS = 2000
 
 
 class Piece(NamedTuple):
-    """A stretch of text in one style. `action` is what a click on it does, an action's name: a constant of this
+    """Text in one style. `action` is the name of the action that a click runs: a constant of this
     program, never data.
     """
 
@@ -95,25 +95,25 @@ def clean(text: str, *, ascii_only: bool = False) -> str:
 
 
 def characters(text: str) -> list[str]:
-    """One item a cell: a character with the combining ones that follow it, and an empty text for the right half of a
-    wide character.
+    """Split text into cells: a character with the combining ones that follow it, and "" for the right half of a wide
+    character.
     """
     if text.isascii():
         return list(text)
     found: list[str] = []
     base = 0
     for character in text:
-        taken = cells(character)
-        if taken or not found:
+        used_cells = cells(character)
+        if used_cells or not found:
             base = len(found)
-            found += [character, ""][: max(1, taken)]
+            found += [character, ""][: max(1, used_cells)]
         else:
             found[base] += character
     return found
 
 
 def row_of(line: Line) -> Row:
-    """A line as cells."""
+    """Convert a line to cells."""
     row: list[Cell] = []
     for piece in line:
         row += _cells_of(piece)
@@ -122,15 +122,13 @@ def row_of(line: Line) -> Row:
 
 @lru_cache(4096)
 def _cells_of(piece: Piece) -> Row:
-    """Made once, as most pieces of a screen come again and again; so equal cells are mostly the same object, which is
-    compared at once.
-    """
+    """Convert a piece to cells. Cached, so that equal cells are usually the same object, which compares fast."""
     style = Style(piece.fore, piece.back, piece.bold, piece.action)
     return tuple(Cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:
-    """A row of cells as pieces."""
+    """Convert a row of cells to pieces."""
     return tuple(
         Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back)
         for style, run in groupby(row, _style)
@@ -142,7 +140,7 @@ def _style(cell: Cell) -> Style:
 
 
 def width_of(text: str) -> int:
-    """The width of a text in cells."""
+    """Width of a text in cells."""
     return len(text) if text.isascii() else _width_of(text)
 
 
@@ -152,25 +150,25 @@ def _width_of(text: str) -> int:
 
 
 def length(line: Iterable[Piece]) -> int:
-    """The width of a line in cells."""
+    """Width of a line in cells."""
     return sum(width_of(piece.text) for piece in line)
 
 
 def cut(text: str, limit_cells: int) -> str:
-    """`text` in at most `limit_cells`, an ellipsis where it was cut."""
+    """`text` in at most `limit_cells`, ending with an ellipsis if it was cut."""
     if width_of(text) <= limit_cells:
         return text
     return safe(text, limit_cells) if limit_cells > 0 else ""
 
 
 def padded(text: str, width: int) -> str:
-    """`text` in exactly `width` cells."""
+    """`text` cut or padded to exactly `width` cells."""
     text = cut(text, width)
     return text + " " * (width - width_of(text))
 
 
 def broken(text: str, width: int) -> list[str]:
-    """`text` in parts of at most `width` cells, broken at any character: for text without spaces."""
+    """Break `text` into parts of at most `width` cells, at any character: for text without spaces."""
     if width_of(text) <= width:
         return [text]
     parts, used = [""], 0
@@ -185,51 +183,51 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def fit(line: Sequence[Piece], width: int) -> Line:
-    """The line in exactly `width` cells: cut with an ellipsis, or padded."""
+    """Cut (with an ellipsis) or pad a line to exactly `width` cells."""
     used, fitted = 0, []
     for piece in line:
-        taken = width_of(piece.text)
-        if used + taken > width:
+        used_cells = width_of(piece.text)
+        if used + used_cells > width:
             text = cut(piece.text, width - used)
             if text:
                 fitted.append(piece._replace(text=text))
             used += width_of(text)
             break
-        if taken:
+        if used_cells:
             fitted.append(piece)
-            used += taken
+            used += used_cells
     if used < width:
         fitted.append(Piece(" " * (width - used)))
     return tuple(fitted)
 
 
-def spread(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
-    """`left` at the left edge and `right` at the right edge; where both do not fit, `left` is cut."""
-    room = width - length(right)
-    if room <= 0:
+def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
+    """`left` at the left edge and `right` at the right edge; `left` is cut if both do not fit."""
+    left_width = width - length(right)
+    if left_width <= 0:
         return fit(right, width)
-    return (*fit(left, room), *right)
+    return (*fit(left, left_width), *right)
 
 
 def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
-    """Parts one after the other; a line breaks between parts."""
+    """Arrange parts one after the other, with line breaks between parts."""
     lines: list[list[Piece]] = [[]]
     used = 0
     for part in parts:
-        taken = length(part)
-        if used and used + gap + taken > width:
+        used_cells = length(part)
+        if used and used + gap + used_cells > width:
             lines.append([])
             used = 0
         if used:
             lines[-1].append(Piece(" " * gap))
             used += gap
         lines[-1] += part
-        used += taken
+        used += used_cells
     return [tuple(line) for line in lines]
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
-    """A text in lines of at most `width` cells, the first behind `first`, all others behind `indent`. Counts
-    characters: for words of this program.
+    """Wrap `text` into lines of at most `width` characters. The first starts with `first`, all others with `indent`.
+    Counts characters, so `text` must not contain wide ones.
     """
     return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

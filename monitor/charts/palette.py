@@ -1,8 +1,8 @@
-"""Colours and glyphs of every meaning, for dark and light themes, with and without UTF-8. Standard library only.
+"""Colours and glyphs by meaning, for dark and light themes, with and without UTF-8. Standard library only.
 
-Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Style`: tokens), a `Palette`
-says what that is on this terminal. Every meaning that has a colour has a glyph or a word as well, so that nothing is
-lost under NO_COLOR or to a colour-blind eye.
+Knows nothing of Textual or runs. A drawing assigns each cell a meaning (`Style`: tokens); a `Palette` maps it to this
+terminal. Every meaning with a colour also has a glyph or a word, so that nothing is lost under NO_COLOR or with colour
+blindness.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 OKABE_ITO = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2", "#BBBBBB")
-"""Colours that people with any common colour vision tell apart (Okabe & Ito 2008), in the order series take them."""
+"""Colours that remain distinguishable with any common colour vision (Okabe & Ito 2008), in the order in which series
+use them.
+"""
 
 _ON_LIGHT = {"#F0E442": "#8C7A00"}
-_LINE_CONTRAST = 3.0  # the minimum of WCAG for graphics
+_LINE_CONTRAST = 3.0  # WCAG minimum for graphics
 
 
 class Style(NamedTuple):
-    """What a cell is drawn with: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's own background.
+    """Style of a cell: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's background.
 
-    `action` is what a click does, an action's name: a constant of this program, never data.
+    `action` is the name of the action that a click runs: a constant of this program, never data.
     """
 
     fore: str = "text"
@@ -29,7 +31,9 @@ class Style(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One character and its style. A wide character is followed by a cell with an empty one, for its right half."""
+    """One character and its style. A wide character is followed by a cell with an empty character, for
+    its right half.
+    """
 
     character: str
     style: Style
@@ -40,7 +44,7 @@ Rows = list[Row]
 
 
 class Glyphs(NamedTuple):
-    """Characters by meaning. All are one cell wide."""
+    """Characters by meaning, each one cell wide."""
 
     braille: bool = True
     box: str = "╭─╮│╯╰"  # top left, horizontal, top right, vertical, bottom right, bottom left
@@ -54,7 +58,7 @@ class Glyphs(NamedTuple):
     bar_full: str = "━"
     bar_half: str = "╾"
     bar_rest: str = "─"
-    shades: tuple[str, ...] = ("█",)  # of the parts of a stacked bar, in turn; its legend has the same order
+    shades: tuple[str, ...] = ("█",)  # parts of a stacked bar, in the order of its legend
     upper_half: str = "▀"
 
 
@@ -77,18 +81,18 @@ ASCII = Glyphs(
 
 
 def channels(colour: str) -> tuple[int, int, int]:
-    """`#rrggbb` as three numbers 0 to 255."""
+    """Convert `#rrggbb` to (red, green, blue), 0 to 255."""
     value = int(colour[1:7], 16)
     return value >> 16, value >> 8 & 255, value & 255
 
 
 def hexadecimal(red: float, green: float, blue: float) -> str:
-    """Three numbers 0 to 255 as `#rrggbb`."""
+    """Convert (red, green, blue), 0 to 255, to `#rrggbb`."""
     return f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
 
 
 def mix(colour: str, ground: str, share: float) -> str:
-    """`share` of `colour` over the rest of `ground`."""
+    """Blend: `share` of `colour`, the rest `ground`."""
     return hexadecimal(*(share * a + (1 - share) * b for a, b in zip(channels(colour), channels(ground), strict=True)))
 
 
@@ -105,8 +109,8 @@ def contrast(one: str, other: str) -> float:
 
 
 def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
-    """`colour`, moved towards white on a dark ground and towards black on a light one until it stands out from the
-    ground by `least`.
+    """Move `colour` towards white on a dark background, or black on a light one, until its contrast ratio is at least
+    `least`.
     """
     pole = "#FFFFFF" if luminance(ground) < 0.18 else "#000000"
     for tenth in range(11):
@@ -117,7 +121,7 @@ def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
 
 
 class Palette:
-    """The colours of tokens, and the glyphs, on one terminal. Two palettes that draw alike have the same `key`."""
+    """Colours of tokens, and glyphs, on one terminal. Palettes with the same `key` draw the same."""
 
     def __init__(self, dark: bool = True, ground: str | None = None, ascii_only: bool = False) -> None:
         self.dark = dark
@@ -131,15 +135,15 @@ class Palette:
         series = (
             OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)
         )
-        far = "#FFFFFF" if self.dark else "#000000"
+        opposite = "#FFFFFF" if self.dark else "#000000"
         colours = {
-            "text": mix(far, ground, 0.80),
-            "bright": mix(far, ground, 0.96),
-            "dim": mix(far, ground, 0.48),
-            "faint": mix(far, ground, 0.24),
-            "border": mix(far, ground, 0.22),
+            "text": mix(opposite, ground, 0.80),
+            "bright": mix(opposite, ground, 0.96),
+            "dim": mix(opposite, ground, 0.48),
+            "faint": mix(opposite, ground, 0.24),
+            "border": mix(opposite, ground, 0.22),
             "focus": series[0],
-            "cursor": mix(far, ground, 0.20),
+            "cursor": mix(opposite, ground, 0.20),
             "ground": ground,
             "good": readable("#009E73", ground, 4.0),
             "warn": readable("#E69F00", ground, 4.0),
@@ -151,7 +155,7 @@ class Palette:
         return colours
 
     def hex(self, token: str) -> str:
-        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for an
-        unknown token.
+        """Colour of a token; `#rrggbb` is returned as it is, "" is the background. Raises KeyError for an unknown
+        token.
         """
         return token if token.startswith("#") else self._colours[token] if token else self.ground

@@ -1,7 +1,7 @@
-"""Axes: which range of values and of x a chart shows, and how its ticks are worded. Standard library only.
+"""Axes: ranges of x and y, and tick labels. Standard library only.
 
-Both ranges are sticky, so that a chart does not move with every record: the y range keeps about 15 % of hysteresis, the
-x window grows in jumps. Knows nothing of cells and colours.
+Both ranges are sticky, so that a chart does not move with every record: the y range has about 15 % of hysteresis, the x
+window grows in jumps. Knows nothing of cells and colours.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import NamedTuple
 from monitor.data.snapshot import Point
 
 HYSTERESIS = 0.15
-_LEAST_SHARE = 0.02  # a range is at least this share of its values' size: the noise of a constant is no picture
-_FILLED = 0.4  # a range is kept while values fill so much of it
-_OFF = 0.05  # a label may differ from its tick by so much
+_LEAST_SHARE = 0.02  # minimum range relative to the values, so that the noise of a constant is not magnified
+_FILLED = 0.4  # a range is kept while values fill this share of it
+_OFF = 0.05  # relative error allowed in a label
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_TINY, _HUGE, _DECADES = 1e-290, 1e290, 300.0  # what is nearer to zero is zero; what is farther is cut
+_TINY, _HUGE, _DECADES = 1e-290, 1e290, 300.0  # smaller values count as zero, larger ones are clipped
 
-# cells of y labels beside a plot, the space between included, where a chart is at least so wide inside
+# cells of y labels including the space, and the minimum inner width of a chart that has them
 GUTTER, _GUTTER_FROM = 6, 22
 
 
 def gutter(inner: int) -> int:
-    """Cells that y labels take of a chart that is `inner` cells wide within its frame."""
+    """Cells that y labels take of a chart with `inner` cells within its frame."""
     return GUTTER if inner >= _GUTTER_FROM else 0
 
 
 class Range(NamedTuple):
-    """From `low` to `high` (low < high), in values; a log range holds exponents of ten."""
+    """Range of y from `low` to `high` (low < high); a log range stores exponents of ten."""
 
     low: float
     high: float
@@ -37,13 +37,11 @@ class Range(NamedTuple):
 
     @property
     def span(self) -> float:
-        """How far it reaches."""
+        """Size of the range."""
         return self.high - self.low
 
-    def place(self, value: float) -> float | None:
-        """Where `value` lies: 0 at the bottom, 1 at the top, beyond them outside; None where a log axis has no place
-        for it.
-        """
+    def position(self, value: float) -> float | None:
+        """Relative position of `value`: 0 at the bottom, 1 at the top; None if a log axis cannot show it."""
         if self.log:
             if value <= _TINY:
                 return None
@@ -52,13 +50,13 @@ class Range(NamedTuple):
 
 
 def nice_step(least: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is >= `least` > 0."""
+    """Smallest of 1, 2, 2.5, 5 times a power of ten that is >= `least` > 0."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((step * power for step in _STEPS if step * power >= least * (1 - 1e-9)), 10 * power)
 
 
 def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
-    """What the y axis must hold: all means, and the bands as far as they are no outliers beside them."""
+    """Extent of the y axis: all means, and the bands except outliers."""
     lows: tuple[float, ...]
     means: tuple[float, ...]
     highs: tuple[float, ...]
@@ -94,7 +92,7 @@ def _rounded(low: float, high: float, log: bool) -> Range:
         if high - low < least:
             if low == high == 0:
                 return Range(0.0, 1.0)
-            # Almost a constant: its value is the tick in the middle.
+            # Nearly constant: its value is the tick in the middle.
             step = nice_step(least)
             middle = round((low + high) / 2 / step) * step
             return Range(middle - step, middle + step)
@@ -108,10 +106,10 @@ def _rounded(low: float, high: float, log: bool) -> Range:
 
 
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
-    """The range to show `points` in, the previous one as long as it will do; None where nothing can be shown.
+    """Range for `points`: the previous one while it is suitable; None if nothing can be shown.
 
-    A range is left when values leave it, or when they fill less than two fifths of it; the next one has 15 % of room
-    beside them.
+    A new range is chosen when values leave the previous one or fill less than two fifths of it; it has a margin of 15
+    %.
     """
     extent = _extent(points, log)
     if extent is None:
@@ -124,17 +122,19 @@ def y_range(points: Iterable[Point | None], log: bool = False, previous: Range |
     inside = previous.low - slack <= low and high <= previous.high + slack
     if inside and (high - low >= _FILLED * previous.span or wanted.span >= (1 - HYSTERESIS) * previous.span):
         return previous
-    room = HYSTERESIS * (high - low)
-    # Zero is an end that values come near without crossing.
-    roomy = _rounded(
-        low if low == 0 or 0 < low <= room else low - room, high if high == 0 or 0 > high >= -room else high + room, log
+    margin = HYSTERESIS * (high - low)
+    # Keep zero as an end if values approach it without crossing.
+    with_margin = _rounded(
+        low if low == 0 or 0 < low <= margin else low - margin,
+        high if high == 0 or 0 > high >= -margin else high + margin,
+        log,
     )
-    return previous if inside and roomy.span >= (1 - HYSTERESIS) * previous.span else roomy
+    return previous if inside and with_margin.span >= (1 - HYSTERESIS) * previous.span else with_margin
 
 
 def tick_text(value: float, cells: int) -> str:
-    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; empty where it cannot be told in so
-    few.
+    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; "" if no accurate
+    label is that short.
     """
     if value == 0:
         return "0"
@@ -151,7 +151,7 @@ def tick_text(value: float, cells: int) -> str:
             ]
     texts += [f"{size:.{digits}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for digits in (1, 0)]
     fitting = [text for text in texts if len(text) <= cells - len(sign) and not text.startswith("1000")]
-    # Better another way of writing it than one that is off; a number cut short would be another number: none is shown.
+    # Prefer another notation to an inaccurate label; show none if all are inaccurate.
     for off in (_OFF, 0.5):
         for text in fitting:
             if abs(tick_value(text) - size) <= off * size:
@@ -164,31 +164,31 @@ def _trim(text: str) -> str:
 
 
 def tick_value(text: str) -> float:
-    """What a `tick_text` says."""
+    """Value of a `tick_text`."""
     power = " kMGT".find(text[-1])
     return float(text[:-1]) * 1000.0**power if power > 0 else float(text)
 
 
 def ticks(shown: Range, most: int) -> Sequence[float]:
-    """At most `most` (>= 1) values to label, evenly apart, both ends among them where two fit."""
+    """At most `most` (>= 1) evenly spaced values to label, including both ends if two fit."""
     if most <= 1:
-        places = [shown.high]
+        values = [shown.high]
     else:
         step = (1.0 if shown.span >= 1 else 0.25) if shown.log else nice_step(shown.span / 5)
         count = max(1, round(shown.span / step))
         parts = next((parts for parts in (4, 2, 3, 1) if parts < most and count % parts == 0), 1)
-        places = [shown.low + shown.span * part / parts for part in range(parts + 1)]
-        places = [0.0 if abs(place) < 1e-9 * shown.span else place for place in places]
-    return [10.0**place if shown.log else place for place in places]
+        values = [shown.low + shown.span * part / parts for part in range(parts + 1)]
+        values = [0.0 if abs(position) < 1e-9 * shown.span else position for position in values]
+    return [10.0**position if shown.log else position for position in values]
 
 
 def window(first: float, last: float, previous: tuple[float, float] | None = None) -> tuple[float, float]:
-    """The stretch of x to show for data from `first` to `last`: it ends at the next nice boundary, so that columns stay
-    while records arrive.
+    """Range of x for data from `first` to `last`; it ends at the next nice boundary, so that columns do not move while
+    records arrive.
 
-    The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten beyond `last`, measured from the
-    start: on average the newest tenth of the width is free, and a column's stretch of x changes only where the end
-    does. `previous` is kept while the data lie in it and fill more than half of it.
+    The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten after `last`, measured from the
+    start: on average a tenth of the width is free. `previous` is kept while the data lie in it and fill more than half
+    of it.
     """
     start = 0.0 if 0 <= first <= 0.25 * last else first
     if previous is not None and previous[0] == start and start + (previous[1] - start) / 2 <= last <= previous[1]:

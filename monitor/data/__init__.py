@@ -1,1 +1,1 @@
-"""From a run's files to a snapshot and a model. Knows no terminal and no widget."""
+"""Data layer: reads a run's files and builds snapshots. Knows no terminal and no widget."""

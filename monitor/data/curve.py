@@ -1,8 +1,8 @@
-"""One metric's values over a run's levels of buckets: its newest value, best, trend, and its points for a chart.
-Standard library only.
+"""Curve: one metric's values over the levels of a CurveTable, with its newest value, best, trend, and points for a
+chart. Standard library only.
 
-Knows no file and no screen. One thread writes (through `monitor.data.series.Table`), any number read: each method that
-reads buckets holds the levels' lock.
+Knows no file and no screen. One thread writes (through `monitor.data.curve_table.CurveTable`), any number read: each
+method that reads buckets holds the levels' lock.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from monitor.data.downsampling import Levels, Part, Plan, sum_up
+from monitor.data.buckets import BucketPlan, CurveBuckets, Levels, aggregate
 from monitor.data.snapshot import Axis, Point
 
 _AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
 _TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 48, 6
-_FORGOTTEN = 0.02  # the weight below which what came before a window no longer shows in its smoothed line
+_NEGLIGIBLE = 0.02  # weight below which values before the window no longer affect the smoothed line
 
 
 class Column(NamedTuple):
-    """What a metric is, as far as drawing it goes."""
+    """Description of a metric for drawing."""
 
     name: str
     label: str
@@ -35,9 +35,7 @@ class Column(NamedTuple):
 
 
 class Curve:
-    """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it
-    is asked.
-    """
+    """One metric of a table (`monitor.data.snapshot.Series`). Live: results always include the newest records."""
 
     def __init__(self, levels: Levels, column: Column) -> None:
         (
@@ -52,21 +50,21 @@ class Curve:
         ) = column
         self.latest: float | None = None  # the newest finite value
         self.not_finite = 0
-        self.parts: list[Part] = [Part()]  # one for each level
+        self.parts: list[CurveBuckets] = [CurveBuckets()]  # one per level
         self._levels = levels
         self._best: tuple[int, float | None] = (-1, None)
-        self._trend: tuple[float, float | None] = (-math.inf, None)  # and the wall second it was found in
+        self._trend: tuple[float, float | None] = (-math.inf, None)  # with its wall time in seconds
 
     # ------------------------------------------------------------------------------------------------------------------
     # writing
 
-    def take(self, index: int, plan: Plan, values: Sequence[float]) -> None:
-        """Add the values of new records to a level, as the plan says. The lock is held."""
+    def add(self, index: int, plan: BucketPlan, values: Sequence[float]) -> None:
+        """Add the values of new records to level `index` as the plan describes. The lock is held."""
         part, size, strict = self.parts[index], self._levels.all[index].size, self._must_be_finite
         if plan.emptied:
             part.cut(0, 0)
         if plan.joined:
-            part.merge(*sum_up(values[: plan.joined], strict))
+            part.merge(*aggregate(values[: plan.joined], strict))
         if size == 1 and math.isfinite(sum(values)):
             new = values[plan.starts.start :] if plan.starts.start else values
             for one in (part.low, part.high, part.total):
@@ -75,16 +73,16 @@ class Curve:
             part.bad.extend([0] * len(new))
             return
         for start in plan.starts:
-            part.append(*sum_up(values[start : start + size], strict))
+            part.append(*aggregate(values[start : start + size], strict))
 
-    def note(self, values: Sequence[float]) -> None:
-        """Remember the newest finite value of new records, and how many were not finite."""
+    def update_latest(self, values: Sequence[float]) -> None:
+        """Update the newest finite value and the number of non-finite ones."""
         self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
         if not math.isfinite(sum(values)):
-            self.not_finite += sum_up(values, self._must_be_finite)[4]
+            self.not_finite += aggregate(values, self._must_be_finite)[4]
 
-    def recall(self) -> None:
-        """What was noted, found again after a rewind."""
+    def recompute_latest(self) -> None:
+        """Recompute `latest` and `not_finite` from the buckets after a rewind."""
         self.not_finite, self.latest = sum(self.parts[-1].bad), None
         for part in self.parts:
             filled = next((k for k in range(len(part.count) - 1, -1, -1) if part.count[k]), None)
@@ -97,19 +95,19 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """The largest value there was, where larger is better; None elsewhere."""
+        """Largest value so far if higher is better, else None."""
         if not self.higher_better:
             return None
         if self._best[0] != self._levels.version:
-            self._best = (self._levels.version, self.highest())
+            self._best = (self._levels.version, self.maximum())
         return self._best[1]
 
     @property
     def trend_per_min(self) -> float | None:
-        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last
-        third): outliers do not turn it.
+        """Slope over the last minute of wall time by Tukey's resistant line (medians of the first and the last third),
+        which is robust to outliers.
 
-        Found anew when the records have gone on (or back) by a second.
+        Recomputed when the newest record has moved by a second in either direction.
         """
         last = self._levels.last
         if last is not None and abs(last[1] - self._trend[0]) >= 1.0:
@@ -140,8 +138,8 @@ class Curve:
         slope = (late - early) / (late_s - early_s) * 60.0 if late_s > early_s else math.nan
         return slope if math.isfinite(slope) else None
 
-    def highest(self, step: float | None = None) -> float | None:
-        """The largest finite value up to a step (None: of all)."""
+    def maximum(self, step: float | None = None) -> float | None:
+        """Largest finite value up to a step (None: of all); None without values."""
         with self._levels.lock:
             high = self.parts[-1].high
             largest = max(
@@ -149,8 +147,8 @@ class Curve:
             )
         return largest if math.isfinite(largest) else None
 
-    def course(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None
+    def first_best_newest(self, step: float | None = None) -> tuple[float, float, float] | None:
+        """First value (mean of its bucket), maximum and newest value up to a step (None: of all); None
         without values.
         """
         with self._levels.lock:
@@ -165,8 +163,8 @@ class Curve:
             return part.total[first] / part.count[first], max(part.high[:end]), newest
 
     def means(self, index: int, starts: range, end: int) -> list[float]:
-        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN for a bucket without
-        values. The lock is held.
+        """Means of a level's buckets up to `end`, `starts.step` buckets each; NaN for a group without values. The lock
+        is held.
         """
         part, size = self.parts[index], starts.step
         if size == 1:
@@ -179,7 +177,7 @@ class Curve:
         ]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x with a value; None without values. The first is where the first bucket begins."""
+        """First and last x with a value, the first at the start of its bucket; None without values."""
         which = _AXES.index(axis)
         with self._levels.lock:
             level, part = self._levels.all[-1], self.parts[-1]
@@ -193,20 +191,20 @@ class Curve:
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """`columns` points that cover [first, last]; None for a column without values.
+        """Resample to `columns` points that cover [first, last]; None for a column without values.
 
-        A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider
-        than a column fills the columns it covers, and a column is None only before the first record, after the last, or
-        where the records hold no value (no episode ended): whether to draw across such a gap is the chart's matter. A
-        column whose values were all broken is marked, and repeats the value before it. `smoothing` in [0, 1) is the
-        weight of an exponential mean, a column, over the means; bands stay as they are. It begins before the window, so
-        that scrolling does not move the line.
+        A record covers the interval from its predecessor's x to its x. One wider than a column fills all columns it
+        covers, so a column is None only before the first record, after the last, or where records hold no value (no
+        episode ended). A column with only non-finite values is marked and repeats the previous value.
+
+        `smoothing` in [0, 1) is the weight of an exponential moving average over the means; minimum and maximum stay.
+        It starts before the window, so that scrolling does not move the line.
         """
         width = (last - first) / columns if columns > 0 else 0.0
         if not (width > 0.0 and math.isfinite(width)):
             return [None] * max(0, columns)
         smoothing = min(max(smoothing, 0.0), 0.999)
-        lead = min(2 * columns, math.ceil(math.log(_FORGOTTEN) / math.log(smoothing))) if smoothing > 0.0 else 0
+        lead = min(2 * columns, math.ceil(math.log(_NEGLIGIBLE) / math.log(smoothing))) if smoothing > 0.0 else 0
         which = _AXES.index(axis)
         with self._levels.lock:
             index = self._levels.choose(which, first, last, columns)
@@ -220,14 +218,14 @@ class Curve:
 
     @staticmethod
     def _columns(
-        part: Part, ends: array[float], begin: float, first: float, width: float, columns: int
+        part: CurveBuckets, ends: array[float], begin: float, first: float, width: float, columns: int
     ) -> list[Point | None]:
         points: list[Point | None] = []
         known: Point | None = None
         filled, point = (-1, -1), known
         left = bisect_left(ends, first)
         for column in range(columns):
-            # Buckets that end in (left edge, right edge], or else the one that reaches across the column.
+            # Buckets that end in (left edge, right edge], else the one that spans the column.
             edge = first + (column + 1) * width
             right = bisect_right(ends, edge, left)
             if column == columns - 1 and right < len(ends) and ends[right] - edge < 1e-9 * max(abs(edge), 1.0):
@@ -247,10 +245,8 @@ class Curve:
             left = right
         return points
 
-    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """The point nearest to x and its exact x, for inspection: a single record where it is recent, else the finest
-        bucket there is.
-        """
+    def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """Nearest point to x and its exact x: a single record if recent, else the finest bucket available."""
         which = _AXES.index(axis)
         with self._levels.lock:
             for index in range(self._levels.choose(which, x, x, 1 << 30), len(self.parts)):
@@ -268,7 +264,7 @@ class Curve:
 
 
 def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
-    """Exponential means, without the pull of an initial zero (Kingma & Ba's correction)."""
+    """Exponential moving averages with bias correction (Kingma & Ba, 2015)."""
     smooth = mass = 0.0
     result: list[Point | None] = []
     for point in points:

@@ -1,6 +1,6 @@
-"""The rows of the run picker. Standard library only. Knows no widget.
+"""Rows of the run list. Standard library only. Knows no widget.
 
-A run that has ended is described once and then known by its files' times and sizes; only living runs are read again.
+The description of an ended run is cached by the times and sizes of its files; only live runs are read again.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _FILES: Final = ("run.json", "exit.json", "metrics.mm")
 _SETTLED: Final = runs.ENDED | {"unreadable"}
 
 
-class Listing:
-    """The runs in scope, row by row; remembers those that no longer change."""
+class RunListing:
+    """Rows of the run list for all runs that `scope` covers, with a cache of ended runs."""
 
     def __init__(self, scope: runs.Scope) -> None:
         self._scope = scope
-        self._known: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
+        self._cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
 
     def rows(self) -> list[RunRow]:
-        """A row for each run, the newest first."""
-        found = []
-        kept: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
+        """Row of each run, newest first."""
+        rows = []
+        cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
         for run in runs.list_runs(*self._scope):
-            place = str(run.path)
+            path = str(run.path)
             signature = _signature(run)
-            known = self._known.get(place)
-            if known is None or known[0] != signature or known[1]["state"] not in _SETTLED or runs.probe(run.path):
-                known = (signature, runs.describe(run))
-            kept[place] = known
-            found.append(row(run, known[1]))
-        self._known = kept
-        return found
+            entry = self._cache.get(path)
+            if entry is None or entry[0] != signature or entry[1]["state"] not in _SETTLED or runs.probe(run.path):
+                entry = (signature, runs.describe(run))
+            cache[path] = entry
+            rows.append(row(run, entry[1]))
+        self._cache = cache
+        return rows
 
 
 def _signature(run: Run) -> tuple[object, ...]:
@@ -47,14 +47,14 @@ def _signature(run: Run) -> tuple[object, ...]:
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def row(run: Run, described: dict[str, Any]) -> RunRow:
-    """A description (`operant.runs.describe`) in words; a dash for what is missing."""
+    """Format a description (`operant.runs.describe`) as a row; "-" for missing values."""
     score = described["best_return"] if described["eval_return"] is None else described["eval_return"]
     share, since_s, left_s = described["progress"], described["age_s"], described["eta_s"]
     sps, live = described["sps"], described["state"] in runs.LIVE

@@ -1,8 +1,8 @@
-"""What a screen shows: plain values made by the feed and drawn by the panels. Standard library only.
+"""Snapshot: the immutable values that the screen shows. Built by the feed, drawn by the panels. Standard library only.
 
-Attributes go down (feed -> model -> snapshot -> panels), requests come up (`Source.request`). Nothing here reads a file
-or draws a cell. All text is made printable by `operant.text.safe` before it gets into a snapshot; panels show it
-literally, never as markup.
+Data flows down (feed -> summary -> snapshot -> panels), requests flow up (`Source.request`). This module reads no file
+and draws no cell. All text passes `operant.text.safe` before it enters a snapshot; panels display it literally, never
+as markup.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Level = Literal["ok", "warn", "bad"]
 
 
 class RunFacts(NamedTuple):
-    """Who the run is; None where the folder does not tell."""
+    """Identity and configuration of a run. None: not recorded."""
 
     id: str
-    short: str  # what a person types
-    path: str  # as a person would type it
+    short: str  # the abbreviated id that commands accept
+    path: str  # as displayed: relative or with ~
     env: str | None = None
     algo: str | None = None
     lanes: int | None = None
@@ -33,45 +33,45 @@ class RunFacts(NamedTuple):
     steps: int | None = None  # planned
     target: float | None = None
     created: str | None = None  # local wall time, hh:mm:ss or a date
-    replay: str | None = None  # its bytes, and where they lie
+    replay: str | None = None  # size and device of the replay buffer
 
 
 class Progress(NamedTuple):
-    """How far the run is. Times in seconds; None where they cannot be told."""
+    """Progress of a run, times in seconds. None: unknown."""
 
     step: int | None = None
     steps: int | None = None
-    iterations: int | None = None  # of this session, as the main loop counts them
+    iterations: int | None = None  # of this session, counted by the main loop
     iterations_per_s: float | None = None
-    up_s: float | None = None  # since the session's worker began
+    up_s: float | None = None  # since the session's worker started
     eta_s: float | None = None
-    done_at: str | None = None  # local wall time "14:07", or "27 Nov" where that is more than a day ahead
+    done_at: str | None = None  # local wall time "14:07"; "27 Nov" if more than a day ahead
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
     record_age_s: float | None = None
 
     @property
     def share(self) -> float | None:
-        """0 to 1."""
+        """Fraction of the steps done, 0 to 1; None if the run has no planned number of steps."""
         return min(1.0, self.step / self.steps) if self.steps and self.step is not None else None
 
 
 class Figure(NamedTuple):
-    """A key figure of the header: its newest value, how fast it moves, the best there was."""
+    """Key figure of the header: newest value, trend and best value."""
 
     metric: str  # its name in the metrics file
     label: str  # "return"
     value: float | None  # None: no value (yet)
     unit: str = ""
-    trend_per_min: float | None = None  # slope over the last minute or so, None where it cannot be told
+    trend_per_min: float | None = None  # slope over the last minute; None if it cannot be estimated
     best: float | None = None
     higher_better: bool | None = None
-    kind: str = "gauge"  # of the metrics file: rates and counters are shown as counts
+    kind: str = "gauge"  # the metric's kind; rates and counters are shown as counts
 
 
 class Point(NamedTuple):
-    """One column of a chart: the mean of a bucket, between its smallest and largest value. Values are finite;
-    `not_finite` says that some were not.
+    """One column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN
+    or infinite values.
     """
 
     low: float
@@ -81,25 +81,25 @@ class Point(NamedTuple):
 
 
 class Series(Protocol):
-    """All of one metric's history, in bounded memory (power-of-two buckets)."""
+    """Complete history of one metric in bounded memory (power-of-two buckets)."""
 
     name: str
     label: str
     unit: str
     higher_better: bool
-    log_axis: bool  # the schema's hint
+    log_axis: bool  # default axis, from the schema
     kind: str  # gauge, counter or rate
-    absent: str  # why it has no value, where there is a reason
+    absent: str  # reason why it has no value, if the run declares one
     latest: float | None
     not_finite: int  # values that were NaN (where they must not be) or infinite
 
     @property
     def best(self) -> float | None:
-        """The largest value there was, where larger is better; None elsewhere."""
+        """Largest value so far if higher is better, else None."""
 
     @property
     def trend_per_min(self) -> float | None:
-        """The slope over the last minute of wall time; None where it cannot be told."""
+        """Slope over the last minute of wall time; None if it cannot be estimated."""
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x with a value; None without values."""
@@ -107,16 +107,17 @@ class Series(Protocol):
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """`columns` points that cover [first, last]; None where the series has no value. `smoothing` in [0, 1) is the
-        weight of an exponential mean.
+        """Resample to `columns` points that cover [first, last]; None for a column without a value.
+
+        `smoothing` in [0, 1) is the weight of an exponential moving average.
         """
 
-    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """The point nearest to x and its exact x, for inspection."""
+    def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """Nearest point to x and its exact x; None without values."""
 
 
 class Mark(NamedTuple):
-    """Something that happened at one moment of the run, drawn into charts."""
+    """Event on the x axis of the charts."""
 
     kind: Literal["checkpoint", "eval", "resume", "not_finite"]
     step: float
@@ -125,7 +126,7 @@ class Mark(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """Where an iteration's time goes: over the newest records."""
+    """Time of one phase of the iteration, averaged over the newest records."""
 
     name: str  # collect, update, evaluate, checkpoint, other
     share: float  # of wall time, 0 to 1
@@ -133,21 +134,21 @@ class PhaseShare(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One sentence about the run's health."""
+    """One line of the health panel."""
 
     level: Level
     title: str  # "KL 0.008"
-    wanted: str  # "0.003-0.03"
-    advice: str = ""  # what to try, where level is not ok
-    explanation: str = ""  # what `?` says: what the number is, where the threshold comes from
+    wanted: str  # expected range: "0.003-0.03"
+    advice: str = ""  # what to try; empty if the level is ok
+    explanation: str = ""  # meaning of the value and source of the threshold
 
 
 POWER_LIMIT: Final = "power limit"
-"""The reason for a lower clock that a well-used GPU meets."""
+"""Throttle reason that is normal for a fully used GPU."""
 
 
 class Gpu(NamedTuple):
-    """One GPU, sampled here once a second."""
+    """Figures of one GPU, sampled by the monitor once a second."""
 
     name: str
     utilisation: float | None = None  # 0 to 1
@@ -155,17 +156,17 @@ class Gpu(NamedTuple):
     memory_total_bytes: int | None = None
     watts: float | None = None
     celsius: float | None = None
-    throttled: str | None = None  # why the clock is held down
+    throttled: str | None = None  # reason for a reduced clock
 
 
 class System(NamedTuple):
-    """The machine and the trainer's process, as far as they can be seen from here. None: not to be seen (another host,
-    no NVML, another user).
+    """Figures of the machine and of the trainer's process. None: not available (another host, no NVML,
+    another user).
     """
 
     gpu: Gpu | None = None
-    gpu_absent: str = ""  # why no GPU panel is shown: "GPU figures unavailable (NVML not found)"
-    cpu_share: float | None = None  # of one core, of the trainer's process
+    gpu_absent: str = ""  # reason why GPU figures are missing: "GPU figures unavailable (NVML not found)"
+    cpu_share: float | None = None  # of the trainer's process; 1.0 is one core
     memory_bytes: int | None = None  # resident, of the trainer's process
     machine_cpu: float | None = None  # 0 to 1, of all cores
     machine_memory: float | None = None  # 0 to 1
@@ -173,7 +174,7 @@ class System(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line of the log page: an event of the metrics file, or a line of log.txt."""
+    """Line of the log page: an event of the metrics file or a line of log.txt."""
 
     clock: str  # "14:03:11", or ""
     level: Level
@@ -182,7 +183,7 @@ class LogLine(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The agent as it plays, one picture a lane: RGB bytes, row by row, lane after lane."""
+    """Rendered frame of the agent: one RGB picture per lane, row-major, lanes concatenated."""
 
     n: int
     step: int
@@ -194,60 +195,58 @@ class Frame(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a run ended, and the next commands."""
+    """How a run ended, and the commands to continue with."""
 
     sentence: str  # "killed by SIGKILL", "all steps done in 0:02:41"
-    traceback: tuple[str, ...] = ()  # the log's last words, for failed, diverged, crashed
+    traceback: tuple[str, ...] = ()  # end of the log, for failed, diverged, crashed
     facts: tuple[str, ...] = ()  # "eval 500.0 (target 475 reached)", "mean SPS 4.7 M", "checkpoint at 12.1 M steps"
     commands: tuple[str, ...] = ()  # "operant resume 4f2a"
 
     @property
     def has_traceback(self) -> bool:
-        """A kill from outside leaves none: then the log's last words are anything."""
+        """Whether the log ends with a Python traceback. A process killed by a signal leaves none."""
         return any(line.startswith("Traceback (") for line in self.traceback)
 
 
 class Snapshot(NamedTuple):
-    """Everything a screen shows of one run at one moment."""
+    """Everything the screen shows of one run at one moment."""
 
-    version: int  # grows with every change: the same number, nothing to draw
+    version: int  # increases with every change
     run: RunFacts
-    state: str  # a word of operant.runs.states' table
+    state: str  # a state word of operant.runs.states
     cause: str | None = None
     progress: Progress = Progress()
     figures: tuple[Figure, ...] = ()
-    series: Mapping[str, Series] = {}  # by metric name, in the order of interest, hidden ones left out
+    series: Mapping[str, Series] = {}  # by metric name, in display order, without hidden metrics
     marks: tuple[Mark, ...] = ()
     phases: tuple[PhaseShare, ...] = ()
     health: tuple[Finding, ...] = ()
     system: System | None = None
     log: tuple[LogLine, ...] = ()  # newest last, bounded
     frame: Frame | None = None
-    # why no picture is shown: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
+    # reason why no frame is shown: "waiting for the first frame…", "the run has ended"
     agent_absent: str = ""
     ending: Ending | None = None
-    config: str = ""  # config.toml, for the config page
-    # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
+    config: str = ""  # text of config.toml
+    # warning about the run's files, or the result of a request
     notice: str = ""
     notice_level: Level = "warn"
-    seeds: int = 0  # curves are means over so many runs of a group, with their 95 % bands; 0: those of one run
-    at_step: float | None = (
-        None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
-    )
+    seeds: int = 0  # number of runs that the curves average, with 95 % bands; 0: the curves of a single run
+    at_step: float | None = None  # step of figures, progress, phases and health (`Source.seek`); None: the newest
 
     @property
     def live(self) -> bool:
-        """A trainer works on the run."""
+        """Whether a trainer is working on the run."""
         return self.state in LIVE
 
     @property
     def ended(self) -> bool:
-        """No trainer works on the run any more."""
+        """Whether the run has ended."""
         return self.state in ENDED
 
 
 class RunRow(NamedTuple):
-    """One line of the run picker."""
+    """Row of the run list, as text."""
 
     id: str
     path: str
@@ -261,41 +260,41 @@ class RunRow(NamedTuple):
 
 
 class Source(Protocol):
-    """Where the app gets snapshots from: a live feed, or a test's own. All methods return at once; none raises for a
-    file's content.
+    """Provider of snapshots: a live feed, a group, or a test's fake. All methods return at once; none raises because of
+    a file's content.
     """
 
     readonly: bool
 
     def snapshot(self) -> Snapshot:
-        """The newest one; the same object while nothing has changed."""
+        """Return the newest snapshot; the same object while nothing has changed."""
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
-        """Ask the trainer; the result appears in the log and in the state."""
+        """Send a request to the trainer. The result appears in the log and in the state."""
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
-        """Ask for pictures of the agent, or no longer. Call once on a change: the source renews the request."""
+        """Start or stop requesting frames of the agent. Call on a change only: the source renews the request."""
 
-    def hurry(self, interval_s: float) -> None:
-        """How often the screen looks: the feed need not read more often."""
+    def set_poll_interval(self, interval_s: float) -> None:
+        """Set the interval at which the screen reads snapshots; the source need not read files more often."""
 
-    def at(self, step: float | None) -> None:
-        """From now on snapshots show figures, progress, phases and health as they were at a step; None: as they are.
-        Curves, marks and log stay whole.
+    def seek(self, step: float | None) -> None:
+        """Show figures, progress, phases and health as of a step; None: the newest. Curves, marks and log stay
+        complete.
         """
 
     def close(self) -> None:
         """Stop reading."""
 
 
-class Library(Protocol):
-    """The runs there are."""
+class RunCatalog(Protocol):
+    """Runs that the user can open."""
 
     def rows(self) -> Sequence[RunRow]:
-        """A line for each, the newest first."""
+        """List the runs, newest first."""
 
     def overlays(self) -> Sequence[RunRow]:
-        """A line for each that can be laid over a run: those, and groups."""
+        """List what can be overlaid on a run: groups, then runs."""
 
     def open(self, path: str) -> Source:
-        """A source for one. Raises OperantError."""
+        """Open a source for the folder `path`. Raises OperantError."""

@@ -1,8 +1,8 @@
-"""Figures of the machine that trains a run: its GPU, the trainer's process, the disk. Light to import: the sampling
-thread loads psutil and NVML.
+"""Figures of the machine that trains a run: GPU, trainer process, disk. The import is light; the sampling thread loads
+psutil and NVML.
 
-Sampled once a second, in a thread of its own: a driver may take its time. What cannot be read here (another machine,
-another user, no NVML, no psutil) is None, and for the GPU a sentence. Knows nothing of records or screens.
+Sampled once a second in a separate thread, since a driver call may block. Values that cannot be read here (another
+machine, another user, no NVML, no psutil) are None, with a sentence for the GPU. Knows neither records nor screens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from operant.runs import Run, integer_of, text_of
 from operant.text import safe
 
 _PERIOD_S = 1.0
-_FIRST_S = 0.8  # not while the screen is being opened
+_FIRST_S = 0.8  # not while the screen is opening
 _MEBIBYTE = 1 << 20
 _REASONS: Final = (
     (0x0000000000000040, "too hot (hardware)"),
@@ -27,16 +27,16 @@ _REASONS: Final = (
     (0x0000000000000008, "hardware slowdown"),
     (0x0000000000000020, "too hot"),
     (0x0000000000000004, POWER_LIMIT),
-    (0x0000000000000010, "in step with other GPUs"),
+    (0x0000000000000010, "synchronized with other GPUs"),
 )
-"""NVML's reasons for a clock held down, the most telling first (nvml.h, nvmlClocksThrottleReasons). An idle GPU and
-clocks that were set are none.
+"""NVML's throttle reasons, most specific first (nvml.h, nvmlClocksThrottleReasons). Idle and application clocks are
+left out.
 """
 
 
 class Sampler:
-    """Samples the machine of the run that it `follow`s; `latest` is what it saw. Its thread starts with the first
-    living run and ends with `close`.
+    """Samples the machine of the run given to `follow` into `latest`. The thread starts with the first live run and
+    ends with `close`.
     """
 
     def __init__(self, *, period_s: float = _PERIOD_S, first_s: float = _FIRST_S) -> None:
@@ -47,8 +47,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run, *, live: bool) -> None:
-        """The run as its document is now. One that has ended, or trains on another machine, is not sampled: `latest` is
-        None then.
+        """Set the run, with its present document. A run that has ended or trains on another machine is not sampled;
+        `latest` is then None.
         """
         if not live or not runs.is_local(run.document):
             self._run = self.latest = None
@@ -59,7 +59,7 @@ class Sampler:
             self._thread.start()
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._over.set()
 
     def _sample(self) -> None:
@@ -73,13 +73,13 @@ class Sampler:
             seen = process.sample(run.document)
             gpu, absent = gpus.sample(run.document)
             free = disk_free(run)
-            if self._run is not None:  # it may have ended meanwhile
+            if self._run is not None:  # the run may have ended meanwhile
                 self.latest = seen._replace(gpu=gpu, gpu_absent=absent, disk_free_bytes=free)
         gpus.close()
 
 
 def disk_free(run: Run) -> int | None:
-    """Bytes a user may still write where the run lies, in whole 16 MiB."""
+    """Free bytes for a user on the run's disk, rounded down to 16 MiB; None if unknown."""
     try:
         found = os.statvfs(run.path)
     except OSError:
@@ -88,9 +88,7 @@ def disk_free(run: Run) -> int | None:
 
 
 class Process:
-    """The trainer's process, told from another of the same number by its start, and the machine around it. Needs
-    psutil.
-    """
+    """The trainer's process, identified by PID and start time, and the machine it runs on. Needs psutil."""
 
     def __init__(self) -> None:
         try:
@@ -101,10 +99,10 @@ class Process:
         self._psutil = psutil
         self._identity: tuple[int, int] | None = None
         self._process: Any = None
-        psutil.cpu_percent(None)  # the first figure of a difference means nothing
+        psutil.cpu_percent(None)  # the first call only sets the reference
 
     def sample(self, document: Mapping[str, Any]) -> System:
-        """CPU and memory of the process since the sample before, and of the machine."""
+        """CPU share since the last sample and memory of the process and of the machine."""
         if self._psutil is None:
             return System()
         share, resident = self._own(document)
@@ -133,7 +131,7 @@ class Process:
 
 
 class Gpus:
-    """The GPU that a run trains on, by NVML."""
+    """The GPU that a run trains on, read by NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -141,7 +139,7 @@ class Gpus:
         self._chosen: tuple[tuple[object, ...], Any] | None = None
 
     def sample(self, document: Mapping[str, Any]) -> tuple[Gpu | None, str]:
-        """The GPU's figures, or None and why there are none; both None and "" where the run does not train on a GPU."""
+        """Figures of the GPU, or None and the reason; (None, "") if the run does not train on a GPU."""
         device = text_of(document, "device")
         if device is None or device == "cpu":
             return None, "" if device is None else "this run trains on the CPU"
@@ -155,11 +153,11 @@ class Gpus:
         except nvml.NVMLError as error:
             return None, f"GPU figures unavailable ({safe(error, 80)})"
         if handle is None:
-            return None, "GPU figures unavailable (which GPU the run trains on cannot be told)"
+            return None, "GPU figures unavailable (cannot tell which GPU the run trains on)"
         return self._figures(handle), ""
 
     def _open(self) -> str:
-        """Why NVML cannot be used, or ''."""
+        """Initialize NVML and return "", or the reason why it cannot be used."""
         try:
             import pynvml
         except ImportError:
@@ -176,8 +174,8 @@ class Gpus:
         return ""
 
     def _find(self, document: Mapping[str, Any]) -> Any:
-        """The GPU by its UUID where the document has one, else by the trainer's process, else the only one there is (or
-        the only one of that name).
+        """NVML handle of the GPU with the document's UUID, else of the one that the trainer's process uses, else of the
+        only one (or the only one with the same name); None if ambiguous.
         """
         uuid, pid, name = text_of(document, "gpu_uuid"), integer_of(document, "pid"), text_of(document, "device_name")
         key = (uuid, pid, name)
@@ -202,7 +200,7 @@ class Gpus:
             found = [handle for handle in handles if _text(nvml.nvmlDeviceGetName(handle)) == name] or handles
             found = found if len(found) == 1 else []
         chosen = found[0] if found else None
-        if certain:  # the process may not be there yet: look again next time
+        if certain:  # otherwise search again: the process may not use the GPU yet
             self._chosen = (key, chosen)
         return chosen
 
@@ -210,7 +208,7 @@ class Gpus:
         nvml = self._nvml
 
         def ask(question: Any, *arguments: Any) -> Any:
-            """An answer of NVML's, None where this GPU has none."""
+            """Call an NVML query; None if this GPU does not support it."""
             try:
                 return question(handle, *arguments)
             except nvml.NVMLError:
@@ -234,12 +232,12 @@ class Gpus:
         )
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut down NVML."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
 
 def _text(answer: str | bytes) -> str:
-    """NVML's bindings answered in bytes once."""
+    """Decode a string: older NVML bindings return bytes."""
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer

@@ -1,9 +1,8 @@
-"""A run as its records show it: curves, marks, rate. Standard library only. Reads no file, knows no clock.
+"""Timeline of a run: curves, marks and rates from its records. Standard library only. Reads no file and no clock.
 
-Wall time is that of the sessions: what lies between the end of one and the resume after it is left out, and so is time
-in which a trainer did nothing for more than half a minute (it was paused, or stopped by a signal, or the machine
-slept). Iterations are summed up from what records say they cover; where the first records are not there any more, their
-number follows from the steps.
+Wall time excludes the time between sessions and idle periods of more than half a minute (paused, stopped by a signal,
+machine asleep). Iterations are summed from the records; if the first records are lost, the number before them is
+estimated from the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import accumulate, groupby
 from types import MappingProxyType
 from typing import NamedTuple
 
-from monitor.data.series import Column, Table
+from monitor.data.curve_table import Column, CurveTable
 from monitor.data.snapshot import Mark
 from operant.runs import (
     BOOKKEEPING,
@@ -34,16 +33,16 @@ from operant.runs import (
 )
 from operant.text import safe
 
-_DEFAULT_FIGURES = 4  # of a run that declares none
-_MOST_JUDGED = 64
-_MOST_MARKS = 512  # of a kind
-_RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # seconds, and at least so many records
+_DEFAULT_FIGURES = 4  # if the run declares no figures
+_MOST_THRESHOLDED = 64
+_MOST_MARKS = 512  # per kind
+_RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # (seconds, minimum number of records)
 _BLOCK_RECORDS = 1 << 14
 _IDLE_S = 30.0
 
 
-def described(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
-    """What each metric means: as the run declares it, and where it declares nothing, as far as the schema tells."""
+def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
+    """Complete the metric specs: as declared by the run, with defaults derived from the schema."""
     figures = (
         {
             metric.name
@@ -79,7 +78,7 @@ def _column(metric: Metric, spec: MetricSpec) -> Column:
 
 
 class _Block(NamedTuple):
-    """Chunks of a history put together: large blocks go into a table much faster than small ones."""
+    """Consecutive chunks of a history, merged: large blocks are much faster to append to a table."""
 
     session: int
     steps: array[int]
@@ -89,37 +88,36 @@ class _Block(NamedTuple):
 
 
 class Timeline:
-    """A run's curves and marks so far, the curves in the order its metrics declare. Records are added in their order; a
-    resume's replace what they repeat.
+    """Curves and marks of a run, in the order its metrics declare. Append records in order; the records of a resume
+    replace those after its checkpoint.
     """
 
     def __init__(self, metrics: Sequence[Metric], specs: Mapping[str, MetricSpec] = MappingProxyType({})) -> None:
         self.metrics = tuple(metrics)
-        found = described(metrics, specs)
+        specified = complete_specs(metrics, specs)
         self._shown = sorted(
-            (index for index, metric in enumerate(metrics) if not metric.hidden), key=lambda index: found[index].order
+            (index for index, metric in enumerate(metrics) if not metric.hidden),
+            key=lambda index: specified[index].order,
         )
-        self.specs = {found[index].name: found[index] for index in self._shown}
-        self.judged = tuple(spec for spec in self.specs.values() if spec.thresholds)[:_MOST_JUDGED]
-        """The metrics that declare thresholds."""
-        self.table = Table(_column(metrics[index], found[index]) for index in self._shown)
+        self.specs = {specified[index].name: specified[index] for index in self._shown}
+        self.thresholded = tuple(spec for spec in self.specs.values() if spec.thresholds)[:_MOST_THRESHOLDED]
+        """Metrics that declare thresholds."""
+        self.table = CurveTable(_column(metrics[index], specified[index]) for index in self._shown)
         names = [metric.name for metric in metrics]
         self._counter = names.index(ITERATIONS) if ITERATIONS in names else None
         self._marks: dict[str, list[Mark]] = {"checkpoint": [], "eval": [], "resume": [], "not_finite": []}
-        self._unflagged = (
-            False  # the last checkpoint is known by its step, and the record that tells of it is still to come
-        )
+        self._flag_pending = False  # the last checkpoint was added by step; the record with its flag is still to come
         self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith(SECONDS)]
         self._session: int | None = None
         self._before_s, self._zero_ns = 0.0, 0
-        self._origin = (0.0, 0.0, 0.0)  # where the next record begins: step, wall seconds, iteration
-        self._marked: tuple[Mark, ...] | None = ()
+        self._origin = (0.0, 0.0, 0.0)  # start of the next record: step, wall seconds, iteration
+        self._sorted_marks: tuple[Mark, ...] | None = ()
 
     # ------------------------------------------------------------------------------------------------------------------
     # adding
 
     def add(self, records: Sequence[Record]) -> None:
-        """The next records of the run, as the metrics file's ring has them."""
+        """Append records from the ring buffer of the metrics file."""
         for session, some in groupby(records, key=lambda record: record.session):
             part = list(some)
             self.add_columns(
@@ -138,28 +136,28 @@ class Timeline:
         flags: Sequence[int],
         values: Sequence[Sequence[float]],
     ) -> None:
-        """The next records of one session, column by column: `values` follow the metrics, `flags` are those of
+        """Append records of one session by column. `values` follow the metrics, `flags` are those of
         `operant.runs.metrics`.
         """
         if not len(steps):
             return
         counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
         if session != self._session:
-            self._begin(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
+            self._begin_session(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
         walls = self._walls(boottimes_ns, values)
         iterations = array("d", accumulate(counts, initial=self._origin[2]))[1:]
-        # a record without an iteration repeats the one before, with an evaluation since: it took no time again
+        # a record without iterations repeats the previous one after an evaluation; its phase times are already counted
         if not all(counts):
             values = list(values)
             for index in self._seconds:
                 values[index] = [second if count else 0.0 for second, count in zip(values[index], counts, strict=True)]
-        places = array("d", steps)
-        self.table.extend(places, walls, iterations, [values[index] for index in self._shown], begin=self._origin)
-        self._origin = (places[-1], walls[-1], iterations[-1])
-        self._note_marks(places, walls, iterations, flags, values)
+        step_ends = array("d", steps)
+        self.table.extend(step_ends, walls, iterations, [values[index] for index in self._shown], begin=self._origin)
+        self._origin = (step_ends[-1], walls[-1], iterations[-1])
+        self._note_marks(step_ends, walls, iterations, flags, values)
 
     def _walls(self, boottimes_ns: Sequence[int], values: Sequence[Sequence[float]]) -> array[float]:
-        """Wall seconds at the end of each record, pauses left out."""
+        """Wall seconds at the end of each record, idle time excluded."""
         zero, before = self._zero_ns, self._before_s
         walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
         if self._seconds and walls[-1] - self._origin[1] > _IDLE_S:
@@ -175,7 +173,7 @@ class Timeline:
             self._before_s -= left_out
         return walls
 
-    def _begin(
+    def _begin_session(
         self,
         session: int,
         steps: Sequence[int],
@@ -183,10 +181,8 @@ class Timeline:
         counts: Sequence[float],
         seconds: Sequence[float],
     ) -> None:
-        """A worker begins: the first one seen, or one that resumed; its first record then begins at the checkpoint it
-        started from.
-        """
-        per = 0.0  # steps an iteration
+        """Start a session, the first one or a resume. The first record of a resume begins at its checkpoint."""
+        per = 0.0  # steps per iteration
         if len(steps) > 1 and counts[1] > 0:
             per = (steps[1] - steps[0]) / counts[1]
         elif counts[0] > 0 and self._session is None:
@@ -201,20 +197,20 @@ class Timeline:
             self.rewind(began)
             self._origin = last = self.table.last or (began, 0.0, 0.0)
             self._mark("resume", last)
-        # Of the first record only its end has a time; what it says it took lies before.
+        # The first record has only an end time; its phase times give its start.
         self._before_s, self._zero_ns = self._origin[1] + took_s, boottimes_ns[0]
         self._session = session
 
     def rewind(self, step: float) -> None:
-        """Drop what lies after a step."""
+        """Drop everything after a step."""
         self.table.rewind(step)
         for kind, marks in self._marks.items():
             self._marks[kind] = [mark for mark in marks if mark.step <= step]
-        self._marked = None
+        self._sorted_marks = None
 
     def add_chunks(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """The records of a history; returns the session and the number of the last one (0, -1 where there are none). A
-        metric it has not is without values.
+        """Append a history's records. Returns the session and number of the last one, (0, -1) if there are none.
+        Metrics it lacks get NaN.
         """
         last = (0, -1)
         block: _Block | None = None
@@ -250,46 +246,50 @@ class Timeline:
         if any(flags):
             for k, bits in enumerate(flags):
                 for bit, kind in kinds:
-                    if bits & bit and not (kind == "checkpoint" and self._unflagged):
+                    if bits & bit and not (kind == "checkpoint" and self._flag_pending):
                         self._mark(kind, (steps[k], walls[k], iterations[k]))
                 if bits & FLAG_CHECKPOINT:
-                    self._unflagged = False
+                    self._flag_pending = False
 
-    def _mark(self, kind: str, place: tuple[float, float, float]) -> None:
+    def _mark(self, kind: str, position: tuple[float, float, float]) -> None:
         marks = self._marks[kind]
-        mark = Mark(kind, *place)  # type: ignore[arg-type]  # one of the four
+        mark = Mark(kind, *position)  # type: ignore[arg-type]  # one of the four
         if marks and marks[-1] == mark:
             return
         marks.append(mark)
         if len(marks) > _MOST_MARKS:
             del marks[1:-1:2]
-        self._marked = None
+        self._sorted_marks = None
 
-    def checkpoint(self, step: int) -> None:
-        """A checkpoint of this step is known to be safe."""
+    def add_checkpoint(self, step: int) -> None:
+        """Add a mark for a checkpoint that is known to exist at `step`."""
         marks = self._marks["checkpoint"]
         if not marks or marks[-1].step < step:
-            place = self.table.place(step)
-            if place is not None:
-                self._mark("checkpoint", (float(step), place[1], place[2]))
-                self._unflagged = True
+            position = self.table.position(step)
+            if position is not None:
+                self._mark("checkpoint", (float(step), position[1], position[2]))
+                self._flag_pending = True
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """All marks in the order of their steps; thinned out where there are more than 512 of a kind."""
-        if self._marked is None:
-            self._marked = tuple(
+        """All marks ordered by step; thinned out above 512 of a kind."""
+        if self._sorted_marks is None:
+            self._sorted_marks = tuple(
                 sorted(
                     (mark for marks in self._marks.values() for mark in marks), key=lambda mark: (mark.step, mark.kind)
                 )
             )
-        return self._marked
+        return self._sorted_marks
 
     def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """Where the run began (its first return in training or evaluation, the lower one), the best evaluation and the
-        newest, up to a step (None: all).
+        """(first, best, newest) evaluation up to a step (None: all). First is the lower of the first training and the
+        first evaluation return.
         """
-        courses = [self.table.curves[name].course(step) for name in (EVALUATION, RETURN) if name in self.table.curves]
+        courses = [
+            self.table.curves[name].first_best_newest(step)
+            for name in (EVALUATION, RETURN)
+            if name in self.table.curves
+        ]
         if not courses or courses[0] is None or EVALUATION not in self.table.curves:
             return None
         return min(course[0] for course in courses if course is not None), courses[0][1], courses[0][2]
@@ -299,8 +299,8 @@ class Timeline:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and
-        checkpoints included; None without them.
+        """Environment steps per second over the last 20 seconds of records (at least 8 records), including evaluations
+        and checkpoints; None without them.
         """
         window = self.table.window(*_RATE, ())
         if not window.steps:

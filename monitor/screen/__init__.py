@@ -1,1 +1,1 @@
-"""The Textual application: panels, keys, layout. Reads snapshots, never a run's files."""
+"""The Textual application: panels, keys, layout. Displays snapshots; reads none of a run's files."""

@@ -1,8 +1,8 @@
-"""The monitor's app: it reads a source, keeps the model, and does what keys ask for. Panels are in
-monitor/screen/run_view.py, what the keys that change the view do in monitor/screen/navigation.py.
+"""The monitor's app: polls a source, holds the model, and runs the actions of keys. The panels are in
+monitor/screen/run_view.py, the actions that only change the view in monitor/screen/navigation.py.
 
-A timer looks at the source; news are one message; the message makes the next model; panels redraw the cells that
-changed. Knows no file: runs come from a `Library`, requests go through the source.
+A timer polls the source; a new snapshot is posted as a message; the message updates the model; panels redraw the cells
+that changed. Knows no file: runs come from a `RunCatalog`, requests go through the source.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from textual.theme import Theme
 from textual.timer import Timer
 
 from monitor.charts.grid import MetricChart
-from monitor.data.snapshot import Library, RunRow, Snapshot, Source
-from monitor.screen import about, keys, navigation
+from monitor.data.snapshot import RunCatalog, RunRow, Snapshot, Source
+from monitor.screen import dialog_text, keys, navigation
 from monitor.screen.diff_renderer import DiffRenderer
 from monitor.screen.model import Frozen, Model
 from monitor.screen.run_view import RunView
-from monitor.screen.view import Held, View
+from monitor.screen.view import TitleValues, View
 from operant.errors import OperantError
 from operant.text import safe
 
@@ -55,20 +55,24 @@ THEMES: Final = (
 )
 _NO_COLOR: Final = NoColor()
 _QUESTIONS: Final = {
-    "checkpoint": ("Save a checkpoint of {run} now?", "Training goes on after it.", "asked for a checkpoint"),
-    "pause": ("Pause {run}?", "It waits, with everything in memory, until P is pressed again.", "asked to pause"),
-    "unpause": ("Let {run} go on?", "It is paused.", "asked to go on"),
-    "stop": ("Stop {run}?", "It finishes its update, saves a checkpoint and ends. Type y.", "asked to save and stop"),
+    "checkpoint": ("Save a checkpoint of {run} now?", "Training continues afterwards.", "requested a checkpoint"),
+    "pause": ("Pause {run}?", "It keeps its memory and waits until P is pressed again.", "requested a pause"),
+    "unpause": ("Resume {run}?", "It is paused.", "requested to resume"),
+    "stop": (
+        "Stop {run}?",
+        "It finishes its update, saves a checkpoint and ends. Type y.",
+        "requested to save and stop",
+    ),
 }
-"""Question, consequence, and what is said once the trainer was asked."""
+"""Question, consequence, and message after the request was sent."""
 _PASTED_CELLS: Final = 200
 _MESSAGE_S: Final = 4.0
 _BLURRED_S: Final = 1.0
-_LANES: Final = 4  # that a trainer plays for its viewers
+_LANES: Final = 4  # lanes in a frame
 
 
-class News(Message):
-    """A source has another snapshot, of the run or of the one that is laid over it."""
+class SnapshotChanged(Message):
+    """Posted when the run or its overlay has a new snapshot."""
 
     def __init__(self, source: Source, newest: Snapshot, overlay: Snapshot | None) -> None:
         super().__init__()
@@ -76,7 +80,7 @@ class News(Message):
 
 
 class MonitorApp(App[None]):
-    """One run on the screen, a second one over it, and the way to others."""
+    """Screen of one run, with an optional overlay and a list of other runs."""
 
     CSS_PATH = "monitor.tcss"
     TITLE = "operant monitor"
@@ -96,7 +100,7 @@ class MonitorApp(App[None]):
     def __init__(
         self,
         source: Source | None,
-        library: Library | None = None,
+        library: RunCatalog | None = None,
         *,
         overlay: Source | None = None,
         fps: int = 4,
@@ -108,29 +112,29 @@ class MonitorApp(App[None]):
     ) -> None:
         super().__init__(driver_class=driver_class)
         self.animation_level = "none"
-        for one in THEMES:
-            self.register_theme(one)
+        for each in THEMES:
+            self.register_theme(each)
         self.theme = theme or "dark"
         self.ascii_only = ascii_only
         self.source, self.library = source, library
         self.overlay = overlay
-        self.renderer = DiffRenderer()  # the driver writes through it
+        self.renderer = DiffRenderer()  # used by the driver
         self._readonly = readonly
         self._own_keys, self._keys_notice = own_keys
         self._fps = fps
         self._timer: Timer | None = None
         self._message_timer: Timer | None = None
-        self._pictures_of: tuple[object, ...] = (None,)  # the agent's pictures that were asked for last
+        self._watch_request: tuple[object, ...] = (None,)  # arguments of the last `Source.watch`
 
     def compose(self) -> ComposeResult:
-        """One widget, which shows the model."""
+        """Create the one widget, which is bound to the model."""
         self.run_view = RunView()
         yield self.run_view.data_bind(MonitorApp.model)
 
     def on_mount(self) -> None:
-        """The first picture has everything in it. Without a run, the choice of one."""
+        """Show the first snapshot completely, or without a run the list of runs."""
         self.set_keymap(self._own_keys)
-        # after ctrl+z the terminal shows anything
+        # after ctrl+z the terminal's contents are unknown
         self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())
         if self.source is None:
             self.call_later(self.action_runs)
@@ -141,40 +145,38 @@ class MonitorApp(App[None]):
             self.say(self._keys_notice, alarm=True)
 
     def on_unmount(self) -> None:
-        """Nothing is read any more."""
+        """Close the sources."""
         for source in (self.source, self.overlay):
             if source is not None:
                 source.close()
 
     async def on_event(self, event: events.Event) -> None:
-        """What is pasted is text of a stranger: where it can be typed into, Textual would draw it as it is."""
+        """Sanitize pasted text, since Textual would draw it as it is."""
         await super().on_event(
             events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event
         )
 
     def on_resize(self, event: events.Resize) -> None:
-        """The terminal has another size, and may show anything."""
+        """Lay out for the new size. The terminal's contents are unknown after a resize."""
         self.renderer.forget()
-        self._change(size=(event.size.width, event.size.height))
+        self._update_model(size=(event.size.width, event.size.height))
 
     def on_run_view_resized(self) -> None:
-        """Everything is laid out for the new size; what was drawn for the old one until now may have landed on any
-        line.
-        """
+        """Redraw everything after the layout: lines drawn for the old size may be anywhere."""
         self.action_redraw()
 
     def watch_app_focus(self, focused: bool) -> None:
-        """Without the focus, once a second is enough."""
+        """Poll once a second while the terminal has no focus."""
         interval_s = 1 / self._fps if focused else _BLURRED_S
         if self._timer is not None:
             self._timer.stop()
-        self._timer = self.set_interval(interval_s, self.tick)
+        self._timer = self.set_interval(interval_s, self.poll_source)
         if self.source is not None:
-            self.source.hurry(interval_s)
+            self.source.set_poll_interval(interval_s)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without the one for colours by number, of which there are none here; and under NO_COLOR without colours,
-        greys included.
+        """Filters without the conversion of ANSI colours, which are not used here; under NO_COLOR all colours are
+        removed, including greys.
         """
         filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
         return [_NO_COLOR if isinstance(one, Monochrome) else one for one in filters]
@@ -182,44 +184,46 @@ class MonitorApp(App[None]):
     # ------------------------------------------------------------------------------------------------------------------
     # the model
 
-    def tick(self) -> None:
-        """Look for news; without any, nothing is drawn."""
+    def poll_source(self) -> None:
+        """Check the source and the overlay for a new snapshot."""
         if self.source is not None and self.model is not None:
             newest, overlay = self.source.snapshot(), None if self.overlay is None else self.overlay.snapshot()
             if newest is not self.model.newest or overlay is not self.model.overlay:
-                self.post_message(News(self.source, newest, overlay))
+                self.post_message(SnapshotChanged(self.source, newest, overlay))
 
-    def on_news(self, news: News) -> None:
-        """What a key did is followed by what came of it."""
-        if news.source is self.source and self.model is not None:
-            told = news.newest.notice and news.newest.notice != self.model.newest.notice
-            self._change(newest=news.newest, overlay=news.overlay, message="" if told else self.model.message)
+    def on_snapshot_changed(self, message: SnapshotChanged) -> None:
+        """Update the model. The result of a request replaces the message of the key."""
+        if message.source is self.source and self.model is not None:
+            changed = message.newest.notice and message.newest.notice != self.model.newest.notice
+            self._update_model(
+                newest=message.newest, overlay=message.overlay, message="" if changed else self.model.message
+            )
 
     def say(self, message: str, *, alarm: bool = False) -> None:
-        """A line of words for a few seconds."""
-        self._change(message=message, alarm=alarm)
+        """Show a message for a few seconds."""
+        self._update_model(message=message, alarm=alarm)
         if self._message_timer is not None:
             self._message_timer.stop()
-        self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._change(message=""))
+        self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._update_model(message=""))
 
-    def action_look(self, change: str, first: Any = None, second: Any = None) -> None:
-        """Look at the run in another way: one of `navigation.CHANGES`, with its arguments (Textual hands none to a
-        parameter `*arguments`).
+    def action_navigate(self, change: str, first: Any = None, second: Any = None) -> None:
+        """Change the view by one of `navigation.CHANGES`. Explicit parameters because Textual passes none to
+        `*arguments`.
         """
         if self.model is not None and self.source is not None:
             view = navigation.CHANGES[change](self.model, *(one for one in (first, second) if one is not None))
             newest = self.model.newest
             if view.at != self.model.view.at:
-                self.source.at(view.at)
+                self.source.seek(view.at)
                 newest = self.source.snapshot()
-            self._change(view=view, newest=newest)
+            self._update_model(view=view, newest=newest)
 
-    def _change(self, **changes: Any) -> None:
+    def _update_model(self, **changes: Any) -> None:
         if self.model is not None:
             self.model = self.model.with_(**changes)
 
     def _show(self, source: Source) -> None:
-        """A source's run, from the beginning; what parts of the screen there are stays as it was."""
+        """Show a source's run with a new view; only the visible parts and the smoothing are kept."""
         kept = View() if self.model is None else self.model.view
         view = View(smoothing=kept.smoothing, sidebar=kept.sidebar, bottom=kept.bottom, log=kept.log, agent=kept.agent)
         overlay = None if self.overlay is None else self.overlay.snapshot()
@@ -229,45 +233,44 @@ class MonitorApp(App[None]):
         self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
     def watch_model(self) -> None:
-        """Ask for pictures of the agent while there is a place for them, and no longer."""
+        """Request frames of the agent while its picture is visible."""
         self.on_agent_picture_resized()
 
     def on_agent_picture_resized(self) -> None:
-        """The agent's picture may be larger, or has to be smaller."""
+        """Update the requested size of the frames."""
         if self.source is None or self.model is None:
             return
         agent, sampled = self.run_view.agent, self.model.view.sampled
-        place = self.model.plan.agent and self.model.view.agent and self.model.newest.live
-        if place and not agent.size.area:
-            return  # not laid out yet: how large a picture it wants is not known
-        size = agent.wanted_size(_LANES) if place else 0
-        before, self._pictures_of = self._pictures_of, (place, sampled, id(self.source), size)
-        if self._pictures_of != before and (place or before[0]):
-            self.source.watch(bool(place), mode="sampled" if sampled else "greedy", size=size)
+        visible = self.model.plan.agent and self.model.view.agent and self.model.newest.live
+        if visible and not agent.size.area:
+            return  # not laid out yet: the size is unknown
+        size = agent.wanted_size(_LANES) if visible else 0
+        before, self._watch_request = self._watch_request, (visible, sampled, id(self.source), size)
+        if self._watch_request != before and (visible or before[0]):
+            self.source.watch(bool(visible), mode="sampled" if sampled else "greedy", size=size)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # keys: how to look
+    # keys: view
 
     def action_freeze(self) -> None:
-        """Hold the picture, or go on."""
+        """Freeze or unfreeze the screen."""
         if self.model is not None and self.model.frozen is not None:
-            self._change(frozen=None)
+            self._update_model(frozen=None)
         elif self.model is not None:
             held = {
-                name: Held(one.latest, one.trend_per_min, one.best) for name, one in self.model.newest.series.items()
+                name: TitleValues(one.latest, one.trend_per_min, one.best)
+                for name, one in self.model.newest.series.items()
             }
-            self._change(frozen=Frozen(self.model.newest, time.strftime("%H:%M:%S"), held))
+            self._update_model(frozen=Frozen(self.model.newest, time.strftime("%H:%M:%S"), held))
 
     def action_greedy(self) -> None:
-        """Greedy or sampled actions of the agent."""
-        self.action_look("greedy")
+        """Toggle between greedy and sampled actions of the agent."""
+        self.action_navigate("greedy")
         if self.model is not None:
-            self.say(
-                "the agent samples its actions" if self.model.view.sampled else "the agent takes its likeliest actions"
-            )
+            self.say("the agent samples its actions" if self.model.view.sampled else "the agent acts greedily")
 
     def action_maximise(self) -> None:
-        """One chart alone, or all that a run that failed said last."""
+        """Maximise a chart, or show the traceback of a failed run."""
         ending = None if self.model is None else self.model.snapshot.ending
         if (
             self.model is not None
@@ -277,52 +280,52 @@ class MonitorApp(App[None]):
             and self.model.view.maximised is None
         ):
             self._read(
-                "Traceback" if ending.has_traceback else "Log", about.traceback(self.model.snapshot), at_end=True
+                "Traceback" if ending.has_traceback else "Log", dialog_text.traceback(self.model.snapshot), at_end=True
             )
         else:
-            self.action_look("maximise")
+            self.action_navigate("maximise")
 
     def action_step_back(self) -> None:
-        """Out of what is open, the innermost first."""
+        """Close or undo the innermost of what is open."""
         before = self.model and self.model.view
-        self.action_look("back")
+        self.action_navigate("back")
         if self.model is not None and self.model.frozen is not None and self.model.view == before:
             self.action_freeze()
 
     def action_focus_next(self) -> None:
-        """Tab, which Textual's screens take for themselves."""
-        self.action_look("next_chart", 1)
+        """Tab, which Textual's screens would handle themselves."""
+        self.action_navigate("next_chart", 1)
 
     def action_focus_previous(self) -> None:
-        """Shift and tab."""
-        self.action_look("next_chart", -1)
+        """Shift+Tab."""
+        self.action_navigate("next_chart", -1)
 
     def on_mouse_scroll_up(self) -> None:
-        """The wheel."""
-        self.action_look("wheel", -1)
+        """Scroll text pages up."""
+        self.action_navigate("wheel", -1)
 
     def on_mouse_scroll_down(self) -> None:
-        """The wheel."""
-        self.action_look("wheel", 1)
+        """Scroll text pages down."""
+        self.action_navigate("wheel", 1)
 
     def on_metric_chart_chosen(self, message: MetricChart.Chosen) -> None:
-        """A chart was clicked."""
-        self.action_look("choose", message.metric)
+        """Select the clicked chart."""
+        self.action_navigate("choose", message.metric)
 
     def action_filter(self) -> None:
-        """Words to choose metrics by, or lines of the log."""
+        """Open the filter bar for metrics, or for lines of the log."""
         from monitor.screen.screens import FilterBar
 
         if self.model is not None and not self.query(FilterBar):
             self.run_view.mount(FilterBar(self.model.view.filter))
 
     def on_filter_bar_narrowed(self, message: Any) -> None:
-        """Words were typed."""
-        self.action_look("narrow", message.words)
+        """Apply the typed filter."""
+        self.action_navigate("narrow", message.words)
 
     def action_help(self) -> None:
-        """All keys."""
-        lines = about.help_lines(
+        """Show all keys."""
+        lines = dialog_text.help_lines(
             self._own_keys,
             readonly=self.model is not None and self.model.readonly,
             width=min(92, max(30, self.size.width - 6)),
@@ -330,9 +333,9 @@ class MonitorApp(App[None]):
         self._read("Keys", lines, width=96)
 
     def action_describe(self) -> None:
-        """What is known about the run."""
+        """Show the run's description."""
         if self.model is not None:
-            self._read(self.model.snapshot.run.id, about.description(self.model.snapshot))
+            self._read(self.model.snapshot.run.id, dialog_text.description(self.model.snapshot))
 
     def _read(self, title: str, lines: Sequence[Any], *, width: int = 100, at_end: bool = False) -> None:
         from monitor.screen.screens import TextScreen
@@ -340,50 +343,50 @@ class MonitorApp(App[None]):
         self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))
 
     # ------------------------------------------------------------------------------------------------------------------
-    # keys: the monitor
+    # keys: monitor
 
     def action_redraw(self) -> None:
-        """Write every cell again, whatever the terminal shows."""
+        """Redraw every cell, whatever the terminal shows."""
         self.renderer.forget()
         self.refresh()
 
     def action_theme(self) -> None:
-        """Dark or light."""
+        """Toggle the dark and the light theme."""
         self.theme = "light" if self.theme == "dark" else "dark"
 
     def action_copy(self) -> None:
-        """The run's id into the terminal's clipboard."""
+        """Copy the run's id to the terminal's clipboard."""
         if self.model is not None:
             self.copy_to_clipboard(self.model.newest.run.id)
             self.say(f"copied {self.model.newest.run.id}, if this terminal allows it")
 
     def action_runs(self) -> None:
-        """Another run."""
+        """Choose another run."""
 
         def opened(source: Source) -> None:
             if self.source is not None:
                 self.source.close()
-            source.hurry(1 / self._fps)
+            source.set_poll_interval(1 / self._fps)
             self._show(source)
 
         self._pick("Runs", opened)
 
     def action_overlay(self) -> None:
-        """A second run or a group in the charts, or none."""
+        """Overlay a second run or a group, or remove it."""
 
         def opened(source: Source) -> None:
             self.overlay = source
-            self._change(overlay=source.snapshot())
+            self._update_model(overlay=source.snapshot())
 
         if self.overlay is not None:
             self.overlay.close()
             self.overlay = None
-            self._change(overlay=None)
+            self._update_model(overlay=None)
         else:
             self._pick("Overlay", opened, overlays=True)
 
     def _pick(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
-        """Let the person choose a run, and open it."""
+        """Show the list of runs and open the chosen one."""
         from monitor.screen.screens import ListScreen
 
         def chosen(row: RunRow | None) -> None:
@@ -398,21 +401,21 @@ class MonitorApp(App[None]):
                 self.say(str(error), alarm=True)
 
         if self.library is None:
-            self.say("there are no other runs here")
+            self.say("no other runs available")
         else:
             self.push_screen(ListScreen(title, self.library.overlays() if overlays else self.library.rows()), chosen)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # keys: the trainer
+    # keys: trainer
 
     def action_ask(self, what: str) -> None:
-        """Ask the trainer for something, after the person has been asked."""
+        """Send a request to the trainer after confirmation."""
         from monitor.screen.screens import ConfirmScreen, Question
 
         if self.model is None or self.model.readonly:
             self.say("this monitor is read-only", alarm=True)
         elif not self.model.newest.live:
-            self.say(f"the run is {self.model.newest.state}: there is no trainer to ask", alarm=True)
+            self.say(f"the run is {self.model.newest.state}: no trainer to send the request to", alarm=True)
         else:
             verb = "unpause" if what == "pause" and self.model.newest.state == "paused" else what
             sentence, consequence, _ = _QUESTIONS[verb]
@@ -425,14 +428,14 @@ class MonitorApp(App[None]):
             self.say(_QUESTIONS[verb][2])
 
     def action_command_palette(self) -> None:
-        """Commands by name; where Textual's palette cannot be drawn, all keys."""
+        """Open the command palette; with ASCII glyphs, where Textual's palette cannot be drawn, the help."""
         if self.ascii_only:
             self.action_help()
         else:
             super().action_command_palette()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The palette has our commands and no others."""
+        """Commands of the palette: only the monitor's."""
         readonly = self.model is not None and self.model.readonly
         for key in keys.KEYS:
             if not (key.trains and readonly) and key.id not in ("palette", "left", "right", "up", "down"):

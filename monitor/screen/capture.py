@@ -15,8 +15,8 @@ from monitor.charts import characters
 Drawn = tuple[str, Style | None]
 
 
-def picture(app: App[Any], size: tuple[int, int]) -> str:
-    """Run the app without a terminal, in so many columns and lines, until its first picture is complete."""
+def screenshot(app: App[Any], size: tuple[int, int]) -> str:
+    """Run the app headless at a size, (columns, lines), until its first frame is complete, and return its text."""
     found: list[str] = []
 
     def take() -> None:
@@ -29,25 +29,25 @@ def picture(app: App[Any], size: tuple[int, int]) -> str:
 
 
 def text_of(app: App[Any]) -> str:
-    """The text on the screen, line by line."""
+    """Text on the screen, line by line."""
     return "\n".join("".join(character for character, _ in line).rstrip() for line in cells(app))
 
 
 def cells(app: App[Any]) -> list[list[Drawn]]:
-    """Every cell on the screen: its character and style. The right half of a wide character is an empty text."""
+    """Character and style of every cell on the screen. The right half of a wide character is ""."""
     width, height = app.size
     lines: list[list[Drawn]] = [[(" ", None)] * width for _ in range(height)]
     for screen in app.screen_stack:
-        places = []
+        geometries = []
         for widget in screen.query(Widget):
             with contextlib.suppress(NoWidget):
-                places.append((screen.find_widget(widget), widget))
-        for place, widget in sorted(
-            ((place, widget) for place, widget in places if widget.visible), key=lambda one: one[0].order
+                geometries.append((screen.find_widget(widget), widget))
+        for geometry, widget in sorted(
+            ((geometry, widget) for geometry, widget in geometries if widget.visible), key=lambda one: one[0].order
         ):
-            shown = place.visible_region
+            shown = geometry.visible_region
             for y, strip in zip(
-                shown.line_range, widget.render_lines(shown.translate(-place.region.offset)), strict=False
+                shown.line_range, widget.render_lines(shown.translate(-geometry.region.offset)), strict=False
             ):
                 drawn = [(character, style) for text, style, _ in strip for character in characters(text)]
                 lines[y][shown.x : shown.x + len(drawn)] = drawn

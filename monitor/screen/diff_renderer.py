@@ -1,10 +1,9 @@
-"""Fewest bytes to the terminal: of everything that is drawn, only the cells that differ from what the terminal shows.
+"""Minimal terminal output: of everything Textual draws, write only the cells that differ from what the terminal shows.
 
-Textual 8.2.8 writes more than a changed region: it cuts a line at the region's right edge but begins at the widget's
-left edge, and every segment carries its whole style and a reset. On a slow line that is most of the traffic of a screen
-that changes a little at a time. `DiffRenderer` reads the escape sequences on their way to the terminal
-(monitor/screen/terminal.py), keeps the cells that the terminal shows, and writes the cells that changed; of a style
-only what differs from the style before. Knows no Textual: text in, text out.
+Textual 8.2.8 writes more than a changed region: it crops a line at the region's right edge but starts at the widget's
+left edge, and every segment has its complete style and a reset. On a slow connection that dominates the traffic.
+`DiffRenderer` parses the escape sequences on their way to the terminal (monitor/screen/terminal.py), tracks the cells
+that the terminal shows, and writes only changed cells and style differences. Knows no Textual: text in, text out.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from collections.abc import Sequence
 from monitor.charts import characters
 from operant.text import cells
 
-_NEAR = 4  # cells: writing so many unchanged ones again costs no more than moving the cursor over them
+_NEAR = 4  # cells: rewriting up to 4 unchanged ones costs no more than moving the cursor over them
 _DRAWN = re.compile(r"([\d;]*)([mH])([^\x00-\x1f\x7f]*)\n?")  # a style or a cursor position, and the text that follows
-# text whose characters are one cell wide each, told at once: ASCII, boxes, braille
+# text of characters that are one cell wide: ASCII, boxes, braille
 _NARROW = re.compile("[ -~\u2500-\u259f\u2800-\u28ff]*")
-_SYNCHRONIZED = ("\x1b[?2026h", "\x1b[?2026l")  # begin and end of an update: no cell changes
+_SYNCHRONIZED = ("\x1b[?2026h", "\x1b[?2026l")  # start and end of a synchronized update; changes no cell
 
 Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, background; empty for the terminal's default
 
 
 class DiffRenderer:
-    """The cells that the terminal shows, as far as they are known."""
+    """Cells that the terminal shows, as far as known."""
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
 
     def forget(self) -> None:
-        """The terminal may show anything: every cell is written again."""
+        """Forget the terminal's contents: every cell is written again."""
         self._lines.clear()
 
     def shorten(self, data: str) -> str:
-        """The same effect on the terminal in fewer bytes. Data with other control sequences pass as they are, and
-        nothing is known after them.
+        """Return fewer bytes with the same effect on the terminal. Data with unknown control sequences are returned
+        unchanged, and the terminal's contents are then unknown.
         """
         if data in _SYNCHRONIZED:
             return data
@@ -65,8 +64,8 @@ class DiffRenderer:
 
 @functools.lru_cache(4096)
 def _parsed(part: str) -> tuple[str, str, list[str]] | None:
-    """Parameters and command of a control sequence, and the text after it, a string a cell; None for any other
-    sequence. Most of a picture comes again.
+    """Parameters and command of a control sequence and the text after it, one string per cell; None for any other
+    sequence. Cached, since most sequences repeat.
     """
     found = _DRAWN.fullmatch(part)
     if found is None:
@@ -76,14 +75,14 @@ def _parsed(part: str) -> tuple[str, str, list[str]] | None:
 
 
 class _Line:
-    """One line of the terminal: the character in each cell, and its style; None where a cell is not known."""
+    """One line of the terminal: character and style of each cell; None where unknown."""
 
     def __init__(self) -> None:
         self.characters: list[str | None] = []
         self.styles: list[str] = []
 
     def write(self, x: int, y: int, new: list[str], sgr: str, pen: _Pen) -> int:
-        """Hand the cells that change to the pen. Returns the column after the text."""
+        """Update cells and pass the changed ones to the pen. Returns the column after the text."""
         end = x + len(new)
         if (missing := end - len(self.styles)) > 0:
             self.characters += [None] * missing
@@ -96,7 +95,7 @@ class _Line:
         return end
 
     def between(self, first: int, last: int, sgr: str) -> str | None:
-        """The text of a few cells, if it is known, plain and all in one style; else None."""
+        """Text of a few cells if it is known, ASCII, and in one style; else None."""
         known = self.characters[first:last]
         same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (
             last - first
@@ -105,7 +104,7 @@ class _Line:
 
 
 class _Pen:
-    """Writes cells, and keeps in mind where the cursor is and which style is set."""
+    """Output of cells; tracks the cursor position and the current style."""
 
     def __init__(self) -> None:
         self._out: list[str] = []
@@ -123,15 +122,14 @@ class _Pen:
             again = line.between(self._x, x, self._sgr) if x - self._x <= _NEAR else None
             self._out.append(f"\x1b[{x - self._x}C" if again is None else again)
         if sgr != self._sgr:
-            self._out.append(_turn(self._sgr, sgr))
+            self._out.append(_style_change(self._sgr, sgr))
             self._sgr = sgr
         self._out.append(character)
-        # A character that is not one cell wide may be drawn otherwise than it is counted: after it the position is
-        # written anew.
+        # Terminals disagree about characters that are not one cell wide: write the position again after one.
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
     def text(self, y: int, x: int, *, moved: bool) -> str:
-        """All that was put, with the default style at its end, and the cursor where the data `moved` it to."""
+        """The output, ending with the default style and, if `moved`, with the cursor at (x, y)."""
         if not self._out:
             return ""
         if self._sgr:
@@ -142,8 +140,8 @@ class _Pen:
 
 
 @functools.lru_cache(4096)
-def _turn(before: str, after: str) -> str:
-    """The shortest sequence from one style to another."""
+def _style_change(before: str, after: str) -> str:
+    """Shortest sequence from one style to another."""
     (old_attributes, old_fore, old_back), (attributes, fore, back) = _codes(before), _codes(after)
     parts: list[str] = []
     if attributes != old_attributes:
@@ -160,7 +158,7 @@ def _turn(before: str, after: str) -> str:
 
 
 def _codes(sgr: str) -> Codes:
-    """A style's parameters, sorted; the later of two colours counts."""
+    """Split a style into attributes, foreground and background; the last colour counts."""
     attributes: list[str] = []
     fore = back = ""
     numbers: Sequence[str] = sgr.split(";") if sgr else ()

@@ -1,7 +1,7 @@
-"""The lines above and below the charts: run, progress, key figures, message, keys; and the numbers of a small screen.
+"""Lines above and below the charts: run, progress, key figures, message, keys; and the text of a small screen.
 
-Standard library only. Pure: a model and a size in, lines out. Numbers stand in slots of fixed width, so that nothing
-beside them moves when they change.
+Standard library only. Pure: a model and a size in, lines out. Numbers have slots of fixed width, so that nothing moves
+when they change.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from monitor.charts import (
     Style,
     bars,
     cut,
+    figure_text,
     fit,
     flow,
+    justified,
     length,
     of_cells,
-    of_figure,
     padded,
-    spread,
     width_of,
     wrapped,
 )
 from monitor.data.snapshot import Figure
-from monitor.plain import value
 from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
 from monitor.screen.layout import inside
 from monitor.screen.model import Model
 from monitor.screen.panels import finding_line
-from monitor.screen.view import PAGES, SMOOTHING, chosen
+from monitor.screen.view import PAGES, SMOOTHING, matching
+from monitor.text_output import value
 from operant.text import age, count, duration, number
 
 _LEAST_BAR = 8
 
 
 def header(model: Model, width: int, height: int) -> list[Line]:
-    """One line: the state and the run; at the right the facts that fit, the most important ones kept longest."""
+    """One line: state and run at the left; at the right as many facts as fit, by importance."""
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
     left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
     facts = _facts(model)
-    room = width - length(left) - 3
-    while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > room:
+    free = width - length(left) - 3
+    while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > free:
         facts.remove(min(facts))
     right = " · ".join(text for _, text in facts)
-    return [spread(left, [Piece(f"{right} ", "dim")], width)]
+    return [justified(left, [Piece(f"{right} ", "dim")], width)]
 
 
 def _facts(model: Model) -> list[tuple[int, str]]:
-    """(importance, text), in the order they stand in."""
+    """(importance, text) in display order."""
     run, progress = model.snapshot.run, model.snapshot.progress
     lanes = f" ×{run.lanes:,}" if run.lanes else ""
     found = [
@@ -71,7 +71,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
-    """The progress: a bar that fills the space beside the numbers."""
+    """Progress line: a bar that fills the space next to the numbers."""
     now = model.snapshot.progress
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
@@ -83,19 +83,17 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
         parts.append(Piece(padded(f" (done ≈ {now.done_at})" if now.done_at else "", 16), "dim"))
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
         parts.pop()
-    room = width - length(parts) - 3
+    free = width - length(parts) - 3
     bar = (
-        of_cells(bars.progress_bar(now.share, room, style=Style(label_of(model.snapshot.state)[2])))
-        if room >= _LEAST_BAR and now.share is not None
+        of_cells(bars.progress_bar(now.share, free, style=Style(label_of(model.snapshot.state)[2])))
+        if free >= _LEAST_BAR and now.share is not None
         else ()
     )
     return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]
 
 
 def figures(model: Model, width: int, height: int) -> list[Line]:
-    """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell
-    too come last.
-    """
+    """Key figures in slots, as many as fit in `height` lines; those that charts and health also show come last."""
     figures, progress = model.snapshot.figures, model.snapshot.progress
     first = next((place for place, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
     slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
@@ -115,75 +113,75 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
-    said = of_figure(figure)
+    text = figure_text(figure)
     pieces = [
         Piece(f"{figure.label} ", "dim"),
         Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True),
     ]
     if detailed:
         pieces += [
-            Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"),
-            Piece(padded(f" {said.best}", 13), "dim"),
+            Piece(f" {text.trend or ' '}", LEVELS[text.level][1] if text.level else "dim"),
+            Piece(padded(f" {text.best}", 13), "dim"),
         ]
     return pieces
 
 
 def measured(figure: Figure) -> str:
-    """A figure's value; rates as counts."""
+    """Format a figure's value with its unit."""
     return value(figure.kind, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
 
 
 def message(model: Model, width: int, height: int) -> list[Line]:
-    """The line below the header: the message at the left, the pages at the right."""
+    """Line below the header: message at the left, pages at the right."""
     tabs = _tabs(model)
-    left, more = _now(model), " · ".join(_chosen(model))
-    room = width - length(tabs) - 1
-    if more and (not left or length(left) + width_of(more) + 3 <= room):
+    left, more = _status(model), " · ".join(_view_settings(model))
+    free = width - length(tabs) - 1
+    if more and (not left or length(left) + width_of(more) + 3 <= free):
         left = [*left, Piece(f" · {more}" if left else more, "dim")]
-    if left and length(left) > room and width_of(left[0].text) > room // 2:
-        tabs = []  # a problem matters more than the names of pages
-    return [spread([Piece(" "), *left], tabs, width)]
+    if left and length(left) > free and width_of(left[0].text) > free // 2:
+        tabs = []  # a problem is more important than the names of pages
+    return [justified([Piece(" "), *left], tabs, width)]
 
 
-def _now(model: Model) -> list[Piece]:
+def _status(model: Model) -> list[Piece]:
     snapshot = model.snapshot
     if model.message:
         return [Piece(model.message, "warn" if model.alarm else "focus")]
-    if model.standing:
-        return [Piece(model.standing, "focus", bold=True)]
+    if model.mode_sentence:
+        return [Piece(model.mode_sentence, "focus", bold=True)]
     if snapshot.notice:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
-    if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
-        hints = ["← → step through the run"] if snapshot.progress.step is not None else []
+    if (model.plan.ending or model.plan.compact) and snapshot.ending is not None:
+        hints = ["← → earlier steps"] if snapshot.progress.step is not None else []
         if snapshot.ending.traceback:
             hints.append(
                 f"enter shows {'the whole traceback' if snapshot.ending.has_traceback else 'the end of the log'}"
             )
-        return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
+        return [Piece(" · ".join(hints), "dim")] if hints and model.plan.ending and not _view_settings(model) else []
     return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 
 
-def _chosen(model: Model) -> list[str]:
-    """The settings of the view that differ from the default."""
+def _view_settings(model: Model) -> list[str]:
+    """Settings of the view that differ from the default."""
     view = model.view
     return [
         text
-        for text, told in (
-            *_more(model),
+        for text, visible in (
+            *_scroll_hints(model),
             (f"x: {({'wall': 'wall time', 'iteration': 'iterations'}).get(view.axis, 'steps')}", view.axis != "step"),
             (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
-            ("y axes flipped", view.flipped),
-            (f"dotted: {cut(model.overlaid, 24)}{_seeds(model)}", bool(model.overlaid)),
-            (f"zoom {2**view.zoom}×" + ("" if view.end is None else ", held"), view.zoom > 0),
+            ("y axes toggled", view.flipped),
+            (f"overlay: {cut(model.overlay_name, 24)}{_seeds(model)}", bool(model.overlay_name)),
+            (f"zoom {2**view.zoom}×" + ("" if view.end is None else ", fixed"), view.zoom > 0),
             (f"filter '{cut(view.filter, 24)}' (esc clears)", bool(view.filter)),
         )
-        if told
+        if visible
     ]
 
 
 def _seeds(model: Model) -> str:
-    """What is drawn of a group."""
+    """Description of a group's overlay."""
     return (
         f", mean and 95 % band of {model.overlay.seeds} seeds"
         if model.overlay is not None and model.overlay.seeds
@@ -191,11 +189,11 @@ def _seeds(model: Model) -> str:
     )
 
 
-def _more(model: Model) -> Iterator[tuple[str, bool]]:
-    """What part of a page that goes on is shown, and the keys that lead to the rest."""
+def _scroll_hints(model: Model) -> Iterator[tuple[str, bool]]:
+    """Visible part of a page that scrolls, and the keys for the rest."""
     looked = model.view
     if looked.page == "charts" and looked.maximised is None and model.names:
-        first, shown, every = looked.first_chart, len(model.names), len(chosen(model.snapshot.series, looked.filter))
+        first, shown, every = looked.first_chart, len(model.names), len(matching(model.snapshot.series, looked.filter))
         keys = " ".join(key for key, leads in (("pgup", first > 0), ("pgdn", first + shown < every)) if leads)
         yield f"{first + 1} to {first + shown} of {every} metrics · {keys}", bool(keys)
     if looked.page == "config" and model.snapshot.config:
@@ -207,28 +205,30 @@ def _more(model: Model) -> Iterator[tuple[str, bool]]:
 def _tabs(model: Model) -> list[Piece]:
     pieces = []
     for index, page in enumerate(PAGES, 1):
-        here = page == model.view.page
-        text = f"{index} {page}" if model.plan.tabs or here else str(index)
-        pieces.append(Piece(f" {text} ", "bright" if here else "dim", bold=here, action=f"app.look('page', '{page}')"))
+        current = page == model.view.page
+        text = f"{index} {page}" if model.plan.tabs or current else str(index)
+        pieces.append(
+            Piece(f" {text} ", "bright" if current else "dim", bold=current, action=f"app.navigate('page', '{page}')")
+        )
     return pieces
 
 
 def footer(model: Model, width: int, height: int) -> list[Line]:
-    """Keys and what they do, as many as fit; each can be clicked. The last one, help, always fits."""
+    """Keys and their commands, as many as fit, clickable. The last one, help, always fits."""
     parts = [
         [Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")]
         for key, word, do in model.footer
     ]
-    room = width - (length(parts[-1]) if parts else 0)
+    free = width - (length(parts[-1]) if parts else 0)
     shown: list[Piece] = []
     for part in parts[:-1]:
-        if length(shown) + length(part) <= room:
+        if length(shown) + length(part) <= free:
             shown += part
     return [fit([*shown, *(parts[-1] if parts else ())], width)]
 
 
-def numbers(model: Model, width: int, height: int) -> list[Line]:
-    """The run as a list of numbers, for a split of 40x10."""
+def compact_lines(model: Model, width: int, height: int) -> list[Line]:
+    """Progress, key figures and health as text lines, for a terminal too small for charts (such as a 40x10 pane)."""
     snapshot = model.snapshot
     lines: list[Line] = []
     if snapshot.ending is not None:
@@ -244,12 +244,12 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
         eta = f"  ETA {remaining(progress.eta_s)}" if progress.eta_s is not None else ""
         lines.append((Piece(f" {share} ", "bright"), Piece(f"{count(progress.step)}{of}", "text"), Piece(eta, "dim")))
     for figure in snapshot.figures:
-        said = of_figure(figure)
-        style = LEVELS[said.level][1] if said.level else "dim"
+        text = figure_text(figure)
+        style = LEVELS[text.level][1] if text.level else "dim"
         best = f" best {value(figure.kind, figure.best)}" if figure.higher_better and figure.best is not None else ""
-        told = Piece(padded(value(figure.kind, figure.value), 9), "bright", bold=True)
+        visible = Piece(padded(value(figure.kind, figure.value), 9), "bright", bold=True)
         lines.append(
-            (Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim"))
+            (Piece(f" {padded(figure.label, 11)}", "dim"), visible, Piece(text.trend or " ", style), Piece(best, "dim"))
         )
     worst = [finding for finding in snapshot.health if finding.level != "ok"]
     for finding in sorted(worst, key=lambda one: one.level):

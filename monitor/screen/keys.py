@@ -1,7 +1,7 @@
-"""The table of keys: command, description, and where it is shown. Bindings, footer, help and palette are made of it.
-Knows no widget.
+r"""Table of keys: command, description, and where it is shown. Bindings, footer, help and palette are generated from
+it. Knows no widget.
 
-A person's own keys come from `~/.config/operant/keys.toml`:
+Users redefine keys in `~/.config/operant/keys.toml`:
 
     freeze = "f"
     log = "f5,L"
@@ -21,106 +21,116 @@ _LIMIT_BYTES = 65536
 
 
 class Key(NamedTuple):
-    """A command of the screen."""
+    """Command of the screen."""
 
     id: str  # its name in keys.toml
     keys: str  # Textual's names, separated by commas
     action: str
-    words: str  # in help and palette
-    shown: str = ""  # how help writes the key, where that is not `keys`
-    footer: str = ""  # the word in the footer; "": not there
-    group: str = "Look"
+    words: str  # description in help and palette
+    shown: str = ""  # displayed name of the key; default: the first of `keys`
+    footer: str = ""  # label in the footer; "": not in the footer
+    group: str = "View"
     trains: bool = False  # sends a request to the trainer: hidden with --readonly
 
 
 KEYS: Final = (
-    Key("detach", "q,ctrl+c,ctrl+q", "quit", "leave the monitor; the run goes on", "q", "Detach", "Monitor"),
-    Key("freeze", "space", "freeze", "freeze the picture, or go on; training goes on either way", "space", "Freeze"),
-    Key("filter", "slash", "filter", "show only metrics (on the log page: lines) that fit some words", "/", "Filter"),
+    Key("detach", "q,ctrl+c,ctrl+q", "quit", "leave the monitor; the run continues", "q", "Detach", "Monitor"),
+    Key("freeze", "space", "freeze", "freeze or unfreeze the screen; training continues", "space", "Freeze"),
+    Key("filter", "slash", "filter", "show only metrics (log page: lines) that match the filter", "/", "Filter"),
     Key(
         "maximise",
         "enter",
         "maximise",
-        "the chosen chart alone; of a failed run its traceback, or its log's end",
+        "maximise the selected chart; failed run: show its traceback",
         "enter",
         "Max",
     ),
     Key(
         "logarithm",
         "y",
-        "look('logarithm')",
-        "logarithmic or linear y axis, of the chosen chart or of all",
+        "navigate('logarithm')",
+        "logarithmic or linear y axis, of the selected chart or of all",
         "y",
         "LogY",
     ),
-    Key("smooth", "s", "look('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
-    Key("axis", "x", "look('axis')", "x axis: steps, wall time, iterations", "x", "Axis"),
+    Key("smooth", "s", "navigate('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
+    Key("axis", "x", "navigate('axis')", "x axis: steps, wall time, iterations", "x", "Axis"),
     Key(
-        "inspect", "i", "look('inspect')", "read single values of the chosen chart, with left and right", "i", "Inspect"
+        "inspect",
+        "i",
+        "navigate('inspect')",
+        "read values of the selected chart with left and right",
+        "i",
+        "Inspect",
     ),
     Key(
         "overlay",
         "o",
         "overlay",
-        "draw a second run into the charts, or the mean of a group; once more takes it away",
+        "overlay a second run or the mean of a group, or remove the overlay",
         "o",
         "Overlay",
     ),
     Key("runs", "r", "runs", "choose another run", "r", "Runs", "Monitor"),
-    Key("agent", "e", "look('agent')", "show or hide the agent as it plays", "e", "Agent"),
-    Key("log", "l", "look('log')", "show or hide the log", "l", "Log"),
+    Key("agent", "e", "navigate('agent')", "show or hide the agent", "e", "Agent"),
+    Key("log", "l", "navigate('log')", "show or hide the log", "l", "Log"),
     Key("help", "question_mark,f1", "help", "this list", "?", "Help", "Monitor"),
-    Key("greedy", "g", "greedy", "the agent takes its likeliest actions, or samples them", "g"),
-    Key("zoom_in", "plus,equals_sign", "look('zoom', 1)", "half the window", "+"),
-    Key("zoom_out", "minus", "look('zoom', -1)", "twice the window", "-"),
+    Key("greedy", "g", "greedy", "greedy or sampled actions of the agent", "g"),
+    Key("zoom_in", "plus,equals_sign", "navigate('zoom', 1)", "zoom in: half the window", "+"),
+    Key("zoom_out", "minus", "navigate('zoom', -1)", "zoom out: twice the window", "-"),
     Key(
         "start",
         "home",
-        "look('start')",
-        "the window at the run's beginning; log and configuration: to their top",
+        "navigate('start')",
+        "start of the run; log and configuration: top",
         "home",
     ),
-    Key("end", "end", "look('end')", "the window follows the newest record; log: to its end", "end"),
+    Key("end", "end", "navigate('end')", "follow the newest record; log and configuration: end", "end"),
     Key(
         "left",
         "left",
-        "look('move', -1, 0)",
-        "chart to the left; while inspecting: earlier; of an ended run: back in time",
+        "navigate('move', -1, 0)",
+        "chart to the left; while inspecting: previous value; ended run: earlier step",
         "left",
     ),
     Key(
         "right",
         "right",
-        "look('move', 1, 0)",
-        "chart to the right; while inspecting: later; of an ended run: forward in time",
+        "navigate('move', 1, 0)",
+        "chart to the right; while inspecting: next value; ended run: later step",
         "right",
     ),
-    Key("up", "up,k", "look('move', 0, -1)", "chart above; log and configuration: a line up", "up"),
-    Key("down", "down,j", "look('move', 0, 1)", "chart below; log and configuration: a line down", "down"),
-    Key("next_chart", "tab", "look('next_chart', 1)", "the next chart", "tab"),
-    Key("previous_chart", "shift+tab", "look('next_chart', -1)", "the chart before", "shift+tab"),
-    Key("page_up", "pageup", "look('turn', -1)", "a page of charts, log or configuration up", "pgup"),
-    Key("page_down", "pagedown", "look('turn', 1)", "a page of charts, log or configuration down", "pgdn"),
-    Key("back", "escape", "step_back", "out of whatever is open; clears the filter", "esc"),
-    Key("overview", "1", "look('page', 'overview')", "page: overview", "1", group="Pages"),
-    Key("charts", "2", "look('page', 'charts')", "page: all charts", "2", group="Pages"),
-    Key("agent_page", "3", "look('page', 'agent')", "page: the agent, large", "3", group="Pages"),
-    Key("time", "4", "look('page', 'time')", "page: time per iteration, GPU, health explained", "4", group="Pages"),
-    Key("log_page", "5", "look('page', 'log')", "page: log and events", "5", group="Pages"),
-    Key("config", "6", "look('page', 'config')", "page: the run's configuration", "6", group="Pages"),
+    Key("up", "up,k", "navigate('move', 0, -1)", "chart above; log and configuration: one line up", "up"),
+    Key("down", "down,j", "navigate('move', 0, 1)", "chart below; log and configuration: one line down", "down"),
+    Key("next_chart", "tab", "navigate('next_chart', 1)", "next chart", "tab"),
+    Key("previous_chart", "shift+tab", "navigate('next_chart', -1)", "previous chart", "shift+tab"),
+    Key("page_up", "pageup", "navigate('turn_page', -1)", "previous page of charts, log or configuration", "pgup"),
+    Key("page_down", "pagedown", "navigate('turn_page', 1)", "next page of charts, log or configuration", "pgdn"),
+    Key("back", "escape", "step_back", "close what is open; clear the filter", "esc"),
+    Key("overview", "1", "navigate('page', 'overview')", "page: overview", "1", group="Pages"),
+    Key("charts", "2", "navigate('page', 'charts')", "page: all charts", "2", group="Pages"),
+    Key("agent_page", "3", "navigate('page', 'agent')", "page: agent", "3", group="Pages"),
+    Key("time", "4", "navigate('page', 'time')", "page: time per iteration, GPU, health explained", "4", group="Pages"),
+    Key("log_page", "5", "navigate('page', 'log')", "page: log and events", "5", group="Pages"),
+    Key("config", "6", "navigate('page', 'config')", "page: the run's configuration", "6", group="Pages"),
     Key(
-        "bottom", "left_square_bracket", "look('bottom')", "show or hide the row with agent and log", "[", group="Pages"
+        "bottom",
+        "left_square_bracket",
+        "navigate('bottom')",
+        "show or hide the bottom row (agent and log)",
+        "[",
+        group="Pages",
     ),
-    Key("sidebar", "right_square_bracket", "look('sidebar')", "show or hide the sidebar", "]", group="Pages"),
-    Key("describe", "d", "describe", "what is known about the run", "d", group="Monitor"),
-    Key("theme", "t", "theme", "dark or light", "t", group="Monitor"),
+    Key("sidebar", "right_square_bracket", "navigate('sidebar')", "show or hide the sidebar", "]", group="Pages"),
+    Key("describe", "d", "describe", "describe the run", "d", group="Monitor"),
+    Key("theme", "t", "theme", "dark or light theme", "t", group="Monitor"),
     Key("copy", "Y", "copy", "copy the run's id, through the terminal (OSC 52)", "Y", group="Monitor"),
-    Key("palette", "colon,ctrl+p", "command_palette", "find a command by its name", ":", group="Monitor"),
+    Key("palette", "colon,ctrl+p", "command_palette", "command palette", ":", group="Monitor"),
     Key(
         "redraw",
         "ctrl+l",
         "redraw",
-        "draw the whole screen anew, where something else has written on it",
+        "redraw the whole screen",
         "ctrl+l",
         group="Monitor",
     ),
@@ -129,53 +139,64 @@ KEYS: Final = (
         "pause",
         "P",
         "ask('pause')",
-        "ask the trainer to pause, or to go on",
+        "pause or resume training",
         "P",
-        group="Trainer (asks first)",
+        group="Trainer (with confirmation)",
         trains=True,
     ),
-    Key("stop", "S", "ask('stop')", "ask the trainer to save and stop", "S", group="Trainer (asks first)", trains=True),
+    Key(
+        "stop",
+        "S",
+        "ask('stop')",
+        "save a checkpoint and stop training",
+        "S",
+        group="Trainer (with confirmation)",
+        trains=True,
+    ),
     Key(
         "checkpoint",
         "C",
         "ask('checkpoint')",
-        "ask the trainer for a checkpoint now",
+        "save a checkpoint now",
         "C",
-        group="Trainer (asks first)",
+        group="Trainer (with confirmation)",
         trains=True,
     ),
 )
 
 
 def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
-    """A person's own keys by command, and the problem with their file ("" without one). Without a file there are none.
-    Bad contents never raise.
+    """Redefined keys by command, and the problem with the file ("" if there is none). Without a file, both are empty.
+    Never raises because of the file's content.
     """
-    place = path or _default_path()
-    if place is None:
+    file_path = path or _default_path()
+    if file_path is None:
         return {}, ""
     try:
-        with open(place, "rb") as file:
+        with open(file_path, "rb") as file:
             raw = file.read(_LIMIT_BYTES + 1)
     except FileNotFoundError:
         return {}, ""
     except OSError as error:
-        return {}, f"{safe(place)} cannot be read ({error.strerror}): the usual keys are in use"
-    return _parsed(raw, place)
+        return {}, f"{safe(file_path)} cannot be read ({error.strerror}); using the default keys"
+    return _parsed(raw, file_path)
 
 
-def _parsed(raw: bytes, place: Path) -> tuple[dict[str, str], str]:
+def _parsed(raw: bytes, file_path: Path) -> tuple[dict[str, str], str]:
     import tomli
 
     try:
         document = tomli.loads(raw[:_LIMIT_BYTES].decode())
     except (tomli.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        return {}, f"{safe(place)} is no TOML ({safe(error, 80)}): the usual keys are in use"
+        return {}, f"{safe(file_path)} is not valid TOML ({safe(error, 80)}); using the default keys"
     known = {key.id for key in KEYS}
     found = {name: keys for name, keys in document.items() if name in known and _is_keys(keys)}
     wrong = [name for name in document if name not in found]
     if wrong:
-        return found, f"{safe(place)}: {safe(wrong[0], 40)} is no command with keys in a text; see ? for the commands"
+        return (
+            found,
+            f'{safe(file_path)}: expected COMMAND = "KEYS", got {safe(wrong[0], 40)}; press ? for the commands',
+        )
     return found, ""
 
 
@@ -194,6 +215,6 @@ def _default_path(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(base, "operant", "keys.toml") if os.path.isabs(base) else None
 
 
-def shown_keys(key: Key, own: Mapping[str, str]) -> str:
-    """How a command's key is written: the person's own, or the usual one."""
-    return own[key.id].split(",")[0] if key.id in own else key.shown or key.keys.split(",")[0]
+def shown_keys(key: Key, own_keys: Mapping[str, str]) -> str:
+    """Key of a command as displayed: the user's, or the default."""
+    return own_keys[key.id].split(",")[0] if key.id in own_keys else key.shown or key.keys.split(",")[0]

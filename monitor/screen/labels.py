@@ -1,5 +1,5 @@
-"""Names, glyphs and sentences of states, and glyphs of levels. Standard library only. Pure; knows neither widgets nor
-files nor clocks.
+"""Names, glyphs and sentences of states and levels. Standard library only. Pure; knows neither widgets, files nor
+clocks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ STATES: Final = {
     "remote": ("⌁", "focus"),
     "unreadable": ("?", "bad"),
 }
-"""Glyph and style of every state; the word beside them has the same meaning."""
+"""Glyph and style of every state; the displayed word has the same meaning."""
 LEVELS: Final = {"ok": ("✔", "good"), "warn": ("!", "warn"), "bad": ("✖", "bad")}
 _SENTENCES: Final = {
-    "paused": "P goes on",
+    "paused": "P resumes",
     "stopping": "finishing the iteration and saving a checkpoint",
-    "stalled": "no iteration is coming through",
+    "stalled": "no iteration completes",
     "suspended": "no heartbeat",
     "remote": "another machine",
     "starting": "starting",
@@ -40,26 +40,26 @@ _SENTENCES: Final = {
 
 
 def label_of(state: str) -> tuple[str, str, str]:
-    """Glyph, word in capitals, style."""
+    """Glyph, word in capitals, and style of a state."""
     glyph, style = STATES.get(state, ("?", "bad"))
     return glyph, state.upper().replace("_", " "), style
 
 
 def state_sentence(snapshot: Snapshot) -> str:
-    """The sentence about a state; empty for a run in good order."""
+    """Sentence about a state; "" while the run is running."""
     word = snapshot.state
     if word == "running":
         return ""
     if snapshot.ended:
         return snapshot.ending.sentence if snapshot.ending is not None else snapshot.cause or ""
-    told = snapshot.cause or _SENTENCES.get(word, "")
+    text = snapshot.cause or _SENTENCES.get(word, "")
     if word == "paused" and snapshot.cause:
-        return f"{'asked ' if told.startswith('by ') else ''}{told} · P goes on"
-    return told
+        return f"{'requested ' if text.startswith('by ') else ''}{text} · P resumes"
+    return text
 
 
 def remaining(seconds: float | None) -> str:
-    """How long it still takes, in at most eight cells: 0:02:41, 5 d 3 h."""
+    """Format the remaining time in at most eight cells: 0:02:41, 5 d 3 h."""
     if seconds is None or not 360_000 <= seconds < 86_400_000:
         return duration(seconds)
     hours = f" {int(seconds % 86400 // 3600)} h" if seconds < 864_000 else ""

@@ -1,5 +1,5 @@
-"""The log as lines: its end beside charts, all of it on a page of its own. Standard library only. Pure; knows neither
-widgets nor files nor clocks.
+"""The log as lines: its end below the charts, all of it on the log page. Standard library only. Pure; knows neither
+widgets, files nor clocks.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines
-    wrap, beside charts they are cut.
+    """End of the log, or the part scrolled to, newest line at the bottom. Long lines wrap on the log page and are cut
+    elsewhere.
     """
-    shown = _fitting(model)
+    shown = _matching(model)
     if not shown:
         words = (
-            "no line fits the filter (esc clears)"
+            "no line matches the filter (esc clears it)"
             if model.view.filter and model.snapshot.log
-            else "nothing in the log yet"
+            else "the log is empty"
         )
         return [(Piece(words, "dim"),)]
     if model.view.page != "log":
-        return [fit(_said(line, width)[0], width) for line in shown[-height:]]
+        return [fit(_log_lines(line, width)[0], width) for line in shown[-height:]]
     lines: list[Line] = []
     for one in reversed(shown):
-        lines[:0] = _said(one, width, whole=True)
+        lines[:0] = _log_lines(one, width, wrap=True)
         if len(lines) >= height + model.view.scroll:
             break
     up = min(model.view.scroll, max(0, len(lines) - height))
@@ -35,23 +35,23 @@ def log(model: Model, width: int, height: int) -> list[Line]:
 
 
 def log_length(model: Model, width: int) -> int:
-    """How many lines all of the log takes on its page."""
-    return sum(len(_said(line, width, whole=True)) for line in _fitting(model))
+    """Number of lines of the whole log on its page."""
+    return sum(len(_log_lines(line, width, wrap=True)) for line in _matching(model))
 
 
-def _fitting(model: Model) -> Sequence[LogLine]:
-    """The lines that the filter lets through, on the log's own page."""
+def _matching(model: Model) -> Sequence[LogLine]:
+    """Log lines that match the filter on the log page, else all."""
     wanted = model.view.filter.lower() if model.view.page == "log" else ""
     return [line for line in model.snapshot.log if wanted in line.text.lower()] if wanted else model.snapshot.log
 
 
-def _said(line: LogLine, width: int, *, whole: bool = False) -> list[Line]:
-    """A line of the log; whole, it goes on below its beginning where it is longer than the panel is wide."""
+def _log_lines(line: LogLine, width: int, *, wrap: bool = False) -> list[Line]:
+    """Format a log line; with `wrap` as several lines if it is longer than the panel is wide."""
     style = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
     clock = f"{line.clock} " if line.clock else ""
     text = clean(line.text)
     indent = width_of(clock) if width >= 3 * width_of(clock) else 0
-    parts = broken(text, width - width_of(clock)) if whole and width_of(clock) + width_of(text) > width else [text]
+    parts = broken(text, width - width_of(clock)) if wrap and width_of(clock) + width_of(text) > width else [text]
     if len(parts) > 1:
         parts = [parts[0], *broken(text[len(parts[0]) :], width - indent)]
     return [

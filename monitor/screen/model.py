@@ -1,5 +1,5 @@
-"""What the screen is drawn from: one immutable value, made by the app and handed down to every panel. Standard library
-only. Pure; knows no widget.
+"""Model of the screen: one immutable value that the app updates and passes to every panel. Standard library only. Pure;
+knows no widget.
 """
 
 from __future__ import annotations
@@ -9,37 +9,35 @@ from typing import Any, NamedTuple
 
 from monitor.data.snapshot import Series, Snapshot
 from monitor.screen import keys, layout, view
-from monitor.screen.view import Held, View
+from monitor.screen.view import TitleValues, View
 from operant.text import count
 
 
 class Frozen(NamedTuple):
-    """The picture that is held while training goes on."""
+    """Contents of the frozen screen."""
 
     snapshot: Snapshot
-    clock: str  # when, "14:03:11"
-    held: Mapping[str, Held]  # what the titles of charts said
+    clock: str  # time of the freeze, "14:03:11"
+    held: Mapping[str, TitleValues]  # values in the titles of charts
 
 
 class Model(NamedTuple):
-    """The run, how the person looks at it, and the screen it is shown on. `with_` makes the next one."""
+    """The run, the view and the terminal. `with_` makes the next model."""
 
     newest: Snapshot
     view: View = View()
-    overlay: Snapshot | None = None  # the run whose curves lie over this one's
+    overlay: Snapshot | None = None  # snapshot of the overlaid run or group
     frozen: Frozen | None = None
-    message: str = ""  # one line that takes the place of the state's sentence for a while: what a key did
-    alarm: bool = False  # the message is about something that went wrong
+    message: str = ""  # message that temporarily replaces the state's sentence
+    alarm: bool = False  # the message reports a problem
     readonly: bool = False
-    size: tuple[int, int] = (80, 24)  # of the terminal
-    own_keys: Mapping[str, str] = {}  # the person's, by command
-    whole: tuple[float, float] | None = None  # the range of x that holds all of the run; it grows in jumps
-    newest_x: float = 0.0  # where on the x axis the newest record lies
+    size: tuple[int, int] = (80, 24)  # of the terminal: columns, lines
+    own_keys: Mapping[str, str] = {}  # the user's keys by command
+    whole: tuple[float, float] | None = None  # range of x of the whole run; grows in jumps
+    newest_x: float = 0.0  # x of the newest record
 
     def with_(self, **changes: Any) -> Model:
-        """The model with some changes, and the range of x that belongs to it; while the picture is frozen, the range
-        stays.
-        """
+        """Copy with changes, and the matching range of x; while frozen the range stays."""
         new = self._replace(**changes)
         same = (
             new.view.axis == self.view.axis
@@ -54,68 +52,68 @@ class Model(NamedTuple):
         return new._replace(whole=whole, newest_x=max(ends, default=0.0 if whole is None else whole[1]))
 
     def _curves(self) -> Iterable[Series]:
-        """The run's own curves, and the other run's for the metrics that are on the screen."""
+        """Curves of the run, and the overlay's for the visible metrics."""
         yield from self.snapshot.series.values()
         if self.overlay is not None:
             yield from (self.overlay.series[name] for name in self.names if name in self.overlay.series)
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is shown: the newest one, or the one that is held."""
+        """Displayed snapshot: the newest, or the frozen one."""
         return self.newest if self.frozen is None else self.frozen.snapshot
 
     @property
     def plan(self) -> layout.Plan:
-        """Where things lie."""
+        """Layout for this model."""
         ending = self.snapshot.ending
-        return layout.plan(*self.size, self.view, words=0 if ending is None else 4 + len(ending.traceback))
+        return layout.plan(*self.size, self.view, ending_lines=0 if ending is None else 4 + len(ending.traceback))
 
     @property
     def names(self) -> list[str]:
-        """The metrics that have a place on the screen, in their order."""
-        series, looked = self.snapshot.series, self.view
-        if looked.maximised is not None and looked.maximised in series:
-            return [looked.maximised]
-        first = looked.first_chart if looked.page == "charts" else 0
-        return view.chosen(series, looked.filter)[first : first + self.plan.charts]
+        """Visible metrics in display order."""
+        series, current = self.snapshot.series, self.view
+        if current.maximised is not None and current.maximised in series:
+            return [current.maximised]
+        first = current.first_chart if current.page == "charts" else 0
+        return view.matching(series, current.filter)[first : first + self.plan.charts]
 
     @property
     def chosen(self) -> str | None:
-        """The metric whose chart is chosen, if that chart is on the screen."""
+        """Metric of the selected chart if that chart is visible."""
         return self.view.chosen if self.view.chosen in self.names else None
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The range of x that the charts show; None while there is no record."""
+        """Range of x that the charts show; None without records."""
         return None if self.whole is None else view.window(self.view, self.whole, self.newest_x)
 
     @property
-    def overlaid(self) -> str:
-        """The name of the run whose curves lie over this one's, where there are charts."""
+    def overlay_name(self) -> str:
+        """Name of the overlaid run if charts are visible, else ""."""
         return self.overlay.run.short if self.overlay is not None and self.plan.charts else ""
 
     @property
-    def moment(self) -> float | None:
-        """The step of an ended run that is looked at: that of the record whose values are shown."""
+    def shown_step(self) -> float | None:
+        """Step of an ended run that is shown, snapped to a record; None: the end."""
         step = self.snapshot.progress.step
         return None if self.view.at is None else self.view.at if step is None or self.snapshot.at_step is None else step
 
     @property
-    def standing(self) -> str:
-        """The sentence for as long as the picture is not the live one."""
+    def mode_sentence(self) -> str:
+        """Sentence shown while the screen is frozen, at an earlier step, or inspecting."""
         if self.frozen is not None:
             more = (self.newest.progress.step or 0) - (self.frozen.snapshot.progress.step or 0)
-            goes_on = (
+            progress = (
                 f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
             )
-            return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
-        if (moment := self.moment) is not None:
-            return f"as it was at {count(moment)} steps · ← → · end returns"
-        return "← → read single values · esc returns" if self.view.inspected is not None else ""
+            return f"FROZEN at {self.frozen.clock} · {progress} · space unfreezes"
+        if (moment := self.shown_step) is not None:
+            return f"showing the run at {count(moment)} steps · ← → · end returns"
+        return "← → move the cursor · esc returns" if self.view.inspected is not None else ""
 
     @property
     def footer(self) -> list[tuple[str, str, str]]:
-        """Key, word and action of what the footer offers, the most wanted first."""
+        """(key, label, action) of the footer's commands, most important first."""
 
         def shown(key: keys.Key, word: str) -> tuple[str, str, str]:
             return keys.shown_keys(key, self.own_keys), word, key.action
@@ -125,9 +123,9 @@ class Model(NamedTuple):
         if not self.readonly and self.snapshot.live:
             paused = self.snapshot.state == "paused"
             asks = [
-                shown(key, "Go on" if paused and key.id == "pause" else key.id.title())
+                shown(key, "Resume" if paused and key.id == "pause" else key.id.title())
                 for key in keys.KEYS
                 if key.trains
             ]
-            footer[2:2] = asks  # where few keys have room, these must have it
+            footer[2:2] = asks  # must fit even in a narrow footer
         return footer

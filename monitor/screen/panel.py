@@ -1,6 +1,6 @@
-"""A widget of text lines. Knows nothing of their meaning: it is given a function from (model, width, height) to lines.
+"""Panel: a widget of text lines, computed by a function from (model, width, height) to lines.
 
-Everything shown goes through `line.clean`; nothing is markup.
+All text passes `line.clean`; nothing is markup.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Draw = Callable[[Any, int, int], Sequence[Line]]
 
 
 class Panel(Canvas):
-    """Lines that a function makes out of a model. With a title the panel has a frame.
+    """Lines that a function computes from the model. With a title the panel has a frame.
 
-    `sees` gives the part of a model that the lines are made of: while that is equal, they are not made again.
+    `sees` selects the part of the model that the lines depend on; while it is unchanged, they are not recomputed.
     """
 
     DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
@@ -27,22 +27,22 @@ class Panel(Canvas):
         lines: Draw,
         *,
         title: str | Callable[[Any], str] = "",
-        sees: Callable[[Any], object] | None = None,
+        depends_on: Callable[[Any], object] | None = None,
         id: str | None = None,
         classes: str | None = None,
     ) -> None:
         super().__init__(id=id, classes=classes)
-        self._lines, self._title, self._sees = lines, title, sees
-        self._seen: object = None
+        self._lines, self._title, self._depends_on = lines, title, depends_on
+        self._last_input: object = None
         self._model: Any = None
-        self._rows_of: dict[Line, Row] = {}  # rows drawn last, by their lines: most lines stay
+        self._rows_of: dict[Line, Row] = {}  # line -> row of the last drawing
 
     def show(self, model: Any) -> None:
-        """Draw a model; only cells that changed are repainted."""
+        """Draw a model, repainting only cells that changed."""
         self._model = model
-        seen = None if self._sees is None else self._sees(model)
-        if seen is None or seen != self._seen:
-            self._seen = seen
+        panel_input = None if self._depends_on is None else self._depends_on(model)
+        if panel_input is None or panel_input != self._last_input:
+            self._last_input = panel_input
             self.redraw()
 
     @property
@@ -55,7 +55,7 @@ class Panel(Canvas):
         return bool(self._title) and width > 8 and height > 2
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """The lines in a size, in their frame."""
+        """Draw the lines in their frame."""
         if not self._has_frame(width, height):
             return self._filled(width, height, palette)
         title = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
@@ -78,7 +78,7 @@ class Panel(Canvas):
 
 def _row(line: Line, width: int, *, ascii_only: bool) -> Row:
     fitted = fit([piece._replace(text=clean(piece.text)) for piece in line], width)
-    # ASCII last, as cutting leaves an ellipsis.
+    # Convert to ASCII last: cutting adds an ellipsis.
     return row_of(
         tuple(piece._replace(text=clean(piece.text, ascii_only=True)) for piece in fitted) if ascii_only else fitted
     )

@@ -1,10 +1,24 @@
-"""The panels beside and below the charts. Standard library only. Pure: a model and a size in, lines out; knows neither
-widgets nor files nor clocks.
+"""Lines of the panels next to and below the charts. Standard library only. Pure: a model and a size in, lines out;
+knows neither widgets, files nor clocks.
 """
 
 from __future__ import annotations
 
-from monitor.charts import Line, Piece, Style, bars, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
+from monitor.charts import (
+    Line,
+    Piece,
+    Style,
+    bars,
+    cut,
+    fit,
+    flow,
+    justified,
+    length,
+    of_cells,
+    padded,
+    width_of,
+    wrapped,
+)
 from monitor.data.snapshot import Finding, Snapshot
 from monitor.screen.labels import LEVELS, label_of, state_sentence
 from monitor.screen.model import Model
@@ -12,37 +26,35 @@ from operant.text import count
 
 
 def health(model: Model, width: int, height: int) -> list[Line]:
-    """Findings, the worst first, with advice where not all is well, as far as it fits."""
+    """Findings, most severe first, with as much advice and explanation of problems as fits."""
     if not model.snapshot.health:
         return [(Piece("no records yet", "dim"),)]
     order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
     lines = [(finding, finding_line(finding, width), _advice(finding, width)) for finding in order]
     spare = height - len(lines)
-    made: list[Line] = []
+    output: list[Line] = []
     for finding, head, advice in lines:
-        made.append(head)
+        output.append(head)
         explanation = _explanation(finding, width) if finding.level != "ok" else []
         for more in (advice, explanation):
             if len(more) <= spare:
-                made += more
+                output += more
                 spare -= len(more)
-    return made[:height]
+    return output[:height]
 
 
 def health_line(model: Model, width: int, height: int) -> list[Line]:
-    """Health in one line, where there is no room for more: what is not well, the worst first, as far as it fits, and
-    how many findings are.
-    """
+    """Health in one line: as many problems as fit, most severe first, and the number of findings that are ok."""
     found = model.snapshot.health
     if not found:
         return [(Piece(" health  no records yet", "dim"),)]
     wrong = sorted((one for one in found if one.level != "ok"), key=lambda one: ("bad", "warn").index(one.level))
     well = len(found) - len(wrong)
     left = [Piece(" health  ", "dim")]
-    right = [Piece(f"{well} of {len(found)} ok · 4 tells more ", "dim", action="app.look('page', 'time')")]
+    right = [Piece(f"{well} of {len(found)} ok · 4 for details ", "dim", action="app.navigate('page', 'time')")]
     if not wrong:
         glyph, style = LEVELS["ok"]
-        left += [Piece(f"{glyph} ", style, bold=True), Piece("nothing is wrong", "text")]
+        left += [Piece(f"{glyph} ", style, bold=True), Piece("no problems", "text")]
     for finding in wrong:
         glyph, style = LEVELS[finding.level]
         more = [
@@ -53,15 +65,15 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
         if len(left) > 1 and length(left) + length(more) + length(right) > width:
             break
         left += more
-    return [spread(left, right, width)]
+    return [justified(left, right, width)]
 
 
 def finding_line(finding: Finding, width: int) -> Line:
-    """A finding in one line: its level, its value, and at the right what is wanted."""
+    """Finding in one line: level, value, and the expected range at the right."""
     glyph, style = LEVELS[finding.level]
     left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
     right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
-    return spread(left, right, width) if length(left) + length(right) <= width else fit(left, width)
+    return justified(left, right, width) if length(left) + length(right) <= width else fit(left, width)
 
 
 def _advice(finding: Finding, width: int) -> list[Line]:
@@ -79,17 +91,17 @@ def _explanation(finding: Finding, width: int) -> list[Line]:
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
-    """Findings with what they mean, where there is room for all of that; else the worst first, as far as it fits."""
-    made: list[Line] = []
+    """Findings with advice and explanations if all fit, else as in `health`."""
+    output: list[Line] = []
     for finding in model.snapshot.health:
-        made.append(finding_line(finding, width))
-        made += _advice(finding, width)
-        made += [*_explanation(finding, width), ()]
-    return made[:-1] if 0 < len(made) - 1 <= height else health(model, width, height)
+        output.append(finding_line(finding, width))
+        output += _advice(finding, width)
+        output += [*_explanation(finding, width), ()]
+    return output[:-1] if 0 < len(output) - 1 <= height else health(model, width, height)
 
 
 def time(model: Model, width: int, height: int) -> list[Line]:
-    """The time of an iteration by phases: one bar of all, and a line for each."""
+    """Time per iteration by phase: a stacked bar and one line per phase."""
     phases = model.snapshot.phases
     if not phases:
         return [(Piece("no records yet", "dim"),)]
@@ -97,13 +109,13 @@ def time(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time_title(model: Model) -> str:
-    """The title of the panel of phases."""
+    """Title of the time panel."""
     total = sum(phase.milliseconds for phase in model.snapshot.phases)
     return f"Time per iteration {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:
-    """GPU, the trainer's process and the machine, as far as they are visible from here."""
+    """Figures of the GPU, the trainer's process and the machine."""
     system = model.snapshot.system
     if system is None:
         where = (
@@ -114,7 +126,7 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
         return [
             (Piece(text, "dim"),)
             for text in wrapped(
-                where if (model.snapshot.ended or model.snapshot.state == "remote") else "looking ...", width
+                where if (model.snapshot.ended or model.snapshot.state == "remote") else "reading ...", width
             )
         ]
     lines: list[Line] = []
@@ -132,7 +144,7 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
             _pairs([("power", power), ("temp", f"{gpu.celsius:.0f} °C" if gpu.celsius is not None else "-")], width)
         )
         if gpu.throttled:
-            lines.append((Piece(cut(f"! clock held down: {gpu.throttled}", width), "warn"),))
+            lines.append((Piece(cut(f"! clock reduced: {gpu.throttled}", width), "warn"),))
     elif system.gpu_absent:
         lines += [(Piece(text, "dim"),) for text in wrapped(system.gpu_absent, width)]
     lines.append(_pairs([("trainer", _share(system.cpu_share)), ("mem", _bytes(system.memory_bytes))], width))
@@ -145,10 +157,10 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
 def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Line:
     half = width // len(pairs) if len(pairs) > 1 else width
     pieces: list[Piece] = []
-    for index, (name, told) in enumerate(pairs):
+    for index, (name, text) in enumerate(pairs):
         pieces += [
             Piece(padded(name, 8 if index == 0 else 5), "dim"),
-            Piece(padded(told, max(1, half - (8 if index == 0 else 5))), style),
+            Piece(padded(text, max(1, half - (8 if index == 0 else 5))), style),
         ]
     return fit(pieces, width)
 
@@ -166,7 +178,7 @@ def _bytes(amount: int | None) -> str:
 
 
 def config(model: Model, width: int, height: int) -> list[Line]:
-    """config.toml, from the line the person has scrolled to."""
+    """config.toml from the line scrolled to."""
     lines = model.snapshot.config.split("\n") if model.snapshot.config else []
     if not lines:
         return [(Piece("no config.toml yet", "dim"),)]
@@ -183,8 +195,8 @@ def _setting(line: str) -> Line:
     return (Piece(key, "dim"), Piece(equals + rest, "text")) if equals else (Piece(line, "text"),)
 
 
-def last_words(model: Model, width: int, height: int) -> list[Line]:
-    """How a run ended: the sentence, the next commands, facts, and the last lines of the log that fit."""
+def ending(model: Model, width: int, height: int) -> list[Line]:
+    """How the run ended: the sentence, next commands, facts, and as much of the log's end as fits."""
     ending = model.snapshot.ending
     if ending is None:
         return []
@@ -195,24 +207,24 @@ def last_words(model: Model, width: int, height: int) -> list[Line]:
     first: list[list[Piece]] = [[Piece("next", "dim")]]
     lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
     lines += flow([[Piece(text, "text")] for text in ending.facts], width)
-    room = height - len(lines) - 1
-    if not ending.traceback or room < 1:
+    free = height - len(lines) - 1
+    if not ending.traceback or free < 1:
         return lines
-    return [*lines, (), *((Piece(cut(text, width), "dim"),) for text in ending.traceback[-room:])]
+    return [*lines, (), *((Piece(cut(text, width), "dim"),) for text in ending.traceback[-free:])]
 
 
 def empty(model: Model, width: int, height: int) -> list[Line]:
-    """In the place of charts, while there are none."""
+    """Text in place of the charts if there are none."""
     snapshot = model.snapshot
     if snapshot.series and model.view.filter:
-        told = [f"no metric fits '{cut(model.view.filter, 40)}'", "esc clears the filter"]
+        sentences = [f"no metric matches '{cut(model.view.filter, 40)}'", "esc clears the filter"]
     elif snapshot.ended:
-        told = ["this run has no records", *(snapshot.ending.commands[:1] if snapshot.ending is not None else ())]
+        sentences = ["this run has no records", *(snapshot.ending.commands[:1] if snapshot.ending is not None else ())]
     elif snapshot.state == "unreadable":
-        told = [state_sentence(snapshot), f"operant logs {snapshot.run.short}"]
+        sentences = [state_sentence(snapshot), f"operant logs {snapshot.run.short}"]
     else:
-        told = ["no record yet", state_sentence(snapshot)]
-    lines = [text for told_one in told for text in wrapped(told_one, max(8, width - 4)) if text][:height]
+        sentences = ["no record yet", state_sentence(snapshot)]
+    lines = [text for sentence in sentences for text in wrapped(sentence, max(8, width - 4)) if text][:height]
     above: list[Line] = [()] * ((height - len(lines)) // 2)
     return above + [
         (Piece(" " * ((width - width_of(text)) // 2) + text, "dim" if index else "text"),)
@@ -221,9 +233,9 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
 
 
 def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
-    """The title of the agent's picture."""
+    """Title of the agent's picture."""
     pieces = [("Agent", Style("text"))]
     if snapshot.frame is not None:
-        told = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)
-        pieces.append((f" {told}", Style("dim")))
+        text = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)
+        pieces.append((f" {text}", Style("dim")))
     return pieces

@@ -1,5 +1,5 @@
-"""One run on the screen: every panel and chart, laid out by the plan and drawn from the model. Knows no source, no key
-and no dialog.
+"""View of one run: all panels and charts, laid out by the plan and drawn from the model. Knows no source, no key and no
+dialog.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from monitor.charts.agent_picture import AgentPicture
+from monitor.charts.chart_data import ChartContext
 from monitor.charts.grid import ChartGrid
-from monitor.charts.picture import AgentPicture
-from monitor.charts.plots import Stage
 from monitor.screen import header, layout, log, panels
 from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
 
-_PLACED: Final = (
-    "words",
+_OPTIONAL: Final = (
+    "ending",
     "log",
     "health",
     "health_line",
     "explained",
     "config",
-    "numbers",
-)  # panels that the plan shows or hides by their names
+    "compact",
+)  # panels that the plan's fields of the same name show or hide
 
 
 class RunView(Container):
-    """The screen below the dialogs. Its model comes from the app; each panel repaints only the cells that change."""
+    """The screen below the dialogs. The app binds its model; each panel repaints only the cells that changed."""
 
     class Resized(Message):
-        """Everything is laid out for another size than before."""
+        """Posted when everything is laid out for a new size."""
 
     model: reactive[Model | None] = reactive(None, repaint=False)
 
     def __init__(self) -> None:
         super().__init__()
         self._plan: Plan | None = None
-        self._sized = False
+        self._has_size = False
         self.charts = ChartGrid(id="charts")
         self.agent = AgentPicture(id="agent")
         every = (
@@ -50,64 +50,64 @@ class RunView(Container):
             Panel(header.progress, id="progress", classes="row"),
             Panel(header.figures, id="figures"),
             Panel(header.message, id="message", classes="row"),
-            Panel(panels.health_line, sees=lambda model: model.snapshot.health, id="health_line", classes="row"),
-            Panel(header.numbers, id="numbers"),
+            Panel(panels.health_line, depends_on=lambda model: model.snapshot.health, id="health_line", classes="row"),
+            Panel(header.compact_lines, id="compact"),
             Panel(panels.empty, id="empty"),
-            Panel(panels.explained, title="Health", sees=lambda model: model.snapshot.health, id="explained"),
+            Panel(panels.explained, title="Health", depends_on=lambda model: model.snapshot.health, id="explained"),
             Panel(
                 panels.config,
                 title="config.toml",
-                sees=lambda model: (model.snapshot.config, model.view.scroll),
+                depends_on=lambda model: (model.snapshot.config, model.view.scroll),
                 id="config",
             ),
             Panel(
-                panels.last_words,
+                panels.ending,
                 title="How it ended",
-                sees=lambda model: (model.snapshot.ending, model.snapshot.state),
-                id="words",
+                depends_on=lambda model: (model.snapshot.ending, model.snapshot.state),
+                id="ending",
             ),
             Panel(
                 log.log,
                 title="Log",
-                sees=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page),
+                depends_on=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page),
                 id="log",
             ),
-            Panel(panels.health, title="Health", sees=lambda model: model.snapshot.health, id="health"),
-            Panel(panels.time, title=panels.time_title, sees=lambda model: model.snapshot.phases, id="time"),
+            Panel(panels.health, title="Health", depends_on=lambda model: model.snapshot.health, id="health"),
+            Panel(panels.time, title=panels.time_title, depends_on=lambda model: model.snapshot.phases, id="time"),
             Panel(
                 panels.machine,
                 title="GPU and process",
-                sees=lambda model: (model.snapshot.system, model.snapshot.state),
+                depends_on=lambda model: (model.snapshot.system, model.snapshot.state),
                 id="machine",
             ),
-            Panel(header.footer, sees=lambda model: model.footer, id="footer", classes="row"),
+            Panel(header.footer, depends_on=lambda model: model.footer, id="footer", classes="row"),
         )
         self.panels = {panel.id or "": panel for panel in every}
 
     def compose(self) -> ComposeResult:
-        """All panels once; the plan says which of them are shown."""
+        """Create all panels; the plan shows and hides them."""
         panel = self.panels
         yield from (panel[name] for name in ("header", "progress", "figures", "message", "health_line"))
-        self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
+        self._bottom = Container(self.agent, panel["ending"], panel["log"], id="bottom")
         self._main = Container(
-            self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main"
+            self.charts, panel["empty"], panel["compact"], panel["explained"], panel["config"], self._bottom, id="main"
         )
         self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")
         yield Container(self._main, self._sidebar, id="body")
         yield panel["footer"]
 
     def on_mount(self) -> None:
-        """The first picture has everything in it."""
+        """Draw the first model."""
         self.watch_model(self.model)
 
     def on_resize(self) -> None:
-        """All sizes but the first are news."""
-        if self._sized:
+        """Post `Resized`, except for the first size."""
+        if self._has_size:
             self.post_message(self.Resized())
-        self._sized = True
+        self._has_size = True
 
     def watch_model(self, model: Model | None) -> None:
-        """Hand everything that is shown what it shows."""
+        """Draw the model in every visible panel."""
         if not self.is_mounted or model is None:
             return
         plan = model.plan
@@ -119,7 +119,7 @@ class RunView(Container):
         for panel in self.panels.values():
             panel.show(model)
         if names:
-            self.charts.show(names, model.snapshot.series, self._stage(model))
+            self.charts.show(names, model.snapshot.series, self._chart_context(model))
         if plan.agent:
             self.agent.show(
                 model.snapshot.frame, absent=model.snapshot.agent_absent, title=panels.agent_title(model.snapshot)
@@ -129,9 +129,9 @@ class RunView(Container):
         self._plan, panel = plan, self.panels
         _size(panel["figures"], height=plan.figure_lines)
         _show(panel["progress"], not layout.is_small(*size))
-        self.charts.make_room(plan.columns, plan.rows)
+        self.charts.set_grid(plan.columns, plan.rows)
         _show(self.agent, plan.agent)
-        for name in _PLACED:
+        for name in _OPTIONAL:
             _show(panel[name], getattr(plan, name))
         _size(self._bottom, height=plan.bottom)
         _size(self._sidebar, width=plan.sidebar)
@@ -139,27 +139,27 @@ class RunView(Container):
         _size(panel["machine"], height=plan.machine_lines)
         _show(self._main, plan.sidebar != REST)
 
-    def _stage(self, model: Model) -> Stage:
+    def _chart_context(self, model: Model) -> ChartContext:
         snapshot, axis = model.snapshot, model.view.axis
         moments = {
             "step": snapshot.progress.step,
             "iteration": snapshot.progress.iterations,
             "wall": snapshot.progress.up_s,
         }
-        return Stage(
+        return ChartContext(
             model.view,
             model.window,
             snapshot.marks,
             snapshot.run.target,
             newest=model.newest_x,
             until=None if model.frozen is None else moments[axis],
-            at=model.moment if axis == "step" else None,
+            at=model.shown_step if axis == "step" else None,
             held=None if model.frozen is None else model.frozen.held,
             figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=None if model.overlay is None else model.overlay.series,
-            overlay_name=model.overlaid,
+            overlay_name=model.overlay_name,
             overlay_band=model.overlay is not None and model.overlay.seeds > 1,
-            empty="no value yet" if snapshot.live else "the run has no value of it",
+            empty="no value yet" if snapshot.live else "no values recorded",
         )
 
 
@@ -169,7 +169,7 @@ def _show(widget: Widget, shown: bool) -> None:
 
 
 def _size(widget: Widget, *, width: int | None = None, height: int | None = None) -> None:
-    """Give a widget cells, the rest (REST), or no place at all (0)."""
+    """Set a widget's size to cells, the remaining space (REST), or hide it (0)."""
     cells = height if height is not None else width or 0
     _show(widget, cells != 0)
     wanted: int | str = "1fr" if cells == REST else max(1, cells)

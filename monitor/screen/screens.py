@@ -1,6 +1,4 @@
-"""Dialogs: the list of runs, text to read, a question before the trainer is asked, and the filter bar. Know what they
-are given, no run and no file.
-"""
+"""Dialogs: list of runs, text, confirmation of a request, and the filter bar. Know neither runs nor files."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from monitor.screen.labels import STATES
 from monitor.screen.panel import Draw, Panel
 
 _PAGE_LINES = 10
-_HINTS_LIST = ("type to search · enter opens · esc leaves", "enter opens · esc leaves", "esc leaves")
-_HINTS_TEXT = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
+_LIST_HINTS = ("type to search · enter opens · esc closes", "enter opens · esc closes", "esc closes")
+_TEXT_HINTS = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
 
 
 class Listed(NamedTuple):
-    """The contents of the list of runs."""
+    """Contents of the list of runs."""
 
     rows: Sequence[RunRow]
     cursor: int
@@ -36,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """A dialog that closes once: keys typed ahead reach it even after the one that closed it."""
+    """Modal dialog that closes once, also if more keys are typed ahead."""
 
     def __init__(self, lines: Draw, title: str) -> None:
         super().__init__()
@@ -47,20 +45,20 @@ class Dialog(ModalScreen[Result]):
         yield self._panel
 
     def natural_size(self) -> tuple[int, int]:
-        """Cells and lines for all of the contents; the terminal may have fewer."""
+        """Size of the complete contents, (cells, lines); the terminal may be smaller."""
         raise NotImplementedError
 
     def show(self) -> None:
-        """Draw the contents as they are now."""
+        """Draw the contents."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """As large as the contents need, within the terminal."""
+        """Fit the contents and draw."""
         self._fit()
         self.show()
 
     def on_resize(self) -> None:
-        """The terminal has another size."""
+        """Fit to the new size of the terminal."""
         self._fit()
         self.call_after_refresh(self.show)
 
@@ -70,23 +68,23 @@ class Dialog(ModalScreen[Result]):
         self._panel.styles.height = max(1, min(self.app.size.height - 2, height))
 
     def on_click(self, event: events.Click) -> None:
-        """A click beside the panel closes the dialog."""
+        """Close on a click outside the panel."""
         if event.widget is not self._panel:
             self.leave(None)
 
     def leave(self, result: Result | None = None) -> None:
-        """Close, unless that is done."""
+        """Close, unless already closed."""
         if self.is_current:
             self.dismiss(result)
 
 
-def _longest(texts: Sequence[str], width: int) -> str:
-    """The first text that fits, or else the last."""
+def _first_fitting(texts: Sequence[str], width: int) -> str:
+    """First text that fits, else the last."""
     return next((text for text in texts if width_of(text) <= width), texts[-1])
 
 
 class ListScreen(Dialog["RunRow | None"]):
-    """Runs to choose from; typing searches. Gives the chosen row, or None."""
+    """List of runs with search. Returns the chosen row or None."""
 
     def __init__(
         self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train"
@@ -96,7 +94,7 @@ class ListScreen(Dialog["RunRow | None"]):
         self._search, self._cursor = "", 0
 
     def natural_size(self) -> tuple[int, int]:
-        """A line a run."""
+        """One line per run."""
         _, widths = _columns(self._all, 200) if self._all else ([], [])
         return max(60, sum(widths) + 2 * len(widths) + 6), len(self._all) + 6
 
@@ -110,13 +108,13 @@ class ListScreen(Dialog["RunRow | None"]):
         ]
 
     def show(self) -> None:
-        """The runs that fit the search."""
+        """Draw the runs that match the search."""
         rows = self._rows
         self._cursor = min(max(self._cursor, 0), max(0, len(rows) - 1))
         self._panel.show(Listed(rows, self._cursor, self._search, self._empty))
 
     def on_key(self, event: events.Key) -> None:
-        """Moves, searches, chooses."""
+        """Move, search, open or close."""
         event.stop()
         event.prevent_default()
         moves = {"up": -1, "down": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "home": -(10**9), "end": 10**9}
@@ -137,43 +135,48 @@ class ListScreen(Dialog["RunRow | None"]):
         self.show()
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses the row under it; one beside the list leaves."""
-        rows = self._rows if event.widget is self._panel else []  # Textual calls the handler of `Dialog` as well
+        """Open the clicked row."""
+        rows = self._rows if event.widget is self._panel else []  # Textual calls `Dialog.on_click` as well
         index = event.y - 3 + _first(self._cursor, len(rows), self._panel.size.height - 5)
         if 0 <= event.y - 3 < self._panel.size.height - 5 and index < len(rows):
             self.leave(rows[index])
 
 
 def _first(cursor: int, count: int, height: int) -> int:
-    """The first row that is shown, so that the cursor is in the middle where it can be."""
+    """First visible row, so that the cursor is centered where possible."""
     return max(0, min(cursor - height // 2, count - height))
 
 
 def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
-    hint = fit([Piece(_longest(_HINTS_LIST, width), "dim")], width)
+    hint = fit([Piece(_first_fitting(_LIST_HINTS, width), "dim")], width)
     search = fit([Piece("/ ", "dim"), Piece(model.search, "bright"), Piece("▏" if width else "", "focus")], width)
     if not model.rows:
         return [
             search,
             (),
-            (Piece(model.empty if not model.search else f"no run fits '{model.search}' (esc clears)", "text"),),
+            (
+                Piece(
+                    model.empty if not model.search else f"no run matches '{model.search}' (esc clears the search)",
+                    "text",
+                ),
+            ),
             (),
             hint,
         ]
     heads, widths = _columns(model.rows, width)
-    room = height - 4
-    first = _first(model.cursor, len(model.rows), room)
+    rows_height = height - 4
+    first = _first(model.cursor, len(model.rows), rows_height)
     lines = [search, fit([Piece("  " + _joined(heads, widths), "dim")], width)]
-    for index, row in enumerate(model.rows[first : first + room], first):
-        here = index == model.cursor
+    for index, row in enumerate(model.rows[first : first + rows_height], first):
+        current = index == model.cursor
         glyph, style = STATES.get(row.state, ("?", "bad"))
-        back = "cursor" if here else ""
+        back = "cursor" if current else ""
         text = _joined(_values(row, len(heads)), widths)
         lines.append(
             fit(
                 [
                     Piece(f"{glyph} ", style, back=back),
-                    Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back),
+                    Piece(padded(text, width - 2), "bright" if current else "text", bold=current, back=back),
                 ],
                 width,
             )
@@ -189,7 +192,7 @@ def _values(row: RunRow, count: int) -> list[str]:
 
 
 def _columns(rows: Sequence[RunRow], width: int) -> tuple[list[str], list[int]]:
-    """The columns that fit, and how wide each is."""
+    """Columns that fit, and their widths."""
     for count in range(len(_HEADS), 1, -1):
         widths = [max(len(_HEADS[k]), *(width_of(_values(row, count)[k]) for row in rows)) for k in range(count)]
         if sum(widths) + 2 * count <= width - 2:
@@ -205,14 +208,14 @@ def _joined(values: Sequence[str], widths: Sequence[int]) -> str:
 
 
 class Scrolled(NamedTuple):
-    """The contents of a text screen."""
+    """Contents of a text dialog."""
 
     lines: Sequence[Line]
     first: int
 
 
 class TextScreen(Dialog[None]):
-    """Lines to be read: help, the description of a run, a traceback."""
+    """Dialog with lines of text: help, description of a run, traceback."""
 
     def __init__(self, title: str, lines: Sequence[Line], *, width: int = 90, at_end: bool = False) -> None:
         super().__init__(_text_lines, title)
@@ -223,7 +226,7 @@ class TextScreen(Dialog[None]):
         return self._width, len(self._lines) + 4
 
     def show(self) -> None:
-        """The lines from the one that was scrolled to."""
+        """Draw the lines from the one scrolled to."""
         height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
         self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
         self._panel.show(Scrolled(self._lines, self._at))
@@ -233,7 +236,7 @@ class TextScreen(Dialog[None]):
         self.show()
 
     def on_key(self, event: events.Key) -> None:
-        """Scrolls; any of the usual keys closes."""
+        """Scroll or close."""
         event.stop()
         event.prevent_default()
         moves = {
@@ -253,57 +256,57 @@ class TextScreen(Dialog[None]):
             self.leave(None)
 
     def on_mouse_scroll_down(self) -> None:
-        """The wheel."""
+        """Scroll down."""
         self._scroll(3)
 
     def on_mouse_scroll_up(self) -> None:
-        """The wheel."""
+        """Scroll up."""
         self._scroll(-3)
 
 
 def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
-    room = height - 2
-    many, last = len(model.lines), min(len(model.lines), model.first + room)
-    place = f"{model.first + 1} to {last} of {many} · " if many > room else ""
-    shown = [fit(line, width) for line in model.lines[model.first : model.first + room]]
+    rows_height = height - 2
+    total, last = len(model.lines), min(len(model.lines), model.first + rows_height)
+    position = f"{model.first + 1} to {last} of {total} · " if total > rows_height else ""
+    shown = [fit(line, width) for line in model.lines[model.first : model.first + rows_height]]
     return [
         *shown,
-        *([()] * (room - len(shown))),
+        *([()] * (rows_height - len(shown))),
         (),
-        fit([Piece(_longest([place + hint for hint in _HINTS_TEXT], width), "dim")], width),
+        fit([Piece(_first_fitting([position + hint for hint in _TEXT_HINTS], width), "dim")], width),
     ]
 
 
-# A QUESTION
+# CONFIRMATION
 
 
 class Question(NamedTuple):
-    """A question, and the consequence of a yes."""
+    """Question and consequence of yes."""
 
     sentence: str
     consequence: str
-    strict: bool  # only the letter y says yes
+    strict: bool  # only y confirms
 
 
 class ConfirmScreen(Dialog[bool]):
-    """A question before the trainer is asked. `y` says yes (enter too, unless the question is a strict one); all else
-    says no.
+    """Confirmation of a request to the trainer. `y` confirms, Enter too unless the question is strict; n, Escape and q
+    decline.
     """
 
     def __init__(self, question: Question) -> None:
-        super().__init__(_question_lines, "Ask the trainer")
+        super().__init__(_question_lines, "Confirm")
         self._question = question
 
     def natural_size(self) -> tuple[int, int]:
-        """As wide as the words."""
+        """As wide as the text."""
         return max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4, 7
 
     def show(self) -> None:
-        """The question."""
+        """Draw the question."""
         self._panel.show(self._question)
 
     def on_key(self, event: events.Key) -> None:
-        """Yes or no."""
+        """Confirm or decline."""
         event.stop()
         event.prevent_default()
         if event.key == "y" or (event.key == "enter" and not self._question.strict):
@@ -323,16 +326,14 @@ def _question_lines(model: Question, width: int, height: int) -> list[Line]:
     return [(Piece(model.sentence, "bright", bold=True),), (Piece(model.consequence, "dim"),), (), (), keys]
 
 
-# THE FILTER
+# FILTER
 
 
 class FilterBar(Input):
-    """A line at the bottom in which words are typed; each change is a message. Enter keeps them, escape takes them
-    away.
-    """
+    """Input line at the bottom; each change posts a message. Enter keeps the filter, Escape clears it."""
 
     class Narrowed(Message):
-        """Other words."""
+        """Posted when the filter changes."""
 
         def __init__(self, words: str) -> None:
             super().__init__()
@@ -341,28 +342,28 @@ class FilterBar(Input):
     def __init__(self, before: str) -> None:
         super().__init__(
             before,
-            placeholder="words, any of which must fit; * ? and [..] as in a shell",
+            placeholder="words separated by spaces, any may match; * ? [..] are wildcards",
             id="filter",
             compact=True,
             select_on_focus=False,
         )
-        self._over = False  # escape was pressed; a change typed just before it may still arrive
+        self._over = False  # Escape was pressed; an earlier change may still arrive
 
     def on_mount(self) -> None:
-        """Ready to be typed into."""
+        """Focus the input."""
         self.focus()
 
     def on_input_changed(self) -> None:
-        """Narrow while it is typed."""
+        """Filter while typing."""
         if not self._over:
             self.post_message(self.Narrowed(self.value))
 
     async def on_input_submitted(self) -> None:
-        """Kept."""
+        """Close and keep the filter."""
         await self.remove()
 
     async def on_key(self, event: events.Key) -> None:
-        """Escape: as if nothing had been typed."""
+        """Escape: close and clear the filter."""
         if event.key == "escape":
             event.stop()
             event.prevent_default()

@@ -1,8 +1,8 @@
-"""The connection to the terminal: the monitor ends with its terminal, and writes few bytes to it.
+"""Terminal connection: the monitor exits with its terminal and writes few bytes to it.
 
-Textual 8.2.8 loops without end on an input that has reached its end, and a process whose parent ignores SIGHUP gets no
-signal when its terminal is gone. So a handler of SIGHUP is installed, and a thread that sleeps in `poll` waits for the
-terminal to hang up. Knows nothing of runs.
+Textual 8.2.8 loops forever on an input at end of file, and a process whose parent ignores SIGHUP gets no signal when
+its terminal is closed. Therefore a SIGHUP handler is installed, and a thread sleeps in `poll` until the terminal hangs
+up. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from textual.app import App
 
 GONE_CODE = 128 + signal.SIGHUP
-"""The exit code that a shell reports for a program killed by SIGHUP."""
+"""Exit code that a shell reports for a program killed by SIGHUP."""
 _GRACE_S = 2.0
 
 
 class QuietDriver(LinuxDriver):
-    """Writes only the cells that change, by the app's `renderer`.
+    """Driver that writes only changed cells, by the app's `renderer`.
 
-    Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a
-    line of bytes over SSH.
+    Requests clicks and the wheel from the terminal but no mouse movement, which would be sent for every cell.
     """
 
     def __init__(self, app: App[Any], **options: Any) -> None:
@@ -43,13 +42,13 @@ class QuietDriver(LinuxDriver):
         self._suspended = False
 
     def write(self, data: str) -> None:
-        """Write what is drawn, in fewer bytes."""
+        """Write what is drawn in fewer bytes."""
         if shorter := self._renderer.shorten(data):
             super().write(shorter)
 
     def _sigtstp_application(self, *_: object) -> None:
-        """Stop the whole job, as a terminal does at ctrl+z: a shell waits for what it started, such as `uv run`, not
-        for what that started.
+        """Stop the whole process group, as a terminal does at ctrl+z: a shell waits for its direct child, such as `uv
+        run`.
         """
         if self._auto_restart:
             self.suspend_application_mode()
@@ -57,13 +56,11 @@ class QuietDriver(LinuxDriver):
         os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
-        """Take the terminal again and draw everything, also where SIGSTOP came without a word before and the shell has
-        written since.
-        """
+        """Take over the terminal again and redraw, also after an unannounced SIGSTOP and output of the shell."""
         if not self._auto_restart:
             return
         if self._in_background():
-            os.kill(0, signal.SIGSTOP)  # until it is brought to the foreground
+            os.kill(0, signal.SIGSTOP)  # until it is in the foreground
             return
         if not self._suspended:
             self.suspend_application_mode()
@@ -75,7 +72,7 @@ class QuietDriver(LinuxDriver):
         try:
             return os.tcgetpgrp(self.fileno) != os.getpgrp()
         except OSError:
-            return False  # no terminal, or not this session's
+            return False  # no terminal, or that of another session
 
     def _enable_mouse_support(self) -> None:
         if self._mouse:
@@ -90,20 +87,20 @@ class QuietDriver(LinuxDriver):
 
 @contextlib.contextmanager
 def tied_to_terminal(app: App[None]) -> Iterator[None]:
-    """While inside, the process ends with its terminal; SIGHUP and SIGTERM leave the screen as it was found, where that
-    takes no longer than two seconds.
+    """While inside, the process exits with its terminal; SIGHUP and SIGTERM restore the terminal if that takes less
+    than two seconds.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         last = threading.Timer(_GRACE_S, os._exit, (128 + number,))
         last.daemon = True
         last.start()
         app.exit(return_code=128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    previous = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
     threading.Thread(
-        target=_end_with,
+        target=_exit_with,
         args=(sys.__stdin__.fileno(),) if sys.__stdin__ is not None else (0,),
         name="terminal",
         daemon=True,
@@ -111,12 +108,12 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _end_with(descriptor: int) -> None:
-    """Wait until the terminal hangs up, and end the process: the monitor holds nothing that would have to be saved."""
+def _exit_with(descriptor: int) -> None:
+    """Wait until the terminal hangs up, then exit at once: the monitor has nothing to save."""
     waiting = select.poll()
     waiting.register(descriptor, 0)  # hang-up and error are always reported
     while not any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in waiting.poll()):

@@ -1,6 +1,6 @@
-"""The view of a run: page, axis, window, smoothing, chosen chart. Standard library only.
+"""View of a run: page, axis, window, smoothing, selected chart. Standard library only.
 
-Immutable values and pure functions: a key makes a new `View` of the old one. Knows neither widgets nor runs.
+Immutable values and pure functions: a key makes a new `View` from the old one. Knows neither widgets nor runs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Page = Literal["overview", "charts", "agent", "time", "log", "config"]
 PAGES: Final[tuple[Page, ...]] = ("overview", "charts", "agent", "time", "log", "config")
 AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
 SMOOTHING: Final = (0.0, 0.6, 0.9, 0.99)
-_ZOOM_MOST: Final = 10  # halvings of the window
-_GRAINS: Final = 8  # a zoomed window that follows moves on by this part of its length: columns stay in between
+_ZOOM_MOST: Final = 10  # maximum number of halvings
+_GRAINS: Final = 8  # a window that follows moves by 1/8 of its length, so that columns stay in between
 
 
-class Held(NamedTuple):
-    """What a chart's title says of a metric: its newest value, or the one at the moment of a frozen picture."""
+class TitleValues(NamedTuple):
+    """Values in a chart's title: the newest, or those of a frozen screen."""
 
     latest: float | None
     trend_per_min: float | None = None
@@ -29,23 +29,23 @@ class Held(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the person chose. It concerns the screen only and never reaches a trainer."""
+    """The user's settings of the screen. They never reach a trainer."""
 
     page: Page = "overview"
     axis: Axis = "step"
-    flipped: bool = False  # every chart's y axis the other way than the schema says: log for linear, linear for log
-    flipped_one: frozenset[str] = frozenset()  # and these once more
+    flipped: bool = False  # toggle every chart's y axis between linear and logarithmic
+    flipped_one: frozenset[str] = frozenset()  # metrics toggled once more
     smoothing: int = 0  # index into SMOOTHING
-    zoom: int = 0  # halvings of the whole
-    end: float | None = None  # where a zoomed window ends; None: it follows the newest record
+    zoom: int = 0  # number of halvings of the whole range
+    end: float | None = None  # end of a zoomed window; None: follow the newest record
     filter: str = ""
-    first_chart: int = 0  # of the charts page, by paging
-    chosen: str | None = None  # the metric whose chart keys apply to
+    first_chart: int = 0  # first chart of the charts page
+    chosen: str | None = None  # metric of the selected chart
     maximised: str | None = None  # a metric
     inspected: str | None = None  # a metric
-    cursor: float | None = None  # the inspected x; None: the newest record's
-    at: float | None = None  # the step of an ended run that is looked at; None: its end
-    scroll: int = 0  # lines of the log up from its end, or of the configuration down from its beginning
+    cursor: float | None = None  # inspected x; None: the newest record
+    at: float | None = None  # shown step of an ended run; None: its end
+    scroll: int = 0  # lines up from the end of the log, or down from the start of the configuration
     agent: bool = True
     sampled: bool = False
     log: bool = True
@@ -54,7 +54,7 @@ class View(NamedTuple):
 
     @property
     def smooth(self) -> float:
-        """The weight of the exponential mean."""
+        """Weight of the exponential moving average."""
         return SMOOTHING[self.smoothing]
 
     def log_axis(self, name: str, hint: bool) -> bool:
@@ -62,18 +62,18 @@ class View(NamedTuple):
         return hint ^ self.flipped ^ (name in self.flipped_one)
 
 
-def turned(view: View, page: Page) -> View:
-    """Another page, from its beginning."""
+def with_page(view: View, page: Page) -> View:
+    """Switch to a page, at its start."""
     return view._replace(page=page, maximised=None, inspected=None, scroll=0, first_chart=0)
 
 
 def next_axis(view: View) -> View:
-    """Steps, wall time, iterations, steps ...; the window starts again, as its range belongs to one axis."""
+    """Next x axis (steps, wall time, iterations); the window is reset, since its range belongs to one axis."""
     return view._replace(axis=AXES[(AXES.index(view.axis) + 1) % len(AXES)], zoom=0, end=None, inspected=None)
 
 
 def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
-    """`by` halvings more (or fewer) of the window. One that follows goes on following; any other keeps its middle."""
+    """Halve the window `by` times (or double it). A window that follows keeps following; any other keeps its center."""
     zoom = min(max(view.zoom + by, 0), _ZOOM_MOST)
     if view.end is None or whole is None or zoom == 0:
         return view._replace(zoom=zoom, end=None if zoom == 0 else view.end)
@@ -84,7 +84,7 @@ def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
 
 
 def to_start(view: View, whole: tuple[float, float] | None) -> View:
-    """The window at the run's beginning: the first half of the run where all of it was shown."""
+    """Move the window to the start of the run; without zoom, show its first half."""
     if whole is None:
         return view
     zoom = view.zoom or 1
@@ -92,14 +92,14 @@ def to_start(view: View, whole: tuple[float, float] | None) -> View:
 
 
 def following(view: View) -> View:
-    """All of the run, or a window that follows the newest record."""
+    """Show the whole run, or let the window follow the newest record."""
     return view._replace(zoom=0 if view.end is None else view.zoom, end=None)
 
 
 def whole_window(
     series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """The range of x that holds all of some series, growing in jumps; None while they are empty."""
+    """Range of x of all series, growing in jumps; None while they are empty."""
     extents = [extent for one in series if (extent := one.extent(axis)) is not None]
     if not extents:
         return None
@@ -107,7 +107,7 @@ def whole_window(
 
 
 def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float, float]:
-    """The range of x that is shown, with the newest record at `newest`."""
+    """Displayed range of x, with the newest record at `newest`."""
     if view.zoom == 0:
         return whole
     length = (whole[1] - whole[0]) / 2**view.zoom
@@ -118,19 +118,19 @@ def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float
     return max(whole[0], end - length), max(whole[0] + length, end)
 
 
-def chosen(series: Iterable[str], pattern: str = "") -> list[str]:
-    """The metrics that fit a pattern (see `matches`), in their order."""
+def matching(series: Iterable[str], pattern: str = "") -> list[str]:
+    """Metrics that match a filter (see `matches`), in order."""
     return [name for name in series if matches(name, pattern)]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name contains one of the words of the pattern, in any case; `*`, `?` and `[...]` as in a shell."""
+    """Whether a name contains one of the words of the filter, ignoring case; wildcards `*`, `?` and `[...]`."""
     words = pattern.lower().split()
     return not words or any(word in name.lower() or fnmatch.fnmatchcase(name.lower(), f"*{word}*") for word in words)
 
 
-def moved(names: Sequence[str], current: str | None, across: int, down: int, columns: int) -> str | None:
-    """The neighbour of a chart in a grid of `columns`, the chart itself where there is none."""
+def neighbour(names: Sequence[str], current: str | None, across: int, down: int, columns: int) -> str | None:
+    """Neighbour of a chart in a grid of `columns`; the chart itself at the edge."""
     if not names:
         return None
     if current not in names:

@@ -90,7 +90,7 @@ def evaluate(
     both = greedy == sampled
     played = consented(
         trust,
-        lambda trusted: load_policy.play(
+        lambda trusted: load_policy.evaluate_policy(
             what,
             runs.scope(root),
             which=checkpoint,

@@ -23,7 +23,7 @@ from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.play import film, load_policy, screen, viewer
+    from operant.play import load_policy, screen, video, viewer
 
 app = typer.Typer(**TYPER)
 
@@ -99,13 +99,13 @@ def render(
     Shows exactly the episodes of `operant eval` with the same seed.
     """
     from operant import runs
-    from operant.play import film as films
+    from operant.play import video
 
     if greedy and sampled:
         raise UsageError("--greedy and --sampled exclude each other: give one")
     if seconds is not None and steps is not None:
         raise UsageError("--seconds and --steps exclude each other: give one")
-    side = _side(size, lanes, films.GAP)
+    side = _side(size, lanes, video.GAP)
     within("--seconds", seconds, 0.01, 36_000)
     within("--steps", steps, 1, _MOST_STEPS)
     within("--episodes", episodes, 0, 1_000_000)
@@ -113,7 +113,7 @@ def render(
     within("--every", every, 1, 1_000_000)
     within("--frames", frames, 1, 400)
     path = Path(os.path.expanduser(out))  # keeps an unknown home as it is; Path.expanduser raises
-    form = films.check(path, force=force)
+    form = video.check(path, force=force)
     if frames != 1 and form != "png":
         raise UsageError(f"--frames needs a .png; the length of a .{form} is given by --seconds or --steps")
 
@@ -126,25 +126,25 @@ def render(
     )
     seed = loaded.config.run.seed if seed is None else seed
     stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
-    pace = films.pace(stage.step_s, fps, every)
-    length = _length(pace, seconds, steps, episodes)
-    with _ended_by_signals() as check, films.replacing(path) as part, _progress(length, check) as report:
-        film = films.open_film(part, form, fps=pace.fps, frames=frames)
+    pace = video.pace(stage.step_s, fps, every)
+    limits = _limits(pace, seconds, steps, episodes)
+    with _ended_by_signals() as check, video.replacing(path) as part, _progress(limits, check) as report:
+        writer = video.open_video(part, form, fps=pace.fps, frames=frames)
         try:
-            shot = films.shoot(
+            recording = video.record(
                 stage,
                 player.step,
-                film,
+                writer,
                 side=side,
                 every=pace.every,
-                length=length,
+                limits=limits,
                 hold=round(_HOLD_S * pace.fps),
                 report=report,
             )
-            written = film.finish()
+            written = writer.finish()
             check()
         finally:
-            film.abandon()
+            writer.abandon()
     document = {
         "schema": 1,
         "id": loaded.id,
@@ -161,14 +161,14 @@ def render(
         "fps": pace.fps,
         "every": pace.every,
         "lanes": lanes,
-        "steps": shot.steps,
-        "episodes": shot.episodes,
+        "steps": recording.steps,
+        "episodes": recording.episodes,
     }
     if as_json:
         print_json(document)
     else:
         _print_film(document)
-    if shot.cut:
+    if recording.cut:
         say(f"the film ended before episode {episodes}: increase --seconds or --steps")
 
 
@@ -222,7 +222,7 @@ def play(
     screen.require("operant play")
     config = _configured(environment, param or ())
     env = config.environment
-    buttons = games.Buttons(env)
+    buttons = games.KeyBindings(env)
     buttons.bind(keys)
     waits = games.takes_turns(env) if turns is None else turns
     if not waits and not buttons.keys:
@@ -302,7 +302,7 @@ def spectate(
     trust: bool,
 ) -> None:
     """Show the policy of a checkpoint on the terminal, and print the returns. Raises like `load_policy.load`."""
-    from operant.play import film, load_policy, screen, viewer
+    from operant.play import load_policy, screen, video, viewer
 
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
@@ -317,10 +317,10 @@ def spectate(
         f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  "
         f"{'greedy' if greedy else 'sampled'}"
     )
-    pace = film.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
+    pace = video.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
     game = viewer.Viewer(stage, player, title=title, episodes=episodes, pace=pace)
     _on_screen(game, stage)
-    out(f"{safe(title, 400)}  {_games(game.seen.returns)}  {game.seen.steps:,} steps")
+    out(f"{safe(title, 400)}  {_games(game.result.returns)}  {game.result.steps:,} steps")
 
 
 def _games(returns: Sequence[float]) -> str:
@@ -334,13 +334,15 @@ def _games(returns: Sequence[float]) -> str:
     )
 
 
-def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[viewer.Stage, viewer.Player]:
+def staged(
+    loaded: load_policy.LoadedPolicy, *, lanes: int, seed: int, greedy: bool
+) -> tuple[viewer.Stage, viewer.Player]:
     """Lanes in the initial states of an evaluation, and the checkpoint's policy as their player.
 
     Raises UsageError for an environment that draws no images.
     """
     from operant.play.host_stage import HostStage
-    from operant.play.load_policy import NUMBER
+    from operant.play.load_policy import EVALUATION_NUMBER
     from operant.play.viewer import Player, Stage
 
     environment = loaded.config.environment
@@ -352,23 +354,23 @@ def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -
         )
         raise UsageError(f"{safe(environment.name)} draws no images: {reason}")
     stage = (HostStage if loaded.config.hosted else Stage)(
-        environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER
+        environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=EVALUATION_NUMBER
     )
     return stage, Player(stage, loaded.policy, greedy=greedy)
 
 
-def _length(pace: film.Pace, seconds: float | None, steps: int | None, episodes: int) -> film.Length:
+def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes: int) -> video.Limits:
     """Length of a film: as requested, else ten seconds."""
-    from operant.play.film import Length
+    from operant.play.video import Limits
 
     if seconds is None and steps is None and not episodes:
         seconds = _SECONDS
     frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
-    return Length(frames, _MOST_STEPS if steps is None else steps, episodes)
+    return Limits(frames, _MOST_STEPS if steps is None else steps, episodes)
 
 
 @contextlib.contextmanager
-def _progress(length: film.Length, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
     """Callback for each frame's number: calls `check`, and updates a progress line on a terminal."""
     from operant.cli.progress import Screen
 
@@ -380,7 +382,7 @@ def _progress(length: film.Length, check: Callable[[], None]) -> Iterator[Callab
         check()
         if screen.is_terminal and time.monotonic() - reported_s > _REPORT_S:
             reported_s = time.monotonic()
-            screen.show(f"frame {count:,}" + (f" of {length.frames:,}" if length.frames < _MOST_FRAMES else ""))
+            screen.show(f"frame {count:,}" + (f" of {limits.frames:,}" if limits.frames < _MOST_FRAMES else ""))
 
     try:
         yield report

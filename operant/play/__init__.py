@@ -1,1 +1,1 @@
-"""A policy or a person plays: films, the viewer in the terminal, games. Knows nothing of training."""
+"""Playback of policies and interactive play: videos, terminal viewer, games. Knows nothing of training."""

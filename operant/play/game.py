@@ -1,8 +1,7 @@
-"""A person plays an environment, one lane of it: the game as `operant play` shows it. Knows no policy, no run and no
-screen.
+"""Interactive game: a person plays one lane of an environment (`operant play`). Knows no policy, no run and no screen.
 
-Against the clock the game moves on at its rate, with the keys that were pressed last; in turns it waits for a key at
-each step: see `takes_turns`.
+In real time the game advances at a fixed rate with the keys pressed last; turn-based, each step waits for a key (see
+`takes_turns`).
 """
 
 from __future__ import annotations
@@ -14,61 +13,61 @@ import torch
 
 from operant import text
 from operant.envs import Box, Discrete, Env
-from operant.play.keys import Action, Board, Buttons, Held, Key
+from operant.play.keys import Action, BoardCursor, HeldKeys, Key, KeyBindings
 from operant.play.stage import Stage
-from operant.play.view import Shown
+from operant.play.view import ScreenText
 
 USUAL_RATE = 6.0
-"""Steps a second against the clock, for an environment that does not say how long its step is."""
+"""Real-time steps per second for an environment that declares no step duration."""
 MOST_RATE = 30.0
-"""Steps a second at most, unless asked for: a faster environment is played in slow motion, which is hard enough."""
+"""Maximum default of steps per second; a faster environment is played in slow motion."""
 
 _SMALLEST_HOLD_STEPS = 1.5  # a key counts for at least one step
 
 
 class Score(NamedTuple):
-    """What was played."""
+    """Result of a session."""
 
-    returns: list[float]  # of the games that ended
+    returns: list[float]  # of the finished games
     steps: int
 
 
 def takes_turns(env: Env) -> bool:
-    """Whether an environment is played in turns by default: it says so, or its actions have no keys."""
-    return env.turns or not Buttons(env).keys
+    """Whether an environment is turn-based by default: it is declared so, or its actions have no keys."""
+    return env.turns or not KeyBindings(env).keys
 
 
 def rate_of(step_s: float | None) -> float:
-    """Steps a second against the clock for a step of `step_s` seconds (None: not known)."""
+    """Real-time steps per second for steps of `step_s` seconds (None: unknown)."""
     return USUAL_RATE if step_s is None else min(MOST_RATE, 1.0 / step_s)
 
 
 class Game:
-    """One person at one lane."""
+    """Game of one person on one lane."""
 
-    def __init__(self, stage: Stage, buttons: Buttons, *, turns: bool, rate: float, title: str) -> None:
+    def __init__(self, stage: Stage, buttons: KeyBindings, *, turns: bool, rate: float, title: str) -> None:
         self._stage, self._buttons, self._turns, self._rate, self._title = stage, buttons, turns, rate, title
-        self._held = Held(
+        self._held = HeldKeys(
             buttons, first_s=max(0.25, _SMALLEST_HOLD_STEPS / rate), again_s=max(0.12, _SMALLEST_HOLD_STEPS / rate)
         )
-        self._board = Board.of(stage.env)
-        self._typed: str | None = "" if self._types() else None  # digits of an action that has no key
-        self._last: Action | None = None  # the action taken last
+        self._board = BoardCursor.of(stage.env)
+        self._typed: str | None = "" if self._needs_number() else None  # digits of an action that has no key
+        self._last: Action | None = None  # last action
         self._message = ""
         self._returns: list[float] = []
         self._steps = 0
-        self._waiting = not turns  # for the first key, so that nothing is lost before the player is ready
+        self._waiting = not turns  # in real time the game starts with the first key
         self._paused = self._helping = False
         self._next_s = 0.0
         self.done = False
 
-    def _types(self) -> bool:
+    def _needs_number(self) -> bool:
         action = self._stage.env.action
         return isinstance(action, Discrete) and self._board is None and not self._buttons.keys
 
     @property
     def score(self) -> Score:
-        """What was played so far."""
+        """Result so far."""
         return Score(self._returns, self._steps)
 
     @property
@@ -77,23 +76,23 @@ class Game:
 
     @property
     def due_s(self) -> float | None:
-        """When the clock's next step is due; None while the game waits for a key."""
+        """Time of the next step in real time; None while the game waits for a key."""
         return None if self._still else self._next_s
 
     def pause(self) -> None:
-        """Stop the clock until a key."""
+        """Pause until a key is pressed."""
         self._paused = not (self._turns or self._waiting or bool(self._stage.ended[0]))
 
     def tick(self, now_s: float) -> None:
-        """The clock's next step."""
-        found = self._buttons.action(self._held.words(now_s))
-        self._step(self._last if found is None else found)  # the keys held, else rest, else the last action
+        """Take the next step in real time."""
+        action = self._buttons.action(self._held.words(now_s))
+        self._step(self._last if action is None else action)  # action of the held keys, else rest, else the last action
         self._next_s = max(self._next_s + 1.0 / self._rate, now_s)
 
     # KEYS
 
     def press(self, key: str, now_s: float) -> None:
-        """What a key does. Help and pauses end with any key, which does nothing else."""
+        """Handle a key. While help or a pause is shown, any key only closes it."""
         if key in ("q", "esc") and not self._helping:
             self.done = True
             return
@@ -106,15 +105,15 @@ class Game:
         elif key == "p" and not self._stage.ended[0]:
             self._paused = True
         elif key == "r" or self._stage.ended[0]:
-            if key in ("r", "enter"):  # the player may still be holding the others
+            if key in ("r", "enter"):  # other keys may still be held
                 self._restart()
         elif self._turns:
-            self._turn(key)
+            self._take_turn(key)
         else:
             self._waiting = not (self._held.press(key, now_s) or key in ("space", "enter")) and self._waiting
 
-    def _turn(self, key: str) -> None:
-        """A key in a game of turns."""
+    def _take_turn(self, key: str) -> None:
+        """Handle a key in a turn-based game."""
         if (word := self._buttons.keys.get(key)) is not None:
             self._step(self._buttons.action([word]))
         elif self._board is not None:
@@ -126,7 +125,7 @@ class Game:
             self._step(action)
 
     def _type(self, key: str) -> None:
-        """A digit of an action's number, or its end."""
+        """Append a digit to an action's number, or confirm it."""
         action = self._stage.env.action
         assert self._typed is not None and isinstance(action, Discrete)
         if key.isdecimal():
@@ -148,8 +147,8 @@ class Game:
         self._last, self._message, self._waiting = None, "", not self._turns
 
     def _step(self, action: Action | None) -> None:
-        """Take an action if it is legal. None, before the first key where no action means rest, is the first that is
-        legal.
+        """Take an action if it is legal. None, before the first key if no action means rest, takes the
+        first legal one.
         """
         stage = self._stage
         legal = self._legal(action) if action is not None else False
@@ -169,29 +168,29 @@ class Game:
         if stage.ended[0]:
             self._returns.append(float(stage.returns[0]))
 
-    def _blocks(self) -> list[list[int]]:
-        """Which values may be taken now, for each choice."""
+    def _legal_values(self) -> list[list[int]]:
+        """Legal values of each action component; [] if all are legal."""
         mask, action = self._stage.legal, self._stage.env.action
         if mask is None or isinstance(action, Box):
             return []
         sizes = [action.n] if isinstance(action, Discrete) else list(action.n)
-        return [torch.nonzero(block).flatten().tolist() for block in mask[:, 0].cpu().split(sizes)]
+        return [torch.nonzero(legal).flatten().tolist() for legal in mask[:, 0].cpu().split(sizes)]
 
     def _legal(self, action: Action) -> bool:
-        return all(int(value) in block for value, block in zip(action, self._blocks(), strict=False))
+        return all(int(value) in legal for value, legal in zip(action, self._legal_values(), strict=False))
 
     def _any_legal(self) -> Action:
-        """Rest if that is legal, else the last action, else the first that is legal: the clock does not wait."""
+        """Rest if it is legal, else the last action, else the first legal one."""
         for action in (self._buttons.action([]), self._last):
             if action is not None and self._legal(action):
                 return action
-        blocks = self._blocks()
-        return tuple(block[0] for block in blocks) if blocks else (0,) * self._stage.env.action_size
+        values = self._legal_values()
+        return tuple(legal[0] for legal in values) if values else (0,) * self._stage.env.action_size
 
     # SCREEN
 
-    def shown(self) -> Shown:
-        """The score, a line about what to do next, and a box where there is more to say."""
+    def shown(self) -> ScreenText:
+        """Score, a line about what to do next, and a box for longer messages."""
         stage = self._stage
         tallies = "".join(f"   {name} {text.number(value)}" for name, value in stage.tallies.items() if value)
         did = f"   {self._buttons.named(self._last)}" if self._last is not None else ""
@@ -201,44 +200,44 @@ class Game:
         if self._helping:
             box = self._help()
         elif stage.ended[0]:
-            how = "the end" if stage.terminated[0] else "time is up"
+            how = "game over" if stage.terminated[0] else "time limit"
             box = (
                 f"{how}: return {text.number(float(stage.returns[0]))} in {int(stage.ages[0]):,} steps",
-                "r again   q leave",
+                "r restart   q quit",
             )
         elif self._paused:
-            box = ("paused: any key goes on",)
+            box = ("paused: press any key",)
         elif self._waiting:
-            box = (self._title, "an arrow or space starts it   ? keys   q leave")
+            box = (self._title, "press an arrow or space to start   ? keys   q quit")
         if self._board is not None and self._turns and not box:
-            # A board whose points are where lines cross has half a square around it; see `Board`.
+            # Points are intersections of lines, with a margin of half a square; see `BoardCursor`.
             cell = 1.0 / (self._board.side + 1)
             mark = ((self._board.column + 1) * cell, (self._board.row + 1) * cell, 0.5 * cell)
-        return Shown(score, self._message or self._prompt(), box, mark)
+        return ScreenText(score, self._message or self._prompt(), box, mark)
 
     def _prompt(self) -> str:
-        """The line at the bottom, where there is nothing else to say."""
+        """Default text of the bottom line."""
         if self._board is not None and self._turns:
             passes = ", x passes" if len(self._board.help()) > 2 else ""
             return (
                 f"{self._title}   {self._buttons.named(self._board.point)}   arrows move, space plays{passes}, ? "
-                "keys, q leaves"
+                "keys, q quits"
             )
         if self._typed is not None and self._turns:
-            return f"{self._title}   action {self._typed}_   a number and enter, ? keys, q leaves"
-        return f"{self._title}   ? keys, p pause, r restart, q leaves"
+            return f"{self._title}   action {self._typed}_   type a number and press enter, ? keys, q quits"
+        return f"{self._title}   ? keys, p pause, r restart, q quit"
 
     def _help(self) -> list[str]:
-        """What the keys do, a line each."""
+        """Meaning of the keys, one line each."""
         env = self._stage.env
         if self._board is not None and self._turns:
-            lines = [*self._board.help(), *self._buttons.help()]  # on a board all keys are a person's own
+            lines = [*self._board.help(), *self._buttons.help()]  # board games have only user-defined bindings
         elif self._typed is not None and self._turns:
-            lines = [Key(("0-9", "enter"), "an action by its number")]
+            lines = [Key(("0-9", "enter"), "action by number")]
         else:
             lines = self._buttons.help()
             if isinstance(env.action, Discrete) and env.action.n <= 10:
-                lines.append(Key((f"0-{env.action.n - 1}",), "an action by its number"))
-        lines += [Key(("p",), "pause"), Key(("r",), "a new game"), Key(("q", "esc"), "leave")]
+                lines.append(Key((f"0-{env.action.n - 1}",), "action by number"))
+        lines += [Key(("p",), "pause"), Key(("r",), "restart"), Key(("q", "esc"), "quit")]
         left = [" ".join(line.keys) for line in lines]
         return [f"{keys.ljust(max(map(len, left)))}  {line.meaning}" for keys, line in zip(left, lines, strict=True)]

@@ -1,8 +1,6 @@
-"""A picture of pixels as cells of a terminal: two pixels a cell, in colours or, without them, by brightness. Standard
-library only.
+"""Pictures as terminal cells: two pixels per cell, in colour or, without colours, by brightness. Standard library only.
 
-Pure functions: they know no terminal and nothing of what is on the picture. (The monitor draws its own pictures: see
-monitor/charts/picture.py.)
+Pure functions; they know no terminal. (The monitor has a separate renderer: monitor/charts/agent_picture.py.)
 """
 
 from __future__ import annotations
@@ -12,34 +10,34 @@ from collections import Counter
 from typing import NamedTuple
 
 Cell = tuple[str, bytes | None, bytes | None]
-"""A character, its colour and the colour behind it, each as three bytes; None is the terminal's own."""
+"""Character, foreground and background, each colour as three bytes; None is the terminal's default."""
 Rows = list[list[Cell]]
 
 _PLAIN = {
     "ascii": (" ", "'", ".", ":+*#"),
     "unicode": (" ", "▀", "▄", "░▒▓█"),
-}  # nothing, the upper pixel, the lower, both by brightness
+}  # empty, upper pixel, lower pixel, both by brightness
 
 
 class Style(NamedTuple):
-    """What a terminal can show."""
+    """Capabilities of a terminal."""
 
     colours: bool
     unicode: bool
 
 
 def background_of(pixels: bytes, width: int, height: int) -> bytes:
-    """The most frequent colour along the border of a picture."""
+    """Most frequent colour along the border of a picture."""
     row, last = 3 * width, 3 * width * (height - 1)
-    places = [*range(0, row, 3), *range(last, last + row, 3), *range(0, last, row), *range(row - 3, last, row)]
-    return Counter(pixels[place : place + 3] for place in places).most_common(1)[0][0]
+    offsets = [*range(0, row, 3), *range(last, last + row, 3), *range(0, last, row), *range(row - 3, last, row)]
+    return Counter(pixels[offset : offset + 3] for offset in offsets).most_common(1)[0][0]
 
 
 @functools.lru_cache(16384)
 def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
-    """Two pixels, one above the other."""
+    """Cell of two pixels, one above the other."""
     if style.colours:
-        # Without half blocks a cell is one pixel: the one that differs from the background.
+        # Without half blocks a cell shows one pixel: the one that differs from the background.
         if upper == lower or not style.unicode:
             return " ", None, lower if upper == background else upper
         return "▀", upper, lower
@@ -51,8 +49,9 @@ def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
 
 
 def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
-    """A picture, (height, width, 3) bytes, as rows of cells; an odd height is filled up with background. Raises
-    ValueError for a wrong number of bytes.
+    """Convert a picture, (height, width, 3) bytes, to rows of cells. An odd height is padded with background.
+
+    Raises ValueError for a wrong number of bytes.
     """
     if len(pixels) != 3 * width * height or not pixels:
         raise ValueError(
@@ -61,7 +60,7 @@ def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
     background = background_of(pixels, width, height)
     row = 3 * width
     pixels += background * (width if height % 2 else 0)
-    known: dict[bytes, list[Cell]] = {}  # many rows of a picture are alike
+    known: dict[bytes, list[Cell]] = {}  # many rows of a picture are equal
     rows = []
     for first in range(0, len(pixels), 2 * row):
         pair = pixels[first : first + 2 * row]

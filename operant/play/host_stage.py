@@ -1,7 +1,7 @@
-"""A few lanes of an outside environment that a policy or a person plays one step at a time, with pictures: a `Stage` of
-host lanes. Knows no film and no run.
+"""`Stage` of host lanes: lanes of a gymnasium: environment, stepped one at a time, with pictures. Knows no video and no
+run.
 
-A lane that has ended shows its end until the next step; its observation is that of its next episode already.
+An ended lane shows its last state until the next step; its observation already belongs to the next episode.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from operant.worlds.host_world import HostPainter, HostWorld
 
 
 class HostStage(Stage):
-    """`lanes` lanes of an outside environment, at the beginning of their first episodes: those of evaluation `number`,
-    under the same seed.
+    """`lanes` lanes of a host environment at the start of the first episodes of evaluation `number`, under the same
+    seed.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class HostStage(Stage):
 
     @property
     def tallies(self) -> dict[str, float]:
-        """None: an outside environment keeps no sums of its own."""
+        """Always empty: host environments have no tallies."""
         return {}
 
     def renew(self) -> None:
-        """Count the next episode in every lane that has ended."""
+        """Start counting the next episode in every ended lane."""
         which = self.ended
         self.returns[which], self.ages[which], self.terminated[which] = 0.0, 0, False
         self.ended = np.zeros(self.lanes, bool)
 
     def restart(self) -> None:
-        """Begin another episode in every lane, whatever state it is in."""
+        """Start a new episode in every lane."""
         self._world.reset(self._slot)
         self.ended[:] = True
         self.renew()
@@ -68,6 +68,6 @@ class HostStage(Stage):
         self.ages += 1
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
-        """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape. Until the next call."""
+        """Draw the lanes on `canvas` and return it, (N, H, W, 3) bytes, valid until the next call."""
         self._drawn(canvas)
         return canvas.cpu().numpy()

@@ -1,9 +1,7 @@
-"""What the keys of a person mean to an environment: which key is which action, and for how long. Knows no terminal and
-no lane.
+"""Key bindings: map keys to actions, and track which keys are held. Knows no terminal and no lane.
 
-A key stands for a word ("left", "jump"), and an action for a set of words: so two keys that are held together can be an
-action of their own. A terminal tells when a key goes down, and repeats it, but not when it comes up: a word counts for
-a while after its key, then it is forgotten.
+A key maps to a word ("left", "jump") and an action to a set of words, so that two keys held together can select a third
+action. A terminal reports key presses and repeats but no releases; a word therefore expires some time after its key.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from operant.errors import UsageError
 from operant.text import safe
 
 Action = tuple[float, ...]
-"""The numbers of an action, whole ones where the environment's are."""
+"""Values of an action, integers unless the space is a Box."""
 
 RESERVED: Final = ("q", "esc", "p", "r", "?")
-"""Keys of the screen, in every game."""
+"""Keys of the screen, the same in every game."""
 
 ARROWS: Final[Mapping[str, str]] = {
     "left": "left",
@@ -35,53 +33,51 @@ ARROWS: Final[Mapping[str, str]] = {
     "s": "down",
 }
 _NAMED_KEYS = {*ARROWS, "space", "enter", "tab", "backspace"}
-_REST = frozenset(("", "stay", "wait", "none", "noop", "nothing", "coast", "rest"))  # names of doing nothing
-# keys for words that are no directions, in turn
+_REST = frozenset(("", "stay", "wait", "none", "noop", "nothing", "coast", "rest"))  # names of the rest action
+# keys for words that are not directions, in order
 _FREE = "space", "enter", "x", "z", "c", "v", "b", "n", "e", "f", "g", "t"
-_MOST_KEYED = 10  # actions that have a digit each
-_MOST_NAMED = 20  # in a sentence
+_MOST_KEYED = 10  # maximum number of actions with a digit each
+_MOST_NAMED = 20  # maximum number of names in a message
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """What an environment's actions are called, one for each: its own names, or numbers. Empty where actions are not
-    one of so many.
-    """
+    """Name of each action: the environment's names, or numbers. Empty unless the space is Discrete."""
     if not isinstance(env.action, Discrete):
         return ()
     return env.actions if len(env.actions) == env.action.n else tuple(map(str, range(env.action.n)))
 
 
 class Key(NamedTuple):
-    """One line of what the keys mean."""
+    """Line of the help: keys and their meaning."""
 
     keys: tuple[str, ...]
     meaning: str
 
 
-class Buttons:
-    """Keys for words, and words for actions: of a Discrete, a MultiDiscrete or a Box."""
+class KeyBindings:
+    """Map from keys to words and from words to actions, for a Discrete, a MultiDiscrete or a Box."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
         self.keys: dict[str, str] = {}  # key -> word
-        self._sets: list[frozenset[str]] = []  # of a Discrete: the words of each action
+        self._sets: list[frozenset[str]] = []  # words of each action of a Discrete
         if isinstance(env.action, Discrete):
             self._name_actions(action_names(env))
         elif isinstance(env.action, Box):
             for k, (low, high) in zip(
                 range(env.action.size), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False
             ):
-                self._give(low, f"-{k}")
-                self._give(high, f"+{k}")
+                self._bind_arrow(low, f"-{k}")
+                self._bind_arrow(high, f"+{k}")
         else:
             for k, (low, high) in zip(
                 range(len(env.action.n)), (("left", "right"), ("down", "up"), ("z", "x"), ("c", "v")), strict=False
             ):
-                self._give(low, f"{k}:0")
-                self._give(high, f"{k}:{env.action.n[k] - 1}")
+                self._bind_arrow(low, f"{k}:0")
+                self._bind_arrow(high, f"{k}:{env.action.n[k] - 1}")
 
-    def _give(self, key: str, word: str) -> None:
-        """A word's key; an arrow brings the letter beside it."""
+    def _bind_arrow(self, key: str, word: str) -> None:
+        """Bind a key to a word; an arrow also binds its letter."""
         for name in (key, *(other for other, arrow in ARROWS.items() if arrow == key and other != key)):
             self.keys[name] = word
 
@@ -92,31 +88,36 @@ class Buttons:
                 word for name in names for word in name.lower().split("+") if word not in _REST and not word.isdecimal()
             )
         )
-        if len(words) > len(_FREE):  # points of a board: too many to know by heart
+        if len(words) > len(_FREE):  # a board: too many actions for keys
             return
         free = iter(_FREE)
         for word in words:
             if word in ARROWS.values():
-                self._give(word, word)
+                self._bind_arrow(word, word)
             elif (key := next(free, None)) is not None:
                 self.keys[key] = word
-        # Arrows that are left over help: up jumps, and where there are but two ways, either pair of arrows will do.
-        ways = [word for word in words if word in ARROWS.values()]
+        # Unused arrows: up jumps; with only two directions, either pair of arrows works.
+        directions = [word for word in words if word in ARROWS.values()]
         if "up" not in words and "jump" in words:
-            self._give("up", "jump")
-        if len(ways) == len(words) == 2:
-            for arrow, way in (("up", ways[0]), ("left", ways[0]), ("down", ways[1]), ("right", ways[1])):
+            self._bind_arrow("up", "jump")
+        if len(directions) == len(words) == 2:
+            for arrow, direction in (
+                ("up", directions[0]),
+                ("left", directions[0]),
+                ("down", directions[1]),
+                ("right", directions[1]),
+            ):
                 if arrow not in words and arrow not in self.keys:
-                    self._give(arrow, way)
+                    self._bind_arrow(arrow, direction)
         if len(names) <= _MOST_KEYED:
             for k in range(len(names)):
                 self.keys[str(k)] = f"#{k}"
 
     def bind(self, text: str) -> None:
-        """Change keys as `--keys` says: `KEY=ACTION,...`. Raises UsageError.
+        """Apply `--keys`: `KEY=ACTION,...`. Raises UsageError.
 
-        An action is its number or its name; of a Box `-0` or `+0` pushes number 0 to its lower or upper bound; of a
-        MultiDiscrete `0:2` takes 2 for choice 0.
+        An action is its number or its name; for a Box `-0` or `+0` sets component 0 to its lower or upper bound; for a
+        MultiDiscrete `0:2` sets component 0 to 2.
         """
         for pair in filter(None, (part.strip() for part in text.split(","))):
             key, equals, meaning = pair.partition("=")
@@ -124,14 +125,14 @@ class Buttons:
             if not equals or not meaning:
                 raise UsageError(f"--keys: {safe(pair, 40)!r} is not KEY=ACTION, such as left=1")
             if key in RESERVED:
-                raise UsageError(f"--keys: {key!r} is taken: {', '.join(RESERVED)} mean the same in every game")
+                raise UsageError(f"--keys: {key!r} is reserved; {', '.join(RESERVED)} have a fixed meaning")
             if key not in _NAMED_KEYS and not (len(key) == 1 and "!" <= key <= "~"):
                 named = ", ".join(sorted(name for name in _NAMED_KEYS if len(name) > 1))
-                raise UsageError(f"--keys: {safe(key, 40)!r} is not a key: a character, or one of {named}")
+                raise UsageError(f"--keys: {safe(key, 40)!r} is not a key; use a character or one of {named}")
             self.keys[key] = self._word(meaning)
 
     def _word(self, meaning: str) -> str:
-        """The word of an action as a person writes it."""
+        """Word of an action as written in `--keys`. Raises UsageError."""
         action = self.env.action
         if isinstance(action, Discrete):
             names = [name.lower() for name in action_names(self.env)]
@@ -144,33 +145,33 @@ class Buttons:
                 if self.env.actions
                 else ""
             )
-            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; they are 0 to {action.n - 1}{known}")
+            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; use 0 to {action.n - 1}{known}")
         if isinstance(action, Box):
             found = re.fullmatch(r"([-+])(\d{1,6})", meaning)
             if found and int(found[2]) < action.size:
                 return f"{found[1]}{int(found[2])}"
             more = f" to -{action.size - 1} and +{action.size - 1}" if action.size > 1 else ""
-            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not a push; they are -0 and +0{more}")
+            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; use -0 or +0{more}")
         found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", meaning)
         if found and int(found[1]) < len(action.n) and int(found[2]) < action.n[int(found[1])]:
             return f"{int(found[1])}:{int(found[2])}"
-        raise UsageError(f"--keys: {safe(meaning, 40)!r} is not a choice; write 0:2 for value 2 of choice 0")
+        raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; write 0:2 for value 2 of component 0")
 
     def excludes(self, one: str, other: str) -> bool:
-        """Whether two words cannot count at once: then the newer one does."""
+        """Whether two words are incompatible; the newer one then replaces the older."""
         if isinstance(self.env.action, Discrete):
             return not any({one, other} <= words for words in self._sets)
         return one.lstrip("-+").partition(":")[0] == other.lstrip("-+").partition(":")[0]
 
     def action(self, words: Sequence[str]) -> Action | None:
-        """The action of words, the newest last; without any that of rest. None where no action means that."""
+        """Action of the held words, newest last; the rest action if there are none. None if no action matches."""
         space = self.env.action
         if isinstance(space, Discrete):
             direct = [int(word[1:]) for word in words if word.startswith("#")]
             if direct:
                 return (direct[-1],)
             for count in range(len(words), -1, -1):
-                # The largest set of words that is an action; of those as large, the one with the newest.
+                # The largest set of held words that is an action; among equals the newest.
                 for some in itertools.combinations(reversed(words), count):
                     if frozenset(some) in self._sets:
                         return (self._sets.index(frozenset(some)),)
@@ -186,19 +187,19 @@ class Buttons:
             return tuple(pushed)
         chosen = [0] * len(space.n)
         for word in words:
-            place, _, value = word.partition(":")
-            chosen[int(place)] = int(value)
+            component, _, value = word.partition(":")
+            chosen[int(component)] = int(value)
         return tuple(chosen)
 
     def named(self, action: Action) -> str:
-        """An action for a person: its name, or its numbers."""
+        """Format an action: its name, or its values."""
         names = action_names(self.env)
         if names:
             return names[int(action[0])] or "stay"
         return " ".join(f"{number:.3g}" for number in action)
 
     def help(self) -> list[Key]:
-        """What the keys mean, a line for each word, those that are digits for their own number left out."""
+        """Meaning of the keys, one line per word; digits that select their own number are left out."""
         by_word: dict[str, list[str]] = {}
         for key, word in self.keys.items():
             if word != f"#{key}":
@@ -211,19 +212,19 @@ class Buttons:
         if isinstance(self.env.action, Box):
             low, high = self.env.action.bounds()
             bound = (low if word[0] == "-" else high)[int(word[1:])]
-            return f"{bound:g}" + (f" for number {word[1:]}" if self.env.action.size > 1 else "")
-        return word if ":" not in word else f"{word.partition(':')[2]} for choice {word.partition(':')[0]}"
+            return f"{bound:g}" + (f" for component {word[1:]}" if self.env.action.size > 1 else "")
+        return word if ":" not in word else f"{word.partition(':')[2]} for component {word.partition(':')[0]}"
 
 
-class Held:
-    """The words that count at a time: those whose keys went down not long ago."""
+class HeldKeys:
+    """Words of the recently pressed keys."""
 
-    def __init__(self, buttons: Buttons, *, first_s: float = 0.25, again_s: float = 0.12) -> None:
+    def __init__(self, buttons: KeyBindings, *, first_s: float = 0.25, again_s: float = 0.12) -> None:
         self._buttons, self._first_s, self._again_s = buttons, first_s, again_s
         self._until_s: dict[str, float] = {}  # the newest last
 
     def press(self, key: str, now_s: float) -> bool:
-        """A key went down, or is repeated: whether it means anything."""
+        """Register a key press or repeat. Returns whether the key is bound."""
         word = self._buttons.keys.get(key)
         if word is None:
             return False
@@ -234,17 +235,17 @@ class Held:
         return True
 
     def words(self, now_s: float) -> list[str]:
-        """What counts now, the newest last."""
+        """Words held at `now_s`, newest last."""
         return [word for word, until_s in self._until_s.items() if until_s > now_s]
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Release all keys."""
         self._until_s.clear()
 
 
-class Board:
-    """A cursor on a board, for an environment whose actions are its points, along the rows from the top left, and
-    perhaps a pass after them.
+class BoardCursor:
+    """Cursor on a board, for an environment whose actions are its points, row by row from the top left, optionally
+    followed by a pass.
     """
 
     def __init__(self, side: int, count: int) -> None:
@@ -252,35 +253,35 @@ class Board:
         self.row = self.column = side // 2
 
     @classmethod
-    def of(cls, env: Env) -> Board | None:
-        """The board that an environment's actions look like; None where they do not."""
+    def of(cls, env: Env) -> BoardCursor | None:
+        """Cursor for an environment whose actions form a square board, else None."""
         count = env.action.n if isinstance(env.action, Discrete) else 0
         side = math.isqrt(count)
         return (
             cls(side, count)
-            if count > _MOST_KEYED and count - side * side in (0, 1) and not Buttons(env).keys
+            if count > _MOST_KEYED and count - side * side in (0, 1) and not KeyBindings(env).keys
             else None
         )
 
     def press(self, key: str) -> bool:
-        """Move the cursor; whether the key does."""
-        way = ARROWS.get(key)
-        down, right = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}.get(way or "", (0, 0))
+        """Move the cursor. Returns whether the key is an arrow."""
+        direction = ARROWS.get(key)
+        down, right = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}.get(direction or "", (0, 0))
         self.row, self.column = (self.row + down) % self.side, (self.column + right) % self.side
-        return way is not None
+        return direction is not None
 
     def action(self, key: str) -> Action | None:
-        """What a key does that does not move: a point for space and enter, the pass for x."""
+        """Action of any other key: the point for space and enter, the pass for x, else None."""
         if key in ("space", "enter"):
             return self.point
         return (self._count - 1,) if key == "x" and self._count > self.side * self.side else None
 
     @property
     def point(self) -> Action:
-        """The action that plays where the cursor is."""
+        """Action that plays at the cursor."""
         return (self.row * self.side + self.column,)
 
     def help(self) -> list[Key]:
-        """What the keys mean."""
+        """Meaning of the keys."""
         passing = [Key(("x",), "pass")] if self._count > self.side * self.side else []
         return [Key(("arrows", "wasd"), "move the cursor"), Key(("space", "enter"), "play there"), *passing]

@@ -1,9 +1,9 @@
-"""Loads the policy of a checkpoint, and evaluates it, greedy and sampled: what `operant eval` does. Prints nothing.
+"""Load the policy of a checkpoint and evaluate it, greedy and sampled (`operant eval`). Prints nothing.
 
-A checkpoint is played with the configuration that it carries and the run's own copies of the user's files, so that
-neither a later resume with other values nor an environment edited since then changes anything; one of an early run,
-which carries none, with the run's config.toml. Code in a folder that is not known to be this user's is run only where
-`trusted` says so (see operant/config/trust.py).
+A checkpoint is loaded with the configuration stored in it and the run's copies of the user's files, so that a later
+resume with other values or an edited environment changes nothing. Checkpoints of old runs without a stored
+configuration use the run's config.toml. Code in a folder that is not known to belong to this user is run only if
+`trusted` (see operant/config/trust.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from operant import runs
 from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
 from operant.text import safe
 
-NUMBER = 1 << 30
-"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck
-there meets other episodes here.
+EVALUATION_NUMBER = 1 << 30
+"""Number of this evaluation in its random stream: far from those of training, so that a checkpoint that was selected by
+luck is evaluated on other episodes.
 """
 _MOST_EPISODES = 1 << 24
 
 
-class Played(NamedTuple):
-    """The result of an evaluation. `greedy` and `sampled` are `evaluate.Evaluation`s, or None where not asked for."""
+class EvaluationResult(NamedTuple):
+    """Result of an evaluation. `greedy` and `sampled` are `evaluate.Evaluation`s, or None if not requested."""
 
     id: str
     checkpoint: Path
@@ -38,7 +38,9 @@ class Played(NamedTuple):
     sampled: Any
 
     def document(self) -> dict[str, Any]:
-        """For `--json`; the numbers of the greedy policy (or else the sampled one) stand at the top as well."""
+        """Document for `--json`; the values of the greedy policy (or else the sampled one) are also at
+        the top level.
+        """
         main = self.greedy or self.sampled
         return {
             "schema": 1,
@@ -56,8 +58,8 @@ class Played(NamedTuple):
         }
 
 
-class Loaded(NamedTuple):
-    """A checkpoint that is ready to play: its configuration, and the policy with its numbers on a device."""
+class LoadedPolicy(NamedTuple):
+    """Checkpoint with its configuration and the policy with its parameters on a device."""
 
     id: str
     checkpoint: Path
@@ -75,25 +77,25 @@ def load(
     device: str,
     report: Callable[[str], None],
     trusted: bool = False,
-) -> Loaded:
-    """A checkpoint of the run `what`, looked for within `scope`, or one given by its path, ready to play.
+) -> LoadedPolicy:
+    """Load a checkpoint of the run `what`, searched in `scope`, or one given by its path.
 
-    `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each
-    damaged checkpoint that is passed over. Raises NotFoundError, BadFileError, ConfigError, MachineError,
-    UntrustedError, UsageError.
+    `which` is best, last or a step (None: the best if there is one, else the last). `report` receives a line about each
+    damaged checkpoint that is skipped. Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError,
+    UsageError.
     """
     given = _checkpoint_path(what)
     if given is not None and which is not None:
-        raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
+        raise UsageError(f"{what!r} is a checkpoint: omit --checkpoint, or give the run")
     run = _run_around(given, what) if given is not None else runs.resolve(what, *scope)
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
                 f"{safe(run.config_path, 400)} is not a regular file, so the configuration of {safe(run.id)} cannot be "
-                "read: put it back"
+                "read: restore it"
             )
         raise NotFoundError(
-            f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}"
+            f"{safe(run.id)} has no configuration: it never started training. See its log: operant logs {safe(run.id)}"
         )
 
     from operant.compute.runtime import find_device, quiet_threads, set_threads
@@ -105,21 +107,21 @@ def load(
     if given is not None:
         checkpoint = load_file(given)
     else:
-        told: set[str] = set()
+        reported: set[str] = set()
 
-        def once(line: str) -> None:  # the best is looked for before the last
-            if line not in told:
-                told.add(line)
+        def once(line: str) -> None:  # the best is searched before the last
+            if line not in reported:
+                reported.add(line)
                 report(line)
 
         checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=once), which)
     config = configuration.load(checkpoint.config or run.config_path, trusted=trusted)
     chosen = find_device(device)
     set_threads(config.run.threads)
-    return Loaded(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
+    return LoadedPolicy(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
 
 
-def play(
+def evaluate_policy(
     what: str,
     scope: runs.Scope,
     *,
@@ -131,12 +133,12 @@ def play(
     sampled: bool,
     report: Callable[[str], None],
     trusted: bool = False,
-) -> Played:
-    """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load`
-    does, and UsageError.
+) -> EvaluationResult:
+    """Evaluate a checkpoint on `episodes` complete episodes. `seed` None is the run's seed. Other arguments and errors
+    as in `load`; also raises UsageError.
     """
     if not 1 <= episodes <= _MOST_EPISODES:
-        raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
+        raise UsageError(f"--episodes is {episodes}; must be from 1 to {_MOST_EPISODES:,}")
     loaded = load(what, scope, which=which, device=device, report=report, trusted=trusted)
     config = loaded.config
     seed = config.run.seed if seed is None else seed
@@ -148,18 +150,16 @@ def play(
             return None
         return Evaluator(
             loaded.policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy
-        ).run(NUMBER)
+        ).run(EVALUATION_NUMBER)
 
-    played = Played(
+    evaluation = EvaluationResult(
         loaded.id, loaded.checkpoint, loaded.step, config.environment.name, str(loaded.device), seed, None, None
     )
-    return played._replace(greedy=result(greedy, True), sampled=result(sampled, False))
+    return evaluation._replace(greedy=result(greedy, True), sampled=result(sampled, False))
 
 
 def _checkpoint_path(what: str) -> Path | None:
-    """The folder of a checkpoint that is given by its path, or by that of a file in it; None where it is something
-    else.
-    """
+    """Folder of a checkpoint given by its path or by that of a file in it; None if `what` is neither."""
     try:
         path = Path(what).expanduser()
         folder = path.parent if path.is_file() else path
@@ -175,7 +175,9 @@ def _checkpoint_path(what: str) -> Path | None:
 
 
 def _run_around(checkpoint: Path, what: str) -> runs.Run:
-    """The run a checkpoint lies in: RUN/checkpoints/step-*; `what` is how it was named."""
+    """Run that contains a checkpoint, RUN/checkpoints/step-*. `what` is the argument for the message. Raises
+    NotFoundError.
+    """
     run = runs.load(checkpoint.parent.parent)
     if run is None:
         raise NotFoundError(
@@ -192,25 +194,23 @@ def _load(store: Any, which: str | None) -> Any:
         except (NotFoundError, BadFileError):
             return store.load("last")
     if which not in ("best", "last") and not re.fullmatch(r"[0-9]{1,18}", which):
-        raise UsageError(f"--checkpoint is {which!r}; it must be best, last or a step")
+        raise UsageError(f"--checkpoint is {which!r}; must be best, last or a step")
     return store.load(int(which) if which.isdecimal() else which)
 
 
 def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
-    """The run's policy with the checkpoint's numbers."""
+    """The run's policy with the checkpoint's parameters."""
     import torch
 
     from operant.training.build import make_actor
 
     policy = make_actor(config, device)
     with torch.no_grad():
-        for name, here in policy.tensors().items():
-            there = checkpoint.tensors.get(f"policy/{name}")
-            if there is None or there.shape != here.shape:
-                found = tuple(there.shape) if there is not None else "nothing"
-                raise ConfigError(
-                    str(checkpoint.path),
-                    [f"policy/{name}: the checkpoint has {found}, the run's configuration wants {tuple(here.shape)}"],
-                )
-            here.copy_(there)
+        for name, parameter in policy.tensors().items():
+            saved = checkpoint.tensors.get(f"policy/{name}")
+            if saved is None or saved.shape != parameter.shape:
+                found, expected = tuple(saved.shape) if saved is not None else "nothing", tuple(parameter.shape)
+                problem = f"policy/{name}: the checkpoint has {found}, the run's configuration expects {expected}"
+                raise ConfigError(str(checkpoint.path), [problem])
+            parameter.copy_(saved)
     return policy

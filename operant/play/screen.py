@@ -1,7 +1,7 @@
-"""The screen of a game, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no
-policy and no run.
+"""Game screen, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no policy and
+no run.
 
-What is shown and what keys do is a `Playable`'s matter: a person's game (operant/play/game.py) or a policy at play
+A `Playable` provides the contents and handles the keys: a person's game (operant/play/game.py) or the policy viewer
 (operant/play/viewer.py).
 """
 
@@ -29,11 +29,11 @@ from textual.widgets import Static
 
 from operant.errors import UsageError
 from operant.play.halfblocks import Cell, Rows, Style
-from operant.play.view import Playable, Shown, View
+from operant.play.view import Playable, ScreenText, View
 from operant.text import safe
 
 SMALLEST = (24, 8)
-"""Columns and lines that a picture and its text need."""
+"""Minimum terminal size, (columns, lines)."""
 _NAMES = {
     "escape": "esc",
     "up": "up",
@@ -47,12 +47,12 @@ _NAMES = {
 
 
 def require(what: str) -> None:
-    """Raise UsageError where `what` (such as "--render term") could not be shown."""
+    """Raise UsageError unless there is a terminal that can show `what` (such as "--render term")."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get(
         "TERM", ""
     ) in ("", "dumb"):
-        raise UsageError(f"{what} needs a terminal, as input and output")
+        raise UsageError(f"{what} needs a terminal as input and output")
     columns, lines = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
     if columns and lines and (columns < SMALLEST[0] or lines < SMALLEST[1]):
         raise UsageError(f"terminal is {columns}×{lines}; {what} needs {SMALLEST[0]}×{SMALLEST[1]}")
@@ -60,8 +60,8 @@ def require(what: str) -> None:
 
 @functools.lru_cache(8192)
 def _style(fore: bytes | None, back: bytes | None) -> TextStyle:
-    front, behind = (Color.from_rgb(*colour) if colour is not None else None for colour in (fore, back))
-    return TextStyle(color=front, bgcolor=behind)
+    front, background = (Color.from_rgb(*colour) if colour is not None else None for colour in (fore, back))
+    return TextStyle(color=front, bgcolor=background)
 
 
 def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
@@ -69,17 +69,17 @@ def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
 
 
 class Picture(Widget):
-    """Rows of cells, of which only those that changed are sent: fit for SSH."""
+    """Rows of cells, of which only changed ones are sent: suitable for SSH."""
 
     class Resized(Message):
-        """The widget has another size: the rows are to be made anew."""
+        """Posted when the widget's size changes."""
 
     def __init__(self) -> None:
         super().__init__(id="picture")
         self._rows: Rows = []
 
     def show(self, rows: Rows) -> None:
-        """Show rows of cells in place of those before."""
+        """Show rows of cells, repainting only changed ones."""
         before, self._rows = self._rows, rows
         if [len(row) for row in before] != [len(row) for row in rows]:
             self.refresh()
@@ -87,17 +87,17 @@ class Picture(Widget):
         changed = []
         for y, (old, new) in enumerate(zip(before, rows, strict=True)):
             if old is not new and old != new:
-                places = [x for x, (one, other) in enumerate(zip(old, new, strict=True)) if one != other]
-                changed.append(Region(places[0], y, places[-1] + 1 - places[0], 1))
+                columns = [x for x, (one, other) in enumerate(zip(old, new, strict=True)) if one != other]
+                changed.append(Region(columns[0], y, columns[-1] + 1 - columns[0], 1))
         if changed:
             self.refresh(*changed)
 
     def on_resize(self) -> None:
-        """Ask for rows of the new size."""
+        """Post `Resized`."""
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
-        """One line, padded to the widget's width."""
+        """Strip of one line, padded to the widget's width."""
         row = self._rows[y] if y < len(self._rows) else []
         segments = [
             Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)
@@ -119,15 +119,15 @@ class GameScreen(App[None], inherit_bindings=False):
     ALLOW_SELECT: ClassVar[bool] = False
 
     def __init__(self, game: Playable, view: View) -> None:
-        super().__init__(ansi_color=True)  # the terminal's own background
+        super().__init__(ansi_color=True)  # keep the terminal's background
         self._game, self._view = game, view
-        encoding = (getattr(sys.__stderr__, "encoding", None) or "ascii").lower()  # where Textual draws
+        encoding = (getattr(sys.__stderr__, "encoding", None) or "ascii").lower()  # Textual writes to stderr
         self._style = Style(not self.no_color, encoding.replace("-", "").replace("_", "") == "utf8")
         self._timer: Timer | None = None
-        self._first_s: float | None = None  # when the first picture was painted
+        self._first_s: float | None = None  # time of the first frame
 
     def compose(self) -> ComposeResult:
-        """The picture with its box, and two lines."""
+        """Create the picture, its box, and two lines."""
         with Container(id="field"):
             yield Picture()
             yield Static(id="box", markup=False)
@@ -135,11 +135,11 @@ class GameScreen(App[None], inherit_bindings=False):
         yield Static(id="prompt", markup=False)
 
     def on_picture_resized(self) -> None:
-        """The picture has its size, or another one."""
+        """Draw for the new size."""
         self._draw()
 
     def on_key(self, event: events.Key) -> None:
-        """Hand a key to the game. What was typed before there was a picture to see is dropped."""
+        """Pass a key to the game; keys typed before the first frame are dropped."""
         event.prevent_default()
         if event.key == "ctrl+c":
             self.exit()
@@ -165,7 +165,7 @@ class GameScreen(App[None], inherit_bindings=False):
         self._draw()
 
     def _draw(self) -> None:
-        """Show the game as it is, and wait for what comes next."""
+        """Show the game, and set the timer of its next step."""
         if self._timer is not None:
             self._timer.stop()
         if self._game.done:
@@ -177,7 +177,7 @@ class GameScreen(App[None], inherit_bindings=False):
         if (due_s := self._game.due_s) is not None:
             self._timer = self.set_timer(max(0.001, due_s - time.monotonic()), self._tick)
 
-    def _show(self, shown: Shown) -> None:
+    def _show(self, shown: ScreenText) -> None:
         picture = self.query_one(Picture)
         width, height = picture.size
         if width > 0 and height > 0:

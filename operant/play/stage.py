@@ -1,8 +1,8 @@
-"""A few lanes that a policy or a person plays one step at a time, with pictures: for films, the viewer and games. Knows
-nothing of films, terminals or runs.
+"""Stage: a few lanes stepped one at a time, with pictures, for videos, the viewer and games. Knows nothing of videos,
+terminals or runs.
 
-A lane that has ended keeps its last state until the next step, so that the end can be seen. Its next episode begins
-with exactly the random numbers that a world's own reset would have drawn: the episodes are those of `evaluate`.
+An ended lane keeps its last state until the next step, so that the end can be shown. Its next episode starts with
+exactly the random numbers that a world's reset would use: the episodes are those of `evaluate`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from operant.training import evaluate
 from operant.training.rollout import Rollout
 from operant.worlds import DeviceWorld, Painter
 
-_TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
+_TICKS = 1 << 32  # evaluation N starts at tick N * 2^32
 
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """The same rules, where an episode's end leaves the state as it is. Cached, so that it compiles once per
-    process.
-    """
+    """The same rules with a reset that does nothing. Cached, so that it compiles once per process."""
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:
@@ -43,11 +41,10 @@ def _without_reset(env: Env) -> Env:
 
 
 class Stage:
-    """`lanes` lanes of an environment, at the beginning of their first episodes: those of evaluation `number`, under
-    the same seed.
+    """`lanes` lanes of an environment at the start of the first episodes of evaluation `number`, under the same seed.
 
-    After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` are those of the
-    current episodes, and of ended ones until the next step.
+    After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` belong to the
+    current episodes, and to ended ones until the next step.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class Stage:
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
-        """Compile every kernel now, not while someone watches: takes a step, and then puts the lanes back."""
+        """Compile every kernel at construction: take a step, then restore the lanes."""
         self._begin(np.ones(self.lanes, bool))
         self.step(self._slot.action)
         if self._painter is not None:
@@ -82,41 +79,43 @@ class Stage:
 
     @property
     def observation(self) -> torch.Tensor:
-        """The current observation, (O, N); of an ended lane, its last."""
+        """Current observation, (O, N); of an ended lane, its last."""
         return self._slot.observation
 
     @property
     def legal(self) -> torch.Tensor | None:
-        """The mask of legal actions, (H, N) of 0 and 1; None where the environment has none."""
+        """Mask of legal actions, (H, N) of 0 and 1; None if the environment has none."""
         return self._slot.legal
 
     @property
     def action(self) -> NDArray[Any]:
-        """The last action, (A, N)."""
+        """Last action, (A, N)."""
         return self._slot.action.cpu().numpy()
 
     @property
     def tallies(self) -> dict[str, float]:
-        """The tallies of the first lane's episode, and of an ended one until the next step."""
+        """Tallies of the first lane's episode, and of an ended one until the next step."""
         lanes = self._world.lanes
-        kept = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
-        return dict(zip(self.env.tally, kept.tolist(), strict=True))
+        tallies = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
+        return dict(zip(self.env.tally, tallies.tolist(), strict=True))
 
     def rollout(self, actor: Actor) -> Rollout:
-        """An actor that chooses for these lanes."""
+        """Rollout that lets an actor choose actions for these lanes."""
         return Rollout(actor, self._world, slot=self._slot)
 
     def renew(self) -> None:
-        """Begin the next episode in every lane that has ended. `step` does so by itself."""
+        """Start the next episode in every ended lane. `step` does so too."""
         if self.ended.any():
             self._begin(self.ended.copy())
 
     def restart(self) -> None:
-        """Begin another episode in every lane, whatever state it is in."""
+        """Start a new episode in every lane."""
         self._begin(np.ones(self.lanes, bool))
 
     def step(self, action: torch.Tensor) -> None:
-        """Take an action (A, N) in every lane. Of an ended lane, in its next episode: call `renew` before choosing."""
+        """Take an action (A, N) in every lane; in an ended lane it belongs to the next episode, so call `renew` before
+        choosing.
+        """
         self.renew()
         self._slot.action.copy_(action)
         self._world.step(self._bound)
@@ -128,19 +127,17 @@ class Stage:
         self.ages += 1
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
-        """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape (see `canvas`). Until the next
-        call.
-        """
+        """Draw the lanes on `canvas` and return it, (N, H, W, 3) bytes, valid until the next call."""
         assert self._painter is not None, "this environment draws no picture"
         self._painter(self._painter.bind(canvas))
         return canvas.cpu().numpy()
 
     def canvas(self, side: int) -> torch.Tensor:
-        """Memory for pictures of `side` x `side` pixels a lane."""
+        """Memory for pictures of `side` x `side` pixels per lane."""
         return torch.zeros(self.lanes, side, side, 3, dtype=torch.uint8, device=self.device)
 
     def _begin(self, which: NDArray[np.bool_]) -> None:
-        """Reset lanes with the random numbers of the last tick, as a world does at an episode's end."""
+        """Reset the lanes `which` with the random numbers of the last tick, as a world does at an episode's end."""
         old, new = self._world.lanes, self._resets.lanes
         new.state.copy_(old.state)
         if new.int_state is not None:
@@ -153,9 +150,9 @@ class Stage:
             (old.int_state, new.int_state),
             (self._slot.observation, self._reset_slot.observation),
         ]
-        for there, here in (*pairs, (self._slot.legal, self._reset_slot.legal)):
-            if there is not None:
-                there.copy_(torch.where(chosen, here, there))
+        for target, source in (*pairs, (self._slot.legal, self._reset_slot.legal)):
+            if target is not None:
+                target.copy_(torch.where(chosen, source, target))
         old.age.copy_(torch.where(chosen, new.age, old.age))
         old.running.copy_(torch.where(chosen, 0.0, old.running))
         if old.finished is not None:
@@ -164,14 +161,14 @@ class Stage:
 
 
 class Player:
-    """An actor that plays a stage, greedily or sampled, with the random numbers that an evaluation would draw."""
+    """Policy that plays a stage, greedily or sampled, with the random numbers of an evaluation."""
 
     def __init__(self, stage: Stage, actor: Actor, *, greedy: bool) -> None:
         self._stage, self._greedy = stage, greedy
         self._rollout = stage.rollout(actor)
 
     def step(self) -> None:
-        """One step of every lane."""
+        """Take one step in every lane."""
         self._stage.renew()
         if not self._greedy:
             self._rollout.draw()

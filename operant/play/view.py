@@ -1,7 +1,7 @@
-"""What a game shows: one lane as rows of cells, its picture in half blocks as large as fits, and text. Knows no
-terminal, no policy and no key.
+"""View of one lane as rows of cells: its picture in half blocks, as large as fits, and text. Knows no terminal, no
+policy and no key.
 
-An environment that draws no picture is shown by its observation, in numbers.
+An environment without a picture is shown by its observation, as numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from operant.play.halfblocks import Cell, Rows, Style, cells_of
 if TYPE_CHECKING:
     from operant.play.stage import Stage
 
-_MOST_SIDE = 240  # pixels: no more is worth sending
+_MOST_SIDE = 240  # pixels; more would only cost bandwidth
 _BLANK: Cell = (" ", None, None)
 
 Mark = tuple[float, float, float]
-"""A square on a picture: x, y and half a side, as shares of the picture."""
+"""Square on a picture: x, y and half the side, relative to the picture's size."""
 
 
-class Shown(NamedTuple):
-    """What is on the screen beside the picture."""
+class ScreenText(NamedTuple):
+    """Text of the screen around the picture."""
 
     score: str
     prompt: str
@@ -35,38 +35,38 @@ class Shown(NamedTuple):
 
 
 class Playable(Protocol):
-    """A game as its screen knows it. Times are those of `time.monotonic`."""
+    """Interface of a game to its screen. Times are those of `time.monotonic`."""
 
-    done: bool  # the screen closes
+    done: bool  # close the screen
 
     @property
     def due_s(self) -> float | None:
-        """When `tick` is to be called next; None: only a key changes anything."""
+        """Time of the next `tick`; None: wait for a key."""
 
     def press(self, key: str, now_s: float) -> None:
-        """A key: an arrow, space, enter, tab, backspace, esc or a printable ASCII character."""
+        """Handle a key: an arrow, space, enter, tab, backspace, esc or a printable ASCII character."""
 
     def tick(self, now_s: float) -> None:
-        """The time that `due_s` named has come."""
+        """Advance; called at `due_s`."""
 
     def pause(self) -> None:
-        """Wait for a key."""
+        """Pause until a key is pressed."""
 
-    def shown(self) -> Shown:
-        """What is to be seen now."""
+    def shown(self) -> ScreenText:
+        """Current text."""
 
 
 class View:
-    """Draws a stage's first lane. `largest` bounds the picture's side, in pixels."""
+    """Draws a stage's first lane. `largest` limits the picture's side, in pixels."""
 
     def __init__(self, stage: Stage, *, largest: int | None = None) -> None:
         self._stage, self._largest = stage, largest or _MOST_SIDE
         self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
 
     def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
-        """The lane as it is now, as `height` rows of `width` cells."""
+        """Draw the lane as `height` rows of `width` cells."""
         if not self._stage.env.draws:
-            rows, across = self._numbers(width, height), width
+            rows, across = self._observation_rows(width, height), width
         else:
             rows, across = self._picture(width, height, style, mark)
         left = (width - across) // 2
@@ -84,21 +84,21 @@ class View:
             pixels = _marked(pixels, *mark)
         return cells_of(pixels.tobytes(), side, side, style), side
 
-    def _numbers(self, width: int, height: int) -> Rows:
+    def _observation_rows(self, width: int, height: int) -> Rows:
         values = [f"{value:9.4g}" for value in self._stage.observation[:, 0].tolist()]
         per_line = max(1, width // 10)
         lines = [" ".join(values[k : k + per_line]) for k in range(0, len(values), per_line)]
         if len(lines) > height:
-            lines = [*lines[: height - 1], f"... and {len(values) - (height - 1) * per_line} more numbers"]
+            lines = [*lines[: height - 1], f"... and {len(values) - (height - 1) * per_line} more values"]
         return [[(character, None, None) for character in line[:width]] for line in lines]
 
 
-def _marked(pixels: np.ndarray, x: float, y: float, reach: float) -> np.ndarray:
-    """The corners of a square around a point, in the colour that stands out."""
+def _marked(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
+    """Draw the corners of a square around a point in magenta."""
     marked = pixels.copy()
     side = len(pixels)
-    first = [min(max(math.floor((place - reach) * side), 0), side - 1) for place in (y, x)]
-    last = [min(max(math.ceil((place + reach) * side) - 1, 0), side - 1) for place in (y, x)]
+    first = [min(max(math.floor((center - half_side) * side), 0), side - 1) for center in (y, x)]
+    last = [min(max(math.ceil((center + half_side) * side) - 1, 0), side - 1) for center in (y, x)]
     for row in (first[0], last[0]):
         for column in (first[1], last[1]):
             marked[row, column] = (255, 0, 255)

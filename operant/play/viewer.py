@@ -1,6 +1,6 @@
-"""A policy at play: what `operant eval --render term` shows. Knows no run, no checkpoint and no screen.
+"""Policy viewer of `operant eval --render term`. Knows no run, no checkpoint and no screen.
 
-It plays at the environment's own pace, and no faster than a person can follow.
+Plays at the environment's speed, at most as fast as a person can follow.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from operant import text
-from operant.play.film import Pace
-from operant.play.keys import Buttons
+from operant.play.keys import KeyBindings
 from operant.play.stage import Player, Stage
-from operant.play.view import Shown
+from operant.play.video import Pace
+from operant.play.view import ScreenText
 
 USUAL_FPS = 12.0
-"""Steps a second, for an environment that does not say how long its step is."""
-_HOLD_S = 0.8  # how long an episode's end stays
+"""Steps per second for an environment that declares no step duration."""
+_HOLD_S = 0.8  # duration of an episode's last frame
 
 
-class Watched(NamedTuple):
-    """What was seen."""
+class Playback(NamedTuple):
+    """Result of watching."""
 
-    returns: list[float]  # of the episodes that ended
+    returns: list[float]  # of the finished episodes
     steps: int
 
 
@@ -30,35 +30,35 @@ class Viewer:
 
     def __init__(self, stage: Stage, player: Player, *, title: str, episodes: int, pace: Pace) -> None:
         self._stage, self._player, self._title, self._episodes, self._pace = stage, player, title, episodes, pace
-        self._buttons = Buttons(stage.env)
+        self._buttons = KeyBindings(stage.env)
         self._returns: list[float] = []
         self._steps = 0
-        self._action = "-"  # taken last
+        self._action = "-"  # last action
         self._paused = False
         self._next_s = 0.0
         self.done = False
 
     @property
-    def seen(self) -> Watched:
-        """What was seen so far."""
-        return Watched(self._returns, self._steps)
+    def result(self) -> Playback:
+        """Result so far."""
+        return Playback(self._returns, self._steps)
 
     @property
     def due_s(self) -> float | None:
-        """When the next step is due; None while paused."""
+        """Time of the next step; None while paused."""
         return None if self._paused else self._next_s
 
     def pause(self) -> None:
-        """Wait for space."""
+        """Pause until space is pressed."""
         self._paused = True
 
     def press(self, key: str, now_s: float) -> None:
-        """What a key does."""
+        """Handle a key."""
         self.done = key in ("q", "esc")
         self._paused ^= key == "space"
 
     def tick(self, now_s: float) -> None:
-        """The steps from one picture to the next."""
+        """Take the steps up to the next frame."""
         if len(self._returns) >= self._episodes:
             self.done = True
             return
@@ -70,11 +70,11 @@ class Viewer:
             if stage.ended[0]:
                 self._returns.append(float(stage.returns[0]))
                 break
-        # A slow machine, or a slow line, plays more slowly: it does not catch up.
+        # A slow machine or connection plays more slowly and does not catch up.
         self._next_s = max((self._next_s or now_s) + 1.0 / self._pace.fps, now_s) + (_HOLD_S if stage.ended[0] else 0.0)
 
-    def shown(self) -> Shown:
-        """The episode under way, and the mean of those before."""
+    def shown(self) -> ScreenText:
+        """Current episode, and the mean return of the finished ones."""
         stage, returns = self._stage, self._returns
         number = len(returns) + (0 if stage.ended[0] else 1)
         score = (
@@ -82,6 +82,6 @@ class Viewer:
             f"{text.number(float(stage.returns[0]))}   action {self._action}"
         )
         mean = f"   mean of {len(returns)}: {text.number(sum(returns) / len(returns))}" if returns else ""
-        return Shown(
-            score + mean, f"{self._title}   {'paused: space goes on' if self._paused else 'space pauses'}, q leaves"
+        return ScreenText(
+            score + mean, f"{self._title}   {'paused: space resumes' if self._paused else 'space pauses'}, q quits"
         )

@@ -67,7 +67,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     )
     assert "2 of 2 finished" in operant_process(tmp_path, "runs").stdout
     assert (
-        "dotted: both, mean and 95 % band of 2 seeds" in operant_process(tmp_path, "monitor", "both", "--once").stdout
+        "overlay: both, mean and 95 % band of 2 seeds" in operant_process(tmp_path, "monitor", "both", "--once").stdout
     )
     groups.remove(groups.find("both", root))
     assert [run.id for run in runs.list_runs(root, everywhere=False)] == ["alone"] and not (root / "both").exists()

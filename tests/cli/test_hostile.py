@@ -294,10 +294,10 @@ TOUR = (
     ("x", ""),
     ("s", ""),
     ("y", ""),
-    ("r", "esc leaves"),
-    (ESCAPE, "!esc leaves"),
-    ("o", "esc leaves"),
-    ("\r\r\r", "!esc leaves"),
+    ("r", "esc closes"),
+    (ESCAPE, "!esc closes"),
+    ("o", "esc closes"),
+    ("\r\r\r", "!esc closes"),
     (ESCAPE, ""),
     ("o", ""),
     (":", "Search for commands"),
@@ -395,7 +395,7 @@ def test_a_living_trainer_that_answers(place, living):
     with opened(living, place[0], 80, 24) as terminal:
         for key, yes in (("P", "\r"), ("C", "y"), ("S", "y")):
             before = answered(living)
-            walk(terminal, [(key, "─ Ask the trainer ─"), (yes * 3, "!─ Ask the trainer ─")])
+            walk(terminal, [(key, "─ Confirm ─"), (yes * 3, "!─ Confirm ─")])
             assert terminal.read(DEADLINE_S, until=lambda before=before: answered(living) > before)
         walk(
             terminal,

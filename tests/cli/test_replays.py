@@ -15,7 +15,7 @@ import torch
 from processes import ITERATION, inline, tensors, the_run
 
 from monitor.data.feed import LiveFeed
-from monitor.screen.about import description
+from monitor.screen.dialog_text import description
 from operant import runs
 from operant.config import request
 from operant.runs import atomic

@@ -44,7 +44,7 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 
 async def show(app: Any, pilot: Pilot[None], snapshot: Any) -> str:
     app.source.now = snapshot
-    app.tick()
+    app.poll_source()
     await pilot.pause()
     return text_of(app)
 
@@ -69,7 +69,7 @@ def test_the_same_snapshot_draws_nothing_and_a_new_one_only_what_changed():
         drawn: list[int] = []
         app.post_display_hook = lambda: drawn.append(1)
         for _ in range(3):
-            app.tick()
+            app.poll_source()
             await pilot.pause()
         assert not drawn
         painted = {name: 0 for name in app.run_view.panels}
@@ -77,7 +77,7 @@ def test_the_same_snapshot_draws_nothing_and_a_new_one_only_what_changed():
             panel.refresh = lambda *regions, _name=name, **how: painted.__setitem__(_name, painted[_name] + 1)
         now = app.source.now
         app.source.now = now._replace(version=2, log=(*now.log, LogLine("14:06:00", "ok", "another line")))
-        app.tick()
+        app.poll_source()
         await pilot.pause()
         assert [name for name, times in painted.items() if times] == ["log"]
 
@@ -91,7 +91,7 @@ def test_a_changed_number_is_repainted_alone():
         now = app.source.now
         figures = (now.figures[0]._replace(value=487.4), *now.figures[1:])
         app.source.now = now._replace(version=2, figures=figures)
-        app.tick()
+        app.poll_source()
         await pilot.pause()
         (region,) = regions
         assert (region.width, region.height) == (1, 1), "487.3 became 487.4: one cell"
@@ -297,7 +297,7 @@ def test_the_filter_narrows_while_it_is_typed():
         await press(pilot, "escape")
         assert app.model.view.filter == ""
         await press(pilot, "slash", *"zz")
-        assert "no metric fits 'zz'" in text_of(app)
+        assert "no metric matches 'zz'" in text_of(app)
         await press(pilot, "escape")
         assert app.model.view.filter == "" and "return 487.3" in text_of(app)
 
@@ -343,9 +343,9 @@ def test_an_ended_run_is_scrubbed():
         await press(pilot, "left", "left")
         first, second = app.source.moments
         assert 0 < second < first < STEPS
-        assert "as it was at" in text_of(app) and app.run_view.charts.charts[0].data.cursor is not None
+        assert "showing the run at" in text_of(app) and app.run_view.charts.charts[0].data.cursor is not None
         await press(pilot, "end")
-        assert app.source.moments[-1] is None and "as it was at" not in text_of(app)
+        assert app.source.moments[-1] is None and "showing the run at" not in text_of(app)
 
     act(body, MonitorApp(FakeSource(ended("finished", "all steps done")), FakeLibrary()))
 
@@ -458,9 +458,9 @@ def test_the_trainer_is_asked_only_after_a_question():
 
 def test_a_paused_run_is_asked_to_go_on():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        assert "P Go on" in text_of(app) and "P Pause" not in text_of(app)
+        assert "P Resume" in text_of(app) and "P Pause" not in text_of(app)
         await press(pilot, "P")
-        assert "go on?" in text_of(app)
+        assert "Resume" in text_of(app)
         await press(pilot, "y")
         assert app.source.requests == ["unpause"]
 
@@ -609,7 +609,9 @@ def test_the_palette_has_our_commands_and_no_others():
             and not {"Theme…", "Quit", "Screenshot", "Maximize"} & set(titles)
         )
         await press(pilot, "colon", *"freeze")
-        while "freeze the picture" not in " ".join(text_of(app).split()):  # the palette searches in the background
+        while "freeze or unfreeze the screen" not in " ".join(
+            text_of(app).split()
+        ):  # the palette searches in the background
             await pilot.pause(0.02)
         await press(pilot, "enter")
         while "FROZEN" not in text_of(app):

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
-from monitor.charts import figures
-from monitor.charts.braille import Memory, Plot, bridged, draw_plot
+from monitor.charts import metric_text
+from monitor.charts.braille import ColumnCache, Plot, bridged, draw_plot
 from monitor.charts.canvas import changed_runs
-from monitor.charts.cells import beside, line, text_of
-from monitor.charts.chart import Chart, ChartData, ChartMark, ChartMemory, Layout, draw_chart, y_labels
+from monitor.charts.cells import justified, line, text_of
+from monitor.charts.chart import Chart, ChartData, ChartMark, ChartState, Layout, draw_chart, y_labels
 from monitor.charts.palette import (
     ASCII,
     OKABE_ITO,
@@ -105,7 +105,7 @@ some_charts = (
 
 
 def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused):
-    memory = ChartMemory()
+    memory = ChartState()
     for data in datas:
         rows = draw_chart(data, width, height, palette, memory, focused)
         assert [len(row) for row in rows] == [width] * height
@@ -137,10 +137,10 @@ def test_very_many_charts_are_full_grids_of_plain_cells(datas, width, height, pa
     st.sampled_from([UNICODE, ASCII]),
 )
 def test_columns_that_were_kept_are_those_that_would_be_drawn(pictures, width, height, glyphs):
-    memory, shown = Memory(), Range(-10.0, 10.0)
+    memory, shown = ColumnCache(), Range(-10.0, 10.0)
     for points in pictures:
         plot = Plot(points, shown, overlay=points[1:], target=1.0, verticals={3: "┊"})
-        assert draw_plot(plot, width, height, glyphs, memory) == draw_plot(plot, width, height, glyphs, Memory())
+        assert draw_plot(plot, width, height, glyphs, memory) == draw_plot(plot, width, height, glyphs, ColumnCache())
 
 
 def test_ascii_charts_are_ascii():
@@ -156,7 +156,7 @@ def test_ascii_charts_are_ascii():
         x_right="9",
     )
     for focused in (False, True):
-        assert "".join(text_of(draw_chart(data, 50, 12, PLAIN, ChartMemory(), focused))).isascii()
+        assert "".join(text_of(draw_chart(data, 50, 12, PLAIN, ChartState(), focused))).isascii()
 
 
 # THE PLOT
@@ -166,7 +166,7 @@ def test_ascii_charts_are_ascii():
 @given(st.lists(st.integers(0, 39), min_size=8, max_size=60))
 def test_the_line_passes_every_mean_and_hangs_together(levels):
     width = (len(levels) + 1) // 2
-    lit = dots_of(draw_plot(Plot(points_of(map(float, levels)), Range(0.0, 39.0)), width, 10, UNICODE, Memory()))
+    lit = dots_of(draw_plot(Plot(points_of(map(float, levels)), Range(0.0, 39.0)), width, 10, UNICODE, ColumnCache()))
     columns = {}
     for column, row in lit:
         columns.setdefault(column, set()).add(row)
@@ -207,7 +207,7 @@ def test_gaps_stay_gaps_and_wide_buckets_are_none(rows, expected):
 
 def test_the_band_reaches_from_smallest_to_largest_value():
     # 8 rows of cells for values 0 to 31: a dot row each. The band from 8 to 23 is the four middle rows.
-    rows = draw_plot(Plot([Point(8.0, 16.0, 23.0)] * 6, Range(0.0, 31.0)), 3, 8, UNICODE, Memory())
+    rows = draw_plot(Plot([Point(8.0, 16.0, 23.0)] * 6, Range(0.0, 31.0)), 3, 8, UNICODE, ColumnCache())
     assert [[bool(cell.style.back) for cell in row] for row in rows] == [[False] * 3] * 2 + [[True] * 3] * 4 + [
         [False] * 3
     ] * 2
@@ -216,14 +216,14 @@ def test_the_band_reaches_from_smallest_to_largest_value():
 
 def test_a_log_axis_has_decades_of_one_height_and_no_place_for_zero():
     plot = Plot(points_of([1.0, 10.0, 100.0, 1000.0, 0.0, -5.0]), Range(0.0, 3.0, log=True))
-    lit = dots_of(draw_plot(plot, 3, 1, UNICODE, Memory()))
+    lit = dots_of(draw_plot(plot, 3, 1, UNICODE, ColumnCache()))
     assert {(0, 3), (1, 2), (2, 1), (3, 0)} <= lit
     assert not {column for column, _ in lit} & {4, 5}
 
 
 def test_an_overlaid_run_differs_without_colour():
     points = points_of([5.0] * 40)
-    rows = draw_plot(Plot(points, Range(0.0, 9.0), overlay=points_of([2.0] * 40)), 20, 5, UNICODE, Memory())
+    rows = draw_plot(Plot(points, Range(0.0, 9.0), overlay=points_of([2.0] * 40)), 20, 5, UNICODE, ColumnCache())
     own, other = dots_of(rows, {"series.0"}), dots_of(rows, {"series.1"})
     assert {column for column, _ in own} == set(range(40))
     assert {column for column, _ in other} == set(range(0, 40, 2))
@@ -237,15 +237,17 @@ def test_the_band_of_a_group_lies_behind_the_runs_own():
         (ASCII, lambda cell: cell.character == ","),
     ):
         for points, seen in ((points_of([8.0] * 40), True), (points_of([2.0] * 40, 3.0), False)):
-            rows = draw_plot(Plot(points, Range(0.0, 9.0), overlay=over, overlay_band=True), 20, 9, glyphs, Memory())
+            rows = draw_plot(
+                Plot(points, Range(0.0, 9.0), overlay=over, overlay_band=True), 20, 9, glyphs, ColumnCache()
+            )
             assert any(behind(cell) for row in rows for cell in row) == seen
-        rows = draw_plot(Plot(points_of([8.0] * 40), Range(0.0, 9.0), overlay=over), 20, 9, glyphs, Memory())
+        rows = draw_plot(Plot(points_of([8.0] * 40), Range(0.0, 9.0), overlay=over), 20, 9, glyphs, ColumnCache())
         assert not any(behind(cell) for row in rows for cell in row)
 
 
 def test_target_resume_and_cursor_are_drawn():
     plot = Plot(points_of([0.0] * 20), Range(0.0, 10.0), target=10.0, verticals={4: "┊"}, cursor=7)
-    rows = draw_plot(plot, 10, 4, UNICODE, Memory())
+    rows = draw_plot(plot, 10, 4, UNICODE, ColumnCache())
     assert all(cell.character == "⠁" and cell.style.fore == "dim" for x, cell in enumerate(rows[0]) if x != 4)
     assert [row[4].character for row in rows[:3]] == ["┊"] * 3
     assert [[cell.style.back == "cursor" for cell in row] for row in rows] == [[x == 7 for x in range(10)]] * 4
@@ -255,7 +257,7 @@ def test_target_resume_and_cursor_are_drawn():
     ("means", "drawn"), [(range(10), "/"), (range(9, -1, -1), "\\"), ([0] * 5 + [9] * 5, "-|"), ([4] * 8, "-")]
 )
 def test_ascii_lines_have_a_direction(means, drawn):
-    rows = draw_plot(Plot(points_of(map(float, means)), Range(0.0, 9.0)), len(means) // 2, 10, ASCII, Memory())
+    rows = draw_plot(Plot(points_of(map(float, means)), Range(0.0, 9.0)), len(means) // 2, 10, ASCII, ColumnCache())
     assert {cell.character for row in rows for cell in row if cell.style.fore == "series.0"} == set(drawn)
 
 
@@ -273,7 +275,7 @@ def test_a_range_holds_all_means(means, spread, log):
     assert (shown is None) == (not held)
     if shown is not None:
         assert shown.low < shown.high
-        assert all(-1e-6 <= shown.place(mean) <= 1 + 1e-6 for mean in held)
+        assert all(-1e-6 <= shown.position(mean) <= 1 + 1e-6 for mean in held)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_ranges_have_round_ends(means, spread, low, high):
 def test_a_nearly_constant_metric_is_within_its_range(middle, share):
     means = [middle * (1 - share), middle, middle * (1 + share)]
     shown = y_range(points_of(means))
-    assert all(-1e-6 <= shown.place(mean) <= 1 + 1e-6 for mean in means)
+    assert all(-1e-6 <= shown.position(mean) <= 1 + 1e-6 for mean in means)
 
 
 def test_one_outlier_of_a_band_does_not_flatten_the_line():
@@ -373,7 +375,7 @@ def test_labels_lie_within_a_row_of_what_they_say(middle, span, height, log):
     labels = y_labels(shown, height, 5)
     assert len(set(labels.values())) == len(labels)
     for row, text in labels.items():
-        assert abs((1 - shown.place(tick_value(text))) * (height - 1) - row) <= 1.6
+        assert abs((1 - shown.position(tick_value(text))) * (height - 1) - row) <= 1.6
 
 
 def test_ticks_are_evenly_apart_and_end_with_the_range():
@@ -433,7 +435,7 @@ def test_windows(first, last, previous, expected):
 )
 def test_a_title_says_what_there_is_room_for(width, says, not_says):
     data = ChartData("return", "487.3", "▲", "+1.2/min", "best 495", points=points_of([1.0, 2.0]))
-    top = text_of(draw_chart(data, width, 10, DARK, ChartMemory()))[0]
+    top = text_of(draw_chart(data, width, 10, DARK, ChartState()))[0]
     assert all(text in top for text in says) and not any(text in top for text in not_says)
 
 
@@ -451,7 +453,7 @@ def test_the_newest_value_is_bold_and_marks_lie_under_their_place():
         48,
         9,
         DARK,
-        ChartMemory(),
+        ChartState(),
     )
     assert "".join(cell.character for cell in rows[0] if cell.style.bold).strip() == "487.3"
     layout = Layout.of(48, 9)
@@ -469,7 +471,7 @@ def test_the_newest_value_is_bold_and_marks_lie_under_their_place():
 def test_of_a_crowd_of_marks_the_newest_is_shown():
     def bottom(*marks):
         return text_of(
-            draw_chart(ChartData("return", points=points_of([1.0] * 60), marks=marks), 48, 9, DARK, ChartMemory())
+            draw_chart(ChartData("return", points=points_of([1.0] * 60), marks=marks), 48, 9, DARK, ChartState())
         )[-1]
 
     crowd = [ChartMark("eval", k / 40) for k in range(30)]
@@ -479,23 +481,23 @@ def test_of_a_crowd_of_marks_the_newest_is_shown():
 
 
 def test_focus_is_seen_without_colour():
-    calm, focused = (text_of(draw_chart(ChartData("x"), 20, 6, DARK, ChartMemory(), focus)) for focus in (False, True))
+    calm, focused = (text_of(draw_chart(ChartData("x"), 20, 6, DARK, ChartState(), focus)) for focus in (False, True))
     assert all(a[0] != b[0] and a[-1] != b[-1] for a, b in zip(calm, focused, strict=True))
 
 
 def test_no_data_is_a_sentence_and_so_is_a_log_axis_without_a_place():
-    empty = "\n".join(text_of(draw_chart(ChartData("eval", empty="no evaluation yet"), 40, 8, DARK, ChartMemory())))
+    empty = "\n".join(text_of(draw_chart(ChartData("eval", empty="no evaluation yet"), 40, 8, DARK, ChartState())))
     assert "no evaluation yet" in empty
     negative = ChartData("return", points=points_of([-1.0] * 9), log_y=True)
-    assert "nothing above zero" in "\n".join(text_of(draw_chart(negative, 40, 8, DARK, ChartMemory())))
+    assert "no positive values" in "\n".join(text_of(draw_chart(negative, 40, 8, DARK, ChartState())))
 
 
 def test_lines_of_text_are_cut_padded_and_without_wide_characters():
     row = line([("ab", Style()), ("漢\x1b[x", Style()), ("far too long", Style())], 9)
     assert "".join(cell.character for cell in row) == "ab??[x   "
     assert "".join(cell.character for cell in line([("abcdef", Style())], 4)) == "abcd"
-    assert "".join(cell.character for cell in beside([("ab", Style())], [("cd", Style())], 8)) == "ab    cd"
-    assert "".join(cell.character for cell in beside([("ab", Style())], [("cd", Style())], 4)) == "ab  "
+    assert "".join(cell.character for cell in justified([("ab", Style())], [("cd", Style())], 8)) == "ab    cd"
+    assert "".join(cell.character for cell in justified([("ab", Style())], [("cd", Style())], 4)) == "ab  "
 
 
 # COLOURS
@@ -727,17 +729,17 @@ def test_the_diff_renderer_keeps_wide_and_combining_characters_whole():
     ],
 )
 def test_words_of_a_metric(value, trend, best, better, expected):
-    assert figures.words(value, "", trend, best, better) == expected
+    assert metric_text.metric_text(value, "", trend, best, better) == expected
 
 
 def test_units_and_readings():
-    assert figures.with_unit(4.71e6, "step/s") == "4.71 M step/s" and figures.with_unit(None, "s") == "-"
+    assert metric_text.with_unit(4.71e6, "step/s") == "4.71 M step/s" and metric_text.with_unit(None, "s") == "-"
     assert (
-        figures.with_unit(5.12e8, "bytes"),
-        figures.with_unit(512.0, "bytes"),
-        figures.with_unit(None, "bytes"),
+        metric_text.with_unit(5.12e8, "bytes"),
+        metric_text.with_unit(512.0, "bytes"),
+        metric_text.with_unit(None, "bytes"),
     ) == ("512 MB", "512.0 bytes", "-")
-    assert "\x1b" not in figures.with_unit(1.0, "\x1b[31m")
-    assert figures.reading("step", 212e6, Point(0.41, 0.44, 0.47)) == "at 212 M  0.44 (0.41 to 0.47)"
-    assert figures.reading("wall", 161.0, Point(1.0, 1.0, 1.0, True)) == "at 0:02:41  1  not finite: !"
-    assert figures.reading("iteration", 5.0, None) == "at 5  no value"
+    assert "\x1b" not in metric_text.with_unit(1.0, "\x1b[31m")
+    assert metric_text.cursor_text("step", 212e6, Point(0.41, 0.44, 0.47)) == "at 212 M  0.44 (0.41 to 0.47)"
+    assert metric_text.cursor_text("wall", 161.0, Point(1.0, 1.0, 1.0, True)) == "at 0:02:41  1  not finite: !"
+    assert metric_text.cursor_text("iteration", 5.0, None) == "at 5  no value"

@@ -16,7 +16,7 @@ import pytest
 from fake_snapshots import FakeSource, ended, running, states
 from waiting import DEADLINE_S
 
-from monitor import command, plain
+from monitor import command, text_output
 from operant import runs
 from operant.errors import NotFoundError, UsageError
 from operant.runs.metrics import Metric, Writer
@@ -60,7 +60,7 @@ def make(tmp_path: Path, name: str, state: str = "finished", code: int = 0) -> r
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--fps", "0"], "whole number of 1 to 20"),
+        (["--fps", "0"], "integer from 1 to 20"),
         (["--fps", "21"], "1 to 20"),
         (["--fps", "x"], "'x'"),
         (["--fps", "9" * 500], "1 to 20"),
@@ -128,14 +128,14 @@ def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path, capsys):
 
 def test_the_library_lists_and_opens(tmp_path):
     make(tmp_path, "one-0001")
-    library = command.Folders(runs.Scope(tmp_path / "runs"), readonly=True)
+    library = command.RunFolders(runs.Scope(tmp_path / "runs"), readonly=True)
     (row,) = library.rows()
     assert (row.id, row.state) == ("one-0001", "finished")
     feed = library.open(row.path)
     assert feed.readonly and feed.snapshot().run.id == "one-0001"
     feed.close()
     shutil.rmtree(row.path)
-    with pytest.raises(NotFoundError, match="any more"):
+    with pytest.raises(NotFoundError, match="no longer contains a run"):
         library.open(row.path)
 
 
@@ -165,7 +165,7 @@ def test_a_line_every_five_seconds_and_one_on_a_change():
         if now[0] > 12.4:
             source.now = ended("finished", "all steps done")
 
-    assert plain.follow(source, stream, sleep=sleep, clock=lambda: now[0])
+    assert text_output.follow(source, stream, sleep=sleep, clock=lambda: now[0])
     lines = stream.getvalue().rstrip().split("\n")
     assert [line.split("   ")[0].split("  ")[1] for line in lines if line.startswith("cartpole")] == [
         "running",
@@ -182,7 +182,7 @@ def test_nobody_reads_any_more():
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    assert plain.follow(FakeSource(running()), Gone()) is False
+    assert text_output.follow(FakeSource(running()), Gone()) is False
 
 
 def test_once_prints_one_picture(tmp_path, capsys):

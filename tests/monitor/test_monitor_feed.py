@@ -13,8 +13,8 @@ from waiting import DEADLINE_S, wait_until
 from monitor.data import feed as feeds
 from monitor.data.event_log import EventLog, log_line
 from monitor.data.feed import LiveFeed
-from monitor.data.listing import Listing
-from monitor.data.reading import Reading, load_history, process_state
+from monitor.data.listing import RunListing
+from monitor.data.run_reader import RunReader, load_history, process_state
 from monitor.data.snapshot import LogLine
 from monitor.screen.header import measured
 from monitor.screen.model import Model
@@ -256,8 +256,8 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
     [
         ("finished", 0, {"exit": 0, "wall_s": 161.0}, "finished", "all steps done in 0:02:41"),
         ("stopped", 130, {"exit": 130}, "stopped", "stopped, without a checkpoint"),
-        ("failed", 1, {"exit": 1}, "failed", "an error ended it: ValueError: no"),
-        ("diverged", 5, {"exit": 5}, "diverged", "training produced numbers that are not finite"),
+        ("failed", 1, {"exit": 1}, "failed", "ended by an error: ValueError: no"),
+        ("diverged", 5, {"exit": 5}, "diverged", "training produced values that are not finite"),
         ("gpu_fault", 7, {"exit": 7}, "gpu_fault", "the GPU failed"),
         ("oom", 7, {"exit": 7}, "oom", "out of memory"),
         (
@@ -358,7 +358,7 @@ def test_a_truncated_file_leaves_the_last_frame(trainer, opened):
         file.truncate(5000)
     snapshot = until(feed, lambda one: one.state == "unreadable")
     assert (
-        "stays" in snapshot.notice
+        "showing the last values" in snapshot.notice
         and "metrics.mm" in snapshot.cause
         and returns(snapshot) == [float(n) for n in range(1, 11)]
     )
@@ -385,7 +385,7 @@ def test_a_deleted_folder_leaves_the_last_frame(trainer, opened):
     feed = opened(trainer.run)
     os.rename(trainer.run.path, trainer.run.path.with_name("elsewhere"))
     snapshot = until(feed, lambda one: one.state == "unreadable")
-    assert "gone" in snapshot.cause and returns(snapshot) == [float(n) for n in range(1, 11)]
+    assert "deleted" in snapshot.cause and returns(snapshot) == [float(n) for n in range(1, 11)]
     os.rename(trainer.run.path.with_name("elsewhere"), trainer.run.path)
     until(feed, lambda one: one.state == "running")
 
@@ -514,7 +514,7 @@ def test_a_damaged_history_is_no_error(with_history):
 
 def test_a_viewer_that_slept_asks_for_the_history(trainer):
     trainer.record(10)
-    reading = Reading(trainer.run)
+    reading = RunReader(trainer.run)
     reading.poll(0.0)
     reading.wants_history = False
     trainer.record(500)
@@ -539,7 +539,7 @@ def test_a_step_of_before(tmp_path, opened):
     trainer.leave("finished", exit=0, wall_s=1.0)
     feed = opened(trainer.run)
     newest = feed.snapshot()
-    feed.at(20_000.0)
+    feed.seek(20_000.0)
     then = feed.snapshot()
     figures = {figure.metric: figure for figure in then.figures}
     assert (
@@ -557,9 +557,9 @@ def test_a_step_of_before(tmp_path, opened):
     )
     assert any(finding.title.startswith("entropy 0.6") for finding in then.health) and then.phases
     for odd in (-5.0, 1e18):
-        feed.at(odd)
+        feed.seek(odd)
         assert feed.snapshot().at_step == odd and feed.snapshot().figures
-    feed.at(None)
+    feed.seek(None)
     assert feed.snapshot() is newest
 
 
@@ -574,7 +574,7 @@ def test_header_charts_and_health_show_one_value_and_the_label_its_step(tmp_path
         trainer.record(entropy=0.9 - n / 1000, sps=1e6 + 1000 * n, **{"eval/return": float(n)})
     trainer.leave("finished", exit=0, wall_s=1.0)
     feed = opened(trainer.run)
-    feed.at(step)
+    feed.seek(step)
     snapshot = feed.snapshot()
     model = Model(snapshot, View(at=step))
     titles = " | ".join(finding.title for finding in snapshot.health)
@@ -584,7 +584,7 @@ def test_header_charts_and_health_show_one_value_and_the_label_its_step(tmp_path
     entropy = next(figure.value for figure in snapshot.figures if figure.metric == "entropy")
     assert entropy == pytest.approx(0.9 - (snapshot.progress.step / STEPS_PER_ITERATION - 1) / 1000)
     assert f"eval {text.number(snapshot.progress.step / STEPS_PER_ITERATION - 1)}" in titles
-    assert step is None or f"at {text.count(snapshot.progress.step)} steps" in model.standing
+    assert step is None or f"at {text.count(snapshot.progress.step)} steps" in model.mode_sentence
 
 
 # REQUESTS, PICTURES
@@ -620,7 +620,7 @@ def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
     inbox.settle(requests[0], "refused", "not now")
     snapshot = until(feed, lambda one: "not now" in one.notice)
     assert [(line.text, line.level) for line in snapshot.log] == [
-        ("the trainer does not pause: not now", "bad")
+        ("the trainer refused to pause: not now", "bad")
     ] and snapshot.notice_level == "bad"
 
 
@@ -628,7 +628,7 @@ def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
     ("result", "said", "notice", "level"),
     [
         ("done", "checkpoints/step-000000000300", "saved checkpoints/step-000000000300", "ok"),
-        ("failed", "no space left", "the trainer does not save a checkpoint: no space left", "bad"),
+        ("failed", "no space left", "the trainer refused to save a checkpoint: no space left", "bad"),
     ],
 )
 def test_a_checkpoint_is_told_of_once_it_is_safe_and_not_before(trainer, opened, result, said, notice, level):
@@ -701,7 +701,7 @@ def test_that_there_are_no_pictures_is_said_as_the_run_says_it(trainer, opened):
     trainer.record(3)
     feed = opened(trainer.run)
     feed.watch(True)
-    assert "sends no pictures" in until(feed, lambda one: one.agent_absent).agent_absent
+    assert "does not send frames" in until(feed, lambda one: one.agent_absent).agent_absent
     trainer.writer.event("the agent cannot be watched: ZeroDivisionError: division by zero")
     assert (
         until(feed, lambda one: one.agent_absent.startswith("Zero")).agent_absent
@@ -754,7 +754,7 @@ def event(text, clock, level="ok"):
 def event_log(*takes):
     made = EventLog()
     for lines, events in takes:
-        made.take(lines, events)
+        made.add_new(lines, events)
     return [(one.text, one.is_event) for one in made.lines]
 
 
@@ -826,7 +826,7 @@ def test_an_error_is_told_once_and_before_its_details():
     long = "diverged in iteration 7: " + "x" * 300
     lines = [line("step", "10:00:00"), LogLine("", "bad", f"error: {long}"), line("  ppo.toml:3: a detail")]
     made = EventLog()
-    made.take(lines, [event(long[:200] + "…", "10:00:01", "bad")])
+    made.add_new(lines, [event(long[:200] + "…", "10:00:01", "bad")])
     assert list(made.lines) == [lines[0], LogLine("10:00:01", "bad", long, True), lines[2]]
     trace = [line("Traceback (most recent call last):"), line("ValueError: no")]
     assert event_log((trace, [event("ValueError: no", "10:00:01", "bad")])) == [
@@ -854,7 +854,7 @@ def test_a_line_of_the_log_as_it_is_shown(line, wanted):
 
 def test_many_snapshots_while_a_trainer_writes(trainer, opened):
     feed, over, seen = opened(trainer.run), threading.Event(), []
-    feed.hurry(0.05)
+    feed.set_poll_interval(0.05)
 
     def look():
         version = 0
@@ -913,7 +913,7 @@ def test_rows_of_runs(tmp_path, started):
     (root / "odd").mkdir()
     found = {}
     end = time.monotonic() + DEADLINE_S
-    listing = Listing(runs.Scope(root))
+    listing = RunListing(runs.Scope(root))
     while getattr(found.get("cartpole-ppo-77b0"), "sps", "-") == "-":  # its first record may have none
         assert time.monotonic() < end
         found = {row.id: row for row in listing.rows()}
@@ -930,14 +930,14 @@ def test_rows_of_runs(tmp_path, started):
     assert (found["cartpole-ppo-77b0"].state, found["cartpole-ppo-77b0"].sps) == ("running", "4.71 M") and found[
         "cartpole-ppo-77b0"
     ].path == str(live.path)
-    assert {row.id for row in Listing(runs.Scope(root)).rows()} == set(found)
+    assert {row.id for row in RunListing(runs.Scope(root)).rows()} == set(found)
 
 
 def test_a_run_that_no_longer_changes_is_described_once(tmp_path, monkeypatch):
     done = Trainer(tmp_path / "runs")
     done.record(5)
     done.leave("finished", exit=0)
-    listing, described = Listing(runs.Scope(tmp_path / "runs")), []
+    listing, described = RunListing(runs.Scope(tmp_path / "runs")), []
     real = runs.describe
     monkeypatch.setattr("monitor.data.listing.runs.describe", lambda run: described.append(run.id) or real(run))
     first = listing.rows()

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from monitor.data import health
-from monitor.data.health import Circumstances, findings
-from monitor.data.model import Known
+from monitor.data.health import HealthContext, findings
 from monitor.data.snapshot import Gpu, System
+from monitor.data.summary import RunData
 from monitor.data.timeline import Timeline
 from operant.algos.base import metric_specs
 from operant.algos.ppo.ppo import Stats, entropy_thresholds
@@ -186,8 +186,8 @@ def course(tmp_path, columns, actions, *, share=1.0, target=None):
     for n in range(100):
         step = int(STEPS * share * (n + 1) / 100)
         timeline.add([Record(n, step, n * 10**9 // 2, 0, 1, 0, tuple(column[n // 10] for column in columns))])
-        known = Known(run, State("running"), Observation(True), timeline)
-        yield step / STEPS, health.judge(known, None)
+        known = RunData(run, State("running"), Observation(True), timeline)
+        yield step / STEPS, health.check(known, None)
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -217,7 +217,7 @@ SLOWER = Threshold("warn", below=0.75, relative_to="minute", advice="something e
 def said(now=None, actions=(), **values):
     columns = {name: value if isinstance(value, list) else [value] * 20 for name, value in values.items()}
     declared = specs(actions, MetricSpec("sps", "SPS", kind="rate", thresholds=(SLOWER,)))
-    return findings(columns, declared, now or Circumstances(share=0.5))
+    return findings(columns, declared, now or HealthContext(share=0.5))
 
 
 def levels(*found):
@@ -251,7 +251,7 @@ def test_kl(value, level):
 def test_a_policy_that_stands_still_because_its_rate_is_annealed_is_well():
     assert levels(
         *said(
-            Circumstances(share=0.98, highest={"learning_rate": 1e-3}, newest={"learning_rate": 2e-5}), approx_kl=1e-8
+            HealthContext(share=0.98, highest={"learning_rate": 1e-3}, newest={"learning_rate": 2e-5}), approx_kl=1e-8
         )
     ) == ["ok"]
 
@@ -262,14 +262,14 @@ def test_one_odd_record_changes_nothing():
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.049])
 def test_nothing_is_bad_at_the_very_beginning(share):
-    now = Circumstances(share=share, checkpoint_failures=9, not_finite=("loss/value",), evaluation=(0.0, 500.0, 1.0))
+    now = HealthContext(share=share, checkpoint_failures=9, not_finite=("loss/value",), evaluation=(0.0, 500.0, 1.0))
     found = said(now, approx_kl=5.0, entropy=0.0, explained_variance=-9.0, clip_fraction=1.0)
     assert "bad" not in levels(*found) and "warn" in levels(*found)
 
 
 @pytest.mark.parametrize("iterations,level", [(10, "warn"), (100, "bad")])
 def test_a_run_without_an_end_is_settled_after_some_iterations(iterations, level):
-    assert levels(*said(Circumstances(share=None, iterations=iterations), approx_kl=5.0)) == [level]
+    assert levels(*said(HealthContext(share=None, iterations=iterations), approx_kl=5.0)) == [level]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_run_without_an_end_is_settled_after_some_iterations(iterations, level
 def test_the_critic(value, share, evaluation, level):
     found = {
         finding.title.split()[0]: finding
-        for finding in said(Circumstances(share=share, evaluation=evaluation), explained_variance=value)
+        for finding in said(HealthContext(share=share, evaluation=evaluation), explained_variance=value)
     }
     assert found["explained"].level == level
 
@@ -309,30 +309,30 @@ def test_the_critic(value, share, evaluation, level):
     ],
 )
 def test_entropy(entropy, actions, share, level):
-    assert levels(*said(Circumstances(share=share), actions, entropy=entropy)) == [level]
+    assert levels(*said(HealthContext(share=share), actions, entropy=entropy)) == [level]
 
 
 def test_a_policy_at_its_target_may_be_certain():
-    now = Circumstances(share=0.4, evaluation=(10.0, 480.0, 480.0), target=475.0)
+    now = HealthContext(share=0.4, evaluation=(10.0, 480.0, 480.0), target=475.0)
     assert levels(*said(now, (2,), entropy=0.0)) == ["ok", "ok"]
     assert levels(*said(now._replace(target=490.0), (2,), entropy=0.0)) == ["bad", "ok"]
 
 
 def test_a_normal_distributions_entropy_may_pass_zero():
-    assert levels(*said(Circumstances(share=0.4), entropy=[0.05 - 0.004 * n for n in range(20)])) == ["ok"]
+    assert levels(*said(HealthContext(share=0.4), entropy=[0.05 - 0.004 * n for n in range(20)])) == ["ok"]
 
 
 @pytest.mark.parametrize("newest,level", [(500.0, "ok"), (300.0, "ok"), (200.0, "warn"), (50.0, "bad")])
 def test_an_evaluation_that_lost_what_was_gained(newest, level):
-    assert levels(*said(Circumstances(share=0.6, evaluation=(10.0, 500.0, newest)))) == [level]
+    assert levels(*said(HealthContext(share=0.6, evaluation=(10.0, 500.0, newest)))) == [level]
 
 
 def test_a_run_that_began_well_may_vary():
-    assert levels(*said(Circumstances(share=0.6, evaluation=(-165.0, -79.2, -84.2), target=-75.5))) == ["ok"]
+    assert levels(*said(HealthContext(share=0.6, evaluation=(-165.0, -79.2, -84.2), target=-75.5))) == ["ok"]
 
 
 def test_a_jump_of_the_gradient_and_a_slower_machine():
-    now = Circumstances(share=0.5, usual={"gradient_norm": 0.3, "sps": 1e6})
+    now = HealthContext(share=0.5, medians={"gradient_norm": 0.3, "sps": 1e6})
     assert levels(*said(now, gradient_norm=[0.3] * 19 + [4.0], sps=7e5)) == ["warn", "warn"]
     assert levels(*said(now, gradient_norm=0.9, sps=9e5)) == ["ok", "ok"]
 
@@ -347,19 +347,19 @@ def test_a_jump_of_the_gradient_and_a_slower_machine():
     ],
 )
 def test_the_gpu(gpu, level, word):
-    found = said(Circumstances(share=0.5, gpu=gpu))
+    found = said(HealthContext(share=0.5, gpu=gpu))
     assert levels(*found) == [level] and word in found[0].title + found[0].advice
-    assert said(Circumstances(share=0.5, gpu=Gpu("x"))) == ()
+    assert said(HealthContext(share=0.5, gpu=Gpu("x"))) == ()
 
 
 def test_checkpoints_that_cannot_be_saved():
-    assert levels(*said(Circumstances(share=0.5, checkpoint_failures=1))) == ["warn"]
-    assert levels(*said(Circumstances(share=0.5, checkpoint_failures=3))) == ["bad"]
-    assert levels(*said(Circumstances(share=0.5, history_error=True))) == ["warn"]
+    assert levels(*said(HealthContext(share=0.5, checkpoint_failures=1))) == ["warn"]
+    assert levels(*said(HealthContext(share=0.5, checkpoint_failures=3))) == ["bad"]
+    assert levels(*said(HealthContext(share=0.5, history_error=True))) == ["warn"]
 
 
 def test_the_gravest_first_and_nothing_of_nothing():
-    found = said(Circumstances(share=0.5, not_finite=("loss/value",)), approx_kl=0.01, clip_fraction=0.5)
+    found = said(HealthContext(share=0.5, not_finite=("loss/value",)), approx_kl=0.01, clip_fraction=0.5)
     assert levels(*found) == ["bad", "warn", "ok"] and "value loss" in found[0].title
     assert said() == () and said(approx_kl=[NAN] * 20) == ()
 
@@ -378,14 +378,16 @@ def test_circumstances_of_a_run(tmp_path):
     for n in range(100):
         values = (0.69 - n / 200, 1000.0, float(n), 1.0 - n / 200, 0.01, NAN if n == 50 else 1.0)
         timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, values)])
-    known = Known(Run("x", tmp_path, {"steps": 20_000, "target": 40.0}), State("running"), Observation(True), timeline)
-    now = health.circumstances(known, System(gpu=Gpu("x", 0.5)))
-    assert now.share == 0.5 and now.usual == {"sps": 1000.0} and now.evaluation == (0.0, 99.0, 99.0)
+    known = RunData(
+        Run("x", tmp_path, {"steps": 20_000, "target": 40.0}), State("running"), Observation(True), timeline
+    )
+    now = health.health_context(known, System(gpu=Gpu("x", 0.5)))
+    assert now.share == 0.5 and now.medians == {"sps": 1000.0} and now.evaluation == (0.0, 99.0, 99.0)
     assert now.target == 40.0 and now.gpu == Gpu("x", 0.5) and now.not_finite == ("loss/value",)
     assert now.highest == {"learning_rate": 1.0} and now.newest["learning_rate"] == pytest.approx(0.505, abs=0.02)
-    then = health.circumstances(known, None, 3000.0)
+    then = health.health_context(known, None, 3000.0)
     assert then.share == 0.15 and then.evaluation == (0.0, 29.0, 29.0) and then.gpu is None and then.not_finite == ()
-    assert health.circumstances(known._replace(timeline=None), None) == Circumstances()
+    assert health.health_context(known._replace(timeline=None), None) == HealthContext()
 
 
 # THRESHOLDS AS DATA
@@ -393,7 +395,7 @@ def test_circumstances_of_a_run(tmp_path):
 
 def judged(threshold, values, now=None, **how):
     spec = MetricSpec("x", "an x", thresholds=(Threshold(*threshold, **how),), advice="try less")
-    return findings({"x": values}, {"x": spec}, now or Circumstances(share=0.5))
+    return findings({"x": values}, {"x": spec}, now or HealthContext(share=0.5))
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def judged(threshold, values, now=None, **how):
     ],
 )
 def test_what_a_threshold_can_say(how, values, level):
-    now = Circumstances(share=0.5, highest={"x": 100.0, "y": 10.0}, newest={"y": 1.5})
+    now = HealthContext(share=0.5, highest={"x": 100.0, "y": 10.0}, newest={"y": 1.5})
     (found,) = judged(("warn", 2.0), values, now, **how)
     assert found.level == level and found.title.startswith("an x ") and (found.advice == "try less") == (level != "ok")
 
@@ -428,7 +430,7 @@ def test_a_threshold_without_its_reference_is_not_judged():
 
 def test_a_value_in_a_range_that_does_not_count_yet_says_why():
     assert judged(("bad", 2.0), [3.0] * 20, after=0.9)[0].wanted == "too early to tell"
-    at_its_best = Circumstances(share=0.5, evaluation=(1.0, 9.0, 9.0))
+    at_its_best = HealthContext(share=0.5, evaluation=(1.0, 9.0, 9.0))
     assert judged(("bad", 2.0), [3.0] * 20, at_its_best, unless="best")[-1].wanted == "at its best"
 
 
@@ -436,22 +438,22 @@ def test_a_value_in_a_range_that_does_not_count_yet_says_why():
     "usual,shown,title",
     [
         (1.0, 1.5, "an x 1.5"),
-        (1.0, 3.0, "an x 3 (mostly 1)"),
+        (1.0, 3.0, "an x 3 (median 1)"),
         (3.0, 3.5, "an x 3.5"),
-        (3.0, 1.5, "an x 1.5 (mostly 3)"),
+        (3.0, 1.5, "an x 1.5 (median 3)"),
     ],
 )
 def test_the_value_shown_elsewhere_has_the_usual_one_beside_it_where_it_would_be_judged_otherwise(usual, shown, title):
     spec = MetricSpec("x", "an x", thresholds=(Threshold("warn", below=10.0, at_least=2.0),))
-    (found,) = findings({"x": [usual] * 20}, {"x": spec}, Circumstances(share=0.5), {"x": shown})
+    (found,) = findings({"x": [usual] * 20}, {"x": spec}, HealthContext(share=0.5), {"x": shown})
     assert found.title == title
 
 
 def test_what_was_judged_before_is_told_with_the_figures_of_this_moment(tmp_path):
     timeline = Timeline([Metric("approx_kl"), Metric("eval/return")], specs())
-    known = Known(Run("x", tmp_path, {"steps": 20_000}), State("running"), Observation(True), timeline)
+    known = RunData(Run("x", tmp_path, {"steps": 20_000}), State("running"), Observation(True), timeline)
     timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.01, 5.0)) for n in range(40)])
     verdicts = health.verdicts(known, None)
-    assert [finding.title for finding in health.told(verdicts, known)] == ["eval 5", "approx KL 0.01"]
+    assert [finding.title for finding in health.findings_now(verdicts, known)] == ["eval 5", "approx KL 0.01"]
     timeline.add([Record(40, 4100, 40 * 10**9, 0, 1, 0, (0.02, 6.0))])
-    assert [finding.title for finding in health.told(verdicts, known)] == ["eval 6", "approx KL 0.02"]
+    assert [finding.title for finding in health.findings_now(verdicts, known)] == ["eval 6", "approx KL 0.02"]

@@ -98,7 +98,7 @@ def test_a_metric_declared_in_one_line_is_a_chart_a_figure_and_a_health_line(tmp
 
 def test_a_chart_without_a_value_says_why_where_there_is_a_reason(tmp_path, capsys):
     run = make(tmp_path, other=float("nan"))
-    for absent, said in (("", "the run has no value of it"), ("not measured with NCCL", "not measured with NCCL")):
+    for absent, said in (("", "no values recorded"), ("not measured with NCCL", "not measured with NCCL")):
         declare(run, MetricSpec("loss/other", order=1, absent=absent))
         assert command.main(["run-0001", "--once"]) == 0
         picture = capsys.readouterr().out

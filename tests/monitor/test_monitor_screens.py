@@ -30,7 +30,7 @@ def screens(size: tuple[int, int]) -> dict[str, str]:
         async with app.run_test(size=size) as pilot:
             for version, (state, snapshot) in enumerate(states().items(), 2):
                 app.source.now = snapshot._replace(version=version)
-                app.tick()
+                app.poll_source()
                 await pilot.pause()
                 await pilot.pause()
                 found[state] = text_of(app) + "\n"

@@ -181,7 +181,7 @@ def test_why_the_clock_is_held_down(monkeypatch, held, reason):
 
 def test_why_there_are_no_gpu_figures(monkeypatch):
     assert Gpus().sample(OWN) == (None, "this run trains on the CPU") and Gpus().sample({}) == (None, "")
-    absent, unloaded = nvml([], init="NVML Shared Library Not Found"), nvml([], init="Driver Not Loaded")
+    absent, unloaded = nvml([], init="NVML Shared RunCatalog Not Found"), nvml([], init="Driver Not Loaded")
     for module, said in ((None, "not installed"), (absent, "NVML not found"), (unloaded, "Driver")):
         monkeypatch.setitem(sys.modules, "pynvml", module)
         gpus = Gpus()

@@ -2,7 +2,7 @@
 hundred records a second.
 
 A trainer killed at any moment is shown as crashed at once, with the cause; a monitor killed, resized or multiplied is
-nothing to the trainer. What the state of a trainer is in other strange circumstances (another namespace, a forked
+nothing to the trainer. What the state of a trainer is in other strange health_context (another namespace, a forked
 child) is in test_launch.py, how a monitor ends with its terminal in test_monitor_command.py. Under soak a real trainer
 is killed, resumed and stopped.
 """

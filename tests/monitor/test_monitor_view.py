@@ -100,9 +100,9 @@ def test_a_plan_fits_every_size(page):
     for width in range(1, 230, 3):
         for height in range(1, 70):
             for lines in (0, 4, 24):
-                plan = layout.plan(width, height, View(page=page), words=lines)
+                plan = layout.plan(width, height, View(page=page), ending_lines=lines)
                 body = max(1, height - (3 if width < 60 or height < 16 else 4) - plan.figure_lines)
-                if plan.numbers:
+                if plan.compact:
                     assert page == "overview" and (width < 60 or height < 16)
                     continue
                 assert plan.sidebar == REST or plan.sidebar <= max(0, width - 30) or page == "time"
@@ -110,7 +110,7 @@ def test_a_plan_fits_every_size(page):
                     assert plan.charts > 0 and plan.bottom < body
                     assert (body - plan.bottom) // plan.rows >= min(8, body - plan.bottom)
                     assert (width - plan.sidebar) // plan.columns >= min(27, width)
-                    assert plan.words == (lines > 0) and not (plan.words and plan.agent)
+                    assert plan.ending == (lines > 0) and not (plan.ending and plan.agent)
                 if page == "charts":
                     assert width // plan.columns >= min(27, width) and body // plan.rows >= min(8, body)
 
@@ -134,7 +134,7 @@ def test_the_sizes_that_were_promised():
             plan = layout.plan(width, height, View(page="time"))
             others = plan.time_lines + plan.machine_lines
             assert (plan.explained and others <= plan.body) or (plan.health and plan.body - others >= 5)
-    assert layout.plan(59, 40, View()).numbers and layout.plan(200, 15, View()).numbers
+    assert layout.plan(59, 40, View()).compact and layout.plan(200, 15, View()).compact
     assert layout.plan(120, 36, View(maximised="return")).charts == 1
     assert not layout.plan(120, 36, View(sidebar=False)).sidebar and not layout.plan(120, 36, View(bottom=False)).bottom
 
@@ -164,12 +164,12 @@ def test_a_window_that_follows_moves_in_jumps():
 
 
 def test_metrics_come_in_their_order():
-    names = view.chosen(table().curves)
+    names = view.matching(table().curves)
     assert names[:3] == ["return", "sps", "eval/return"] and names[-1] == "seconds/update"
-    assert view.chosen(["zeta", "alpha", "return"]) == ["zeta", "alpha", "return"], "in the order the run declares"
-    assert view.chosen(table().curves, "LOSS kl") == ["approx_kl", "loss/value", "loss/policy"]
-    assert view.chosen(table().curves, "loss/*y") == ["loss/policy"]
-    assert view.chosen(table().curves, "[") == []
+    assert view.matching(["zeta", "alpha", "return"]) == ["zeta", "alpha", "return"], "in the order the run declares"
+    assert view.matching(table().curves, "LOSS kl") == ["approx_kl", "loss/value", "loss/policy"]
+    assert view.matching(table().curves, "loss/*y") == ["loss/policy"]
+    assert view.matching(table().curves, "[") == []
 
 
 # WHAT KEYS DO
@@ -181,7 +181,7 @@ ARGUMENTS = {
     "wheel": (1,),
     "choose": ("return",),
     "next_chart": (1,),
-    "turn": (1,),
+    "turn_page": (1,),
     "narrow": ("loss",),
 }
 
@@ -202,7 +202,7 @@ def test_every_key_does_something():
     for key in keys.KEYS:
         name, _, arguments = key.action.partition("(")
         assert hasattr(MonitorApp, f"action_{name}") and (
-            name != "look" or ast.literal_eval(f"({arguments[:-1]},)")[0] in CHANGES
+            name != "navigate" or ast.literal_eval(f"({arguments[:-1]},)")[0] in CHANGES
         ), key.id
 
 
@@ -253,14 +253,14 @@ PANELS = (
     header.progress,
     header.figures,
     header.message,
-    header.numbers,
+    header.compact_lines,
     panels.health,
     panels.explained,
     panels.time,
     panels.machine,
     log_panel.log,
     panels.config,
-    panels.last_words,
+    panels.ending,
     panels.empty,
     header.footer,
 )
@@ -319,7 +319,7 @@ def test_the_line_below_the_header_tells_what_is_not_as_usual():
 
     changed = View(axis="wall", filter="loss", page="charts")
     other = running()._replace(run=running().run._replace(short="77b0"))
-    assert "dotted: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(
+    assert "overlay: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(
         running(), view=changed
     )
     crashed = said(states()["crashed"], view=changed)
@@ -327,9 +327,11 @@ def test_the_line_below_the_header_tells_what_is_not_as_usual():
     assert "x: wall time" not in written(header.message(Model(states()["crashed"], changed), 120, 1)), (
         "how it ended matters more"
     )
-    assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
+    assert "requested by root@vm, 3 min ago · P resumes" in said(
+        states()["paused"]._replace(cause="by root@vm, 3 min ago")
+    )
     empty = states()["crashed"]._replace(progress=states()["starting"].progress)
-    assert "step through the run" in said(states()["crashed"]) and "step through the run" not in said(empty)
+    assert "earlier steps" in said(states()["crashed"]) and "earlier steps" not in said(empty)
 
 
 def test_the_progress_bar_is_full_only_at_the_end():
@@ -374,7 +376,7 @@ def test_hostile_text_reaches_no_terminal():
         async with app.run_test(size=(120, 36)) as pilot:
             for version, text in enumerate(HOSTILE, 2):
                 app.source.now = poisoned(text)._replace(version=version, state="failed" if version % 2 else "stalled")
-                app.tick()
+                app.poll_source()
                 for key in ("2", "4", "5", "6", "d", "escape", "1") if version % 9 == 2 else ():
                     await pilot.press(key)
                 await pilot.pause()
@@ -429,9 +431,9 @@ def test_the_log_has_its_lines_whole_on_its_page():
 
 
 def test_the_list_of_keys_fits_a_small_terminal():
-    from monitor.screen.about import help_lines
+    from monitor.screen.dialog_text import help_lines
 
     for width in (30, 34, 60, 92):
         lines = help_lines({}, width=width)
         assert max(sum(line.width_of(piece.text) for piece in one) for one in lines) <= width
-        assert "leave the monitor; the run goes on" in " ".join(written(lines).split())
+        assert "leave the monitor; the run continues" in " ".join(written(lines).split())

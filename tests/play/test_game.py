@@ -14,10 +14,10 @@ from walk import WALK
 from operant.envs import Discrete, find, names
 from operant.nn import mlp
 from operant.nn.policy import Policy
-from operant.play import film
+from operant.play import video
 from operant.play.game import MOST_RATE, USUAL_RATE, Game, rate_of, takes_turns
 from operant.play.halfblocks import Style
-from operant.play.keys import Buttons
+from operant.play.keys import KeyBindings
 from operant.play.stage import Player, Stage
 from operant.play.view import View
 from operant.play.viewer import USUAL_FPS, Viewer
@@ -59,7 +59,7 @@ def driven(game, *script):
 
 
 def a_game(*script, env=WALK, turns, rate=10.0, keys=""):
-    buttons = Buttons(env)
+    buttons = KeyBindings(env)
     buttons.bind(keys)
     stage = Stage(env, env.Params(), seed=1)
     game = Game(stage, buttons, turns=turns, rate=rate, title=env.name or "toy")
@@ -75,15 +75,13 @@ def test_in_turns_a_game_waits_for_keys():
     assert (
         (score.returns, score.steps) == ([], 4) and stage.observation.tolist() == [[4.0]] and stage.ages.tolist() == [4]
     )
-    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last(
-        "walk   ? keys, p pause, r restart, q leaves"
-    )
+    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last("walk   ? keys, p pause, r restart, q quits")
 
 
 def test_in_turns_a_game_ends_and_begins_again():
     score, stage, seen = a_game(*["right"] * 5, "right", "left", "r", "right", turns=True)
     assert score.returns == [15.0] and score.steps == 6 and stage.observation.tolist() == [[1.0]]
-    assert seen.ever("the end: return 15.0 in 5 steps\nr again   q leave") and not seen.last("the end")
+    assert seen.ever("game over: return 15.0 in 5 steps\nr restart   q quit") and not seen.last("game over")
 
 
 def test_an_illegal_action_is_refused_with_a_line():
@@ -99,7 +97,7 @@ def test_an_illegal_action_is_refused_with_a_line():
 def test_against_the_clock_a_game_goes_on_by_itself():
     score, stage, seen = a_game(2, "space", 1.0, turns=False)
     assert (
-        seen.ever("an arrow or space starts it")
+        seen.ever("press an arrow or space to start")
         and score.steps == pytest.approx(10, abs=1)
         and stage.observation.tolist() == [[0.0]]
     )
@@ -124,9 +122,9 @@ def test_an_illegal_key_does_not_stop_the_clock():
 
 def test_pause_and_help_stop_the_clock():
     score, _, seen = a_game("space", 0.55, "p", 5, "x", 0.5, "?", 5, "q", 0.5, turns=False)
-    assert seen.ever("paused: any key goes on") and score.steps == pytest.approx(15, abs=2)
+    assert seen.ever("paused: press any key") and score.steps == pytest.approx(15, abs=2)
     assert seen.ever("right d down s  right") and seen.ever("left a up w     left")
-    assert seen.ever("0-2             an action by its number") and seen.ever("q esc           leave")
+    assert seen.ever("0-2             action by number") and seen.ever("q esc           quit")
     assert not seen.last("paused") and not seen.last("an action by its number")
 
 
@@ -137,7 +135,7 @@ def test_r_restarts_at_once_and_esc_leaves():
 
 def test_time_is_up():
     score, stage, seen = a_game("space", 6.0, turns=False)
-    assert score.returns == [0.0] and stage.ages.tolist() == [40] and seen.last("time is up: return 0 in 40 steps")
+    assert score.returns == [0.0] and stage.ages.tolist() == [40] and seen.last("time limit: return 0 in 40 steps")
 
 
 def test_without_rest_the_last_action_stays():
@@ -238,10 +236,10 @@ def test_the_cursor_marks_the_corners_of_its_square():
 def watched(*script, env, episodes=3, fps=20.0):
     stage = Stage(env, env.Params(), seed=1)
     policy = Policy(env, mlp.Config(hidden=(8,)), seed=2, device=torch.device("cpu"), normalize=False)
-    pace = film.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=USUAL_FPS)
+    pace = video.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=USUAL_FPS)
     viewer = Viewer(stage, Player(stage, policy, greedy=True), title="a run", episodes=episodes, pace=pace)
     seen = driven(viewer, *script)
-    return viewer.seen, seen
+    return viewer.result, seen
 
 
 def test_watching_ends_after_so_many_episodes():
@@ -252,7 +250,7 @@ def test_watching_ends_after_so_many_episodes():
         and seen.ever("episode 3 of 3")
         and seen.ever("mean of 2: ")
     )
-    assert seen.last("a run   space pauses, q leaves")
+    assert seen.last("a run   space pauses, q quits")
     assert seen.ever(f"step {int(watch.returns[0])}   return {watch.returns[0]:.3g}"), "the end is seen"
 
 
@@ -264,7 +262,7 @@ def test_watching_ends_with_a_key(key):
 
 def test_watching_pauses():
     watch, seen = watched(0.26, "space", 30, "space", 0.26, "q", env=find("cartpole"))
-    assert seen.ever("paused: space goes on") and watch.steps == pytest.approx(12, abs=2)
+    assert seen.ever("paused: space resumes") and watch.steps == pytest.approx(12, abs=2)
 
 
 def test_watching_keeps_the_environments_pace():

@@ -8,13 +8,13 @@ from toys import COUNT, PICK, PUSH
 from operant.envs import Box, Discrete, find, names
 from operant.errors import UsageError
 from operant.play.game import takes_turns
-from operant.play.keys import RESERVED, Board, Buttons, Held, action_names
+from operant.play.keys import RESERVED, BoardCursor, HeldKeys, KeyBindings, action_names
 
 
 def test_every_environment_can_be_played():
     for name in names():
         env = find(name)
-        buttons, board = Buttons(env), Board.of(env)
+        buttons, board = KeyBindings(env), BoardCursor.of(env)
         reached = set()
         for count in (1, 2):
             for first in buttons.keys.values():
@@ -37,7 +37,7 @@ def test_every_environment_can_be_played():
 
 
 def words(env, *keys):
-    buttons = Buttons(env)
+    buttons = KeyBindings(env)
     return buttons.action([buttons.keys[key] for key in keys])
 
 
@@ -92,14 +92,14 @@ def test_two_keys_together_are_an_action_of_their_own():
         (5,),
         (5,),
     ]
-    buttons = Buttons(SIX)
+    buttons = KeyBindings(SIX)
     assert buttons.excludes("left", "right") and not buttons.excludes("left", "jump")
     assert buttons.named((3,)) == "left+jump"
 
 
 def test_an_environment_may_name_its_actions():
     env = replace(COUNT, action=Discrete(3), actions=("wait", "fire", "north"))
-    buttons = Buttons(env)
+    buttons = KeyBindings(env)
     assert action_names(env) == ("wait", "fire", "north")
     assert [words(env, *keys) for keys in ((), ("space",), ("enter",), ("2",))] == [(0,), (1,), (2,), (2,)]
     assert ("space",) in [key.keys for key in buttons.help()] and buttons.named((2,)) == "north"
@@ -107,9 +107,9 @@ def test_an_environment_may_name_its_actions():
 
 def test_actions_without_names_are_numbers():
     assert [words(COUNT, *keys) for keys in ((), ("0",), ("1",))] == [None, (0,), (1,)]
-    assert Buttons(COUNT).named((1,)) == "1" and Buttons(COUNT).help() == []
-    with pytest.raises(UsageError, match=r"'left' is not an action; they are 0 to 1$"):
-        Buttons(COUNT).bind("left=left")
+    assert KeyBindings(COUNT).named((1,)) == "1" and KeyBindings(COUNT).help() == []
+    with pytest.raises(UsageError, match=r"'left' is not an action; use 0 to 1$"):
+        KeyBindings(COUNT).bind("left=left")
 
 
 def test_names_that_share_words_are_keys_however_many_they_are():
@@ -122,7 +122,11 @@ def test_names_that_share_words_are_keys_however_many_they_are():
     env = replace(COUNT, action=Discrete(18), actions=names)
     assert words(env, "left", "up", "space") == (names.index("left+up+fire"),) and words(env) == (0,)
     square = replace(env, action=Discrete(16), actions=names[:16])
-    assert Board.of(square) is None and Board.of(replace(square, actions=())) is not None and not takes_turns(square)
+    assert (
+        BoardCursor.of(square) is None
+        and BoardCursor.of(replace(square, actions=())) is not None
+        and not takes_turns(square)
+    )
 
 
 def test_pushes_go_to_the_bounds():
@@ -137,7 +141,7 @@ def test_pushes_go_to_the_bounds():
     unbounded = replace(COUNT, action=Box(1))
     assert words(unbounded, "left") == (-1.0,) and words(unbounded, "right") == (1.0,)
     assert words(replace(COUNT, action=Box(1, low=2.0, high=5.0))) == (2.0,), "rest lies within the bounds"
-    assert Buttons(PUSH).excludes("-0", "+0") and not Buttons(PUSH).excludes("-0", "+1")
+    assert KeyBindings(PUSH).excludes("-0", "+0") and not KeyBindings(PUSH).excludes("-0", "+1")
 
 
 def test_several_choices():
@@ -162,7 +166,7 @@ def test_several_choices():
     ],
 )
 def test_keys_can_be_changed(env, text, key, action):
-    buttons = Buttons(env)
+    buttons = KeyBindings(env)
     buttons.bind(text)
     assert buttons.action([buttons.keys[key]]) == action
 
@@ -172,26 +176,26 @@ def test_keys_can_be_changed(env, text, key, action):
     [
         (SIX, "left", "'left' is not KEY=ACTION"),
         (SIX, "left=", "is not KEY=ACTION"),
-        (SIX, "left=6", "'6' is not an action; they are 0 to 5, or left, stay"),
+        (SIX, "left=6", "'6' is not an action; use 0 to 5, or left, stay"),
         (SIX, "left=-1", "is not an action"),
-        (SIX, "q=1", "'q' is taken"),
-        (SIX, "esc=1", "'esc' is taken"),
+        (SIX, "q=1", "'q' is reserved"),
+        (SIX, "esc=1", "'esc' is reserved"),
         (SIX, "F1=1", "'F1' is not a key"),
         (SIX, "\x1b[2J=1", "is not a key"),
-        (PUSH, "left=1", "is not a push; they are -0 and +0 to -1 and +1"),
-        (PUSH, "left=+2", "is not a push"),
-        (PICK, "left=1", "is not a choice"),
-        (PICK, "left=1:2", "is not a choice"),
+        (PUSH, "left=1", "is not an action; use -0 or +0 to -1 and +1"),
+        (PUSH, "left=+2", "is not an action"),
+        (PICK, "left=1", "is not an action"),
+        (PICK, "left=1:2", "is not an action"),
     ],
 )
 def test_keys_that_are_wrong_have_a_sentence(env, text, said):
     with pytest.raises(UsageError) as raised:
-        Buttons(env).bind(text)
+        KeyBindings(env).bind(text)
     assert said in str(raised.value) and "\x1b" not in str(raised.value)
 
 
 def test_a_key_counts_for_a_while():
-    held = Held(Buttons(SIX), first_s=0.25, again_s=0.1)
+    held = HeldKeys(KeyBindings(SIX), first_s=0.25, again_s=0.1)
     assert held.press("left", 0.0) and held.words(0.2) == ["left"] and held.words(0.25) == []
     assert (
         held.press("left", 1.0) and held.press("left", 1.2) and held.words(1.29) == ["left"] and held.words(1.31) == []
@@ -207,7 +211,7 @@ def test_a_key_counts_for_a_while():
 
 def test_a_board_has_a_cursor():
     go = find("go")
-    board, named = Board.of(go), Buttons(go).named
+    board, named = BoardCursor.of(go), KeyBindings(go).named
     assert (board.side, board.row, board.column, named(board.point)) == (9, 4, 4, "e5")
     assert all(board.press(key) for key in ("up", "up", "a")) and named(board.point) == "d7"
     assert (
@@ -219,9 +223,9 @@ def test_a_board_has_a_cursor():
         board.press("left")
     assert named(board.point) == "j7", "beyond the edge is the other one; there is no column i"
     assert (named((0,)), named((80,)), named((81,))) == ("a9", "j1", "pass")
-    assert Board.of(replace(COUNT, action=Discrete(16))).action("x") is None
+    assert BoardCursor.of(replace(COUNT, action=Discrete(16))).action("x") is None
     assert (
-        Board.of(replace(COUNT, action=Discrete(9))) is None
-        and Board.of(replace(COUNT, action=Discrete(23))) is None
-        and Board.of(PUSH) is None
+        BoardCursor.of(replace(COUNT, action=Discrete(9))) is None
+        and BoardCursor.of(replace(COUNT, action=Discrete(23))) is None
+        and BoardCursor.of(PUSH) is None
     )

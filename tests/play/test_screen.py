@@ -24,7 +24,7 @@ from operant.envs import find
 from operant.errors import UsageError
 from operant.play import screen
 from operant.play.game import Game
-from operant.play.keys import Buttons
+from operant.play.keys import KeyBindings
 from operant.play.screen import GameScreen, Picture
 from operant.play.stage import Stage
 from operant.play.view import View
@@ -45,7 +45,7 @@ pytestmark = [
 
 def walk_screen(*, turns=True, env=WALK):
     stage = Stage(env, env.Params(), seed=1)
-    game = Game(stage, Buttons(env), turns=turns, rate=20.0, title="walk")
+    game = Game(stage, KeyBindings(env), turns=turns, rate=20.0, title="walk")
     return GameScreen(game, View(stage)), game, stage
 
 
@@ -204,7 +204,7 @@ def test_play_in_a_terminal(tmp_path):
         see(terminal, "a new game")
         terminal.press("?")
         terminal.press("\x1b[C")
-        see(terminal, "the end: return ")
+        see(terminal, "game over: return ")
         terminal.press("r")
         see(terminal, "starts it")
         terminal.press("q")
@@ -229,7 +229,7 @@ def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
         assert modes(terminal) == (True, True, True) and b"\x1b[?1049l" in terminal.output
         terminal.resize(60, 20)  # forgets what was written
         process.resume()
-        see(terminal, "paused: any key goes on")
+        see(terminal, "paused: press any key")
         assert b"\x1b[?1049h" in terminal.output
         os.kill(terminal.pid, signal.SIGTERM)
         assert terminal.wait(DEADLINE_S) == 143 and modes(terminal) == (True, True, True)

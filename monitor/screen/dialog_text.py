@@ -1,4 +1,4 @@
-"""The texts of the help and of the description of a run. Knows no widget."""
+"""Texts of the help dialog, the run's description and the traceback dialog. Knows no widget."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from operant.text import age, count, duration, number
 _KEY_CELLS, _SIGN_CELLS = 11, 16
 _NAME_CELLS = 18
 _LEGEND = (
-    ("line and band", "mean, and smallest to largest value, of the records in a column"),
-    ("▲ ◆ ┊ !", "checkpoint, evaluation, resume, a value that was not finite"),
-    ("dotted line", "the second run (o), or a group's mean over seeds with its 95 % band; dashed across: the target"),
+    ("line and band", "mean, and minimum to maximum, of the records in a column"),
+    ("▲ ◆ ┊ !", "checkpoint, evaluation, resume, NaN or infinite value"),
+    ("dotted line", "overlaid run (o), or a group's mean over seeds with its 95 % band; horizontal: the target"),
 )
 
 
 def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 92) -> list[Line]:
-    """Every key by group, the signs in charts, and where a person's own keys go."""
+    """Keys by group, the symbols in charts, and how to redefine keys."""
     lines: list[Line] = []
     groups = list(dict.fromkeys(key.group for key in KEYS))
     for group in groups:
@@ -39,11 +39,11 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
         lines.append((Piece(padded(f" {sign}", _SIGN_CELLS), "focus"), Piece(first, "text")))
         lines += [(Piece(" " * _SIGN_CELLS + rest, "text"),) for rest in more]
     lines.append(())
-    for told in (
-        'Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:',
+    for paragraph in (
+        'To redefine keys, add lines such as freeze = "f" to ~/.config/operant/keys.toml. Command names:',
         ", ".join(key.id for key in KEYS),
     ):
-        lines += [(Piece(text, "dim"),) for text in wrapped(told, width)]
+        lines += [(Piece(text, "dim"),) for text in wrapped(paragraph, width)]
     return lines
 
 
@@ -52,12 +52,12 @@ def _head(text: str) -> Line:
 
 
 def traceback(snapshot: Snapshot) -> list[Line]:
-    """The last lines of the log of a run that failed."""
+    """Last log lines of a run that failed."""
     return [(Piece(text, "text"),) for text in (() if snapshot.ending is None else snapshot.ending.traceback)]
 
 
 def description(snapshot: Snapshot) -> list[Line]:
-    """What is known about the run, a line a fact."""
+    """Facts about the run, one per line."""
     run, now = snapshot.run, snapshot.progress
     glyph, word, style = label_of(snapshot.state)
     facts = [
@@ -69,7 +69,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("device", run.device),
         ("replay", run.replay),
         ("host", run.host),
-        ("trainer's pid", str(run.pid) if run.pid else None),
+        ("trainer PID", str(run.pid) if run.pid else None),
         ("operant", run.version),
         ("created", run.created),
         ("steps", f"{now.step:,}" + (f" of {now.steps:,}" if now.steps else "") if now.step is not None else None),
@@ -81,7 +81,7 @@ def description(snapshot: Snapshot) -> list[Line]:
     ]
     state = (Piece(f"{glyph} {word.lower()}", style, bold=True), Piece(f"  {snapshot.cause or ''}", "text"))
     lines: list[Line] = [(Piece(padded("state", _NAME_CELLS), "dim"), *state)]
-    lines += [(Piece(padded(name, _NAME_CELLS), "dim"), Piece(told, "text")) for name, told in facts if told]
+    lines += [(Piece(padded(name, _NAME_CELLS), "dim"), Piece(value, "text")) for name, value in facts if value]
     if snapshot.ending is not None:
         lines += [
             (Piece(padded("next", _NAME_CELLS), "dim"), Piece(command, "focus")) for command in snapshot.ending.commands
@@ -92,6 +92,6 @@ def description(snapshot: Snapshot) -> list[Line]:
             best = f"   best {number(series.best)}" if series.higher_better and series.best is not None else ""
             broken = f"   not finite: {series.not_finite:,}" if series.not_finite else ""
             unit = f" {series.unit}" if series.unit else ""
-            told = Piece(padded(f"{number(series.latest)}{unit}", 16), "text")
-            lines.append((Piece(padded(series.name, 28), "dim"), told, Piece(best, "dim"), Piece(broken, "bad")))
+            text = Piece(padded(f"{number(series.latest)}{unit}", 16), "text")
+            lines.append((Piece(padded(series.name, 28), "dim"), text, Piece(best, "dim"), Piece(broken, "bad")))
     return lines

@@ -1,18 +1,18 @@
-"""The whole history of every metric in bounded memory, ready to be drawn at any zoom. Standard library only. Knows no
-file and no screen.
+"""Bounded-memory history of all metrics of a run, resampled at any zoom. Standard library only. Knows no file and no
+screen.
 
-All metrics of a run are numbered by the same records, so a `Table` keeps the three x's (step, wall, iteration) once,
-and each `Curve` its values. Records are summed up in levels: buckets of 1, 4, 16, 64 ... records, each with the
-smallest value, the largest, the sum, how many, and how many were not finite. The coarsest level reaches back to the
-first record; every finer one keeps its newest `BUCKETS`. So a window near the newest record is shown exactly, one that
-begins 1/4^k back from it with at least `BUCKETS` / 4 buckets, and the whole run with `BUCKETS` / 4 to `BUCKETS`.
+All metrics share the same records, so a CurveTable stores the three x axes (step, wall, iteration) once, and each Curve
+its values. Records are aggregated in levels: buckets of 1, 4, 16, 64 ... records, each with minimum, maximum, sum,
+count, and number of non-finite values. The coarsest level covers the whole run; every finer one keeps its newest
+`BUCKETS` buckets. A window near the newest record is shown exactly, one that begins 1/4^k of the run before it with at
+least `BUCKETS` / 4 buckets, the whole run with `BUCKETS` / 4 to `BUCKETS`.
 
-Memory: 3 x 8 + 2 x 4 bytes a bucket and metric, at most 1.25 `BUCKETS` buckets a level, log4(records / `BUCKETS`)
-levels: 24 metrics of a run of 10^6 records take 6 MB, of 10^9 records 11 MB. With more than 64 metrics the levels are
-shortened in proportion, so that a run stays below 32 MB whatever its file says.
+Memory: 3 x 8 + 2 x 4 bytes per bucket and metric, at most 1.25 `BUCKETS` buckets a level, log4(records / `BUCKETS`)
+levels: 24 metrics of a run of 10^6 records take 6 MB, of 10^9 records 11 MB. Above 64 metrics the levels are shortened
+in proportion, so that a run stays below 32 MB.
 
-Threads: one writes, any number read. `Levels.lock` is held for each `extend`, `rewind` and `view`; readers wait a
-millisecond at most for a poll's records. A history of millions of records is put into a table of its own before it is
+Threads: one writes, any number read. `Levels.lock` is held for each `extend`, `rewind` and `view`; readers wait one
+millisecond at most for the records of a poll. Load a history of millions of records into a new table before it is
 shown.
 """
 
@@ -25,18 +25,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from monitor.data.buckets import BucketPlan, CurveBuckets, Level, Levels
 from monitor.data.curve import Column, Curve
-from monitor.data.downsampling import Level, Levels, Part, Plan
 
-__all__ = ["BUCKETS", "Column", "Table", "Window"]
+__all__ = ["BUCKETS", "Column", "CurveTable", "Window"]
 
 BUCKETS: Final = 1024
 _FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
 
 
 class Window(NamedTuple):
-    """Some neighbouring records, or buckets of them: where the first begins (step, wall, iteration), where each ends,
-    and its means (NaN: no value).
+    """Consecutive records or buckets: start of the first (step, wall, iteration), end of each, and means per metric
+    (NaN: no value).
     """
 
     begin: tuple[float, ...]
@@ -47,32 +47,32 @@ class Window(NamedTuple):
     values: dict[str, list[float]]
 
 
-class Table:
-    """The curves of a run over their common records. `extend` adds records, `rewind` takes back what a resume did
-    again.
+class CurveTable:
+    """Curves of a run over their common records. `extend` appends records; `rewind` drops those that a
+    resume repeats.
     """
 
     def __init__(self, columns: Iterable[Column]) -> None:
         self.columns = tuple(columns)
-        room = BUCKETS * _FEW_METRICS // max(_FEW_METRICS, len(self.columns))
-        self.buckets = max(_FEWEST_BUCKETS, room)
+        buckets = BUCKETS * _FEW_METRICS // max(_FEW_METRICS, len(self.columns))
+        self.buckets = max(_FEWEST_BUCKETS, buckets)
         self.levels = Levels()
-        self.records = 0  # that there is something left of
+        self.records = 0  # records still represented
         self.curves: Mapping[str, Curve] = {column.name: Curve(self.levels, column) for column in self.columns}
         self._parts = [curve.parts for curve in self.curves.values()]
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
+        """Increases with every change."""
         return self.levels.version
 
     @property
     def last(self) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record."""
+        """Step, wall seconds and iteration of the newest record; None without records."""
         return self.levels.last
 
     def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Where the first record begins and the last one ends (step, wall seconds, iteration); None without records."""
+        """Start of the first and end of the last record, each (step, wall seconds, iteration); None without records."""
         with self.levels.lock:
             last, begins = self.last, self.levels.all[-1].begins
             return None if last is None else (tuple(begins), last)
@@ -89,12 +89,11 @@ class Table:
         *,
         begin: tuple[float, float, float] | None = None,
     ) -> None:
-        """Add records: their steps, seconds and iterations, and the values of each column in the order of `columns`;
-        all as long as `steps`.
+        """Append records: steps, wall seconds, iterations, and one sequence of values per column in the order of
+        `columns`. All sequences have the same length.
 
-        `begin` is where the first of all records begins (elsewhere each begins where the one before it ends); without
-        it, where it ends. An x that goes back is taken for the one before it. Arrays of doubles are the fastest to add;
-        sequences of any numbers will do.
+        `begin` is the start of the very first record (every other one starts at the end of its predecessor); by default
+        its end. A decreasing x is replaced by its predecessor. Arrays of doubles are fastest.
         """
         if not len(steps):
             return
@@ -107,21 +106,21 @@ class Table:
                 for index, axis in enumerate((steps, walls, iterations))
             )
             origin = last or tuple(
-                min(place, axis[0]) for place, axis in zip(begin or (math.inf,) * 3, edges, strict=True)
+                min(start, axis[0]) for start, axis in zip(begin or (math.inf,) * 3, edges, strict=True)
             )
             self._grow(len(steps))
             for index, level in enumerate(self.levels.all):
                 plan = self._plan(level, edges, origin, top=index == len(self.levels.all) - 1)
                 for curve, values in zip(self.curves.values(), columns, strict=True):
-                    curve.take(index, plan, values)
+                    curve.add(index, plan, values)
             for curve, values in zip(self.curves.values(), columns, strict=True):
-                curve.note(values)
+                curve.update_latest(values)
             self.levels.version += 1
             self.records += len(steps)
             self._trim()
 
     def _grow(self, count: int) -> None:
-        """Begin coarser levels until the coarsest has room for all there is and `count` more."""
+        """Add coarser levels until the coarsest can hold `count` more records."""
         while len(self.levels.all[-1].filled) + -(-count // self.levels.all[-1].size) > self.buckets:
             below = self.levels.all[-1]
             above = Level(below.size * _FACTOR)
@@ -133,14 +132,14 @@ class Table:
                     new.append(old[-1])
             above.filled.extend(sum(below.filled[first : first + _FACTOR]) for first in groups)
             for parts in self._parts:
-                part = Part()
+                part = CurveBuckets()
                 for first in groups:
                     part.append(*parts[-1].of(first, first + _FACTOR))
                 parts.append(part)
             self.levels.all.append(above)
 
-    def _plan(self, level: Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> Plan:
-        """Enter new records into a level's x's, and say how their values fall into its buckets."""
+    def _plan(self, level: Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> BucketPlan:
+        """Append the x values of new records to a level and return how their values map to its buckets."""
         count, size = len(edges[0]), level.size
         joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
         starts = range(joined, count, size)
@@ -159,7 +158,7 @@ class Table:
         for ends, axis in zip(level.ends, edges, strict=True):
             ends.extend(axis[start + size - 1] if start + size <= count else axis[-1] for start in starts)
         level.filled.extend(min(size, count - start) for start in starts)
-        return Plan(joined, starts, emptied)
+        return BucketPlan(joined, starts, emptied)
 
     def _trim(self) -> None:
         for index, level in enumerate(self.levels.all[:-1]):
@@ -170,20 +169,20 @@ class Table:
                     parts[index].cut(surplus, surplus + self.buckets)
 
     def rewind(self, step: float) -> None:
-        """Drop all records of a later step: a resume went back to it. Of a bucket that holds both, what finer levels
-        know is kept.
+        """Drop all records after `step`, where a resume started. A bucket that spans `step` is rebuilt from finer
+        levels as far as they reach back.
         """
         with self.levels.lock:
             for index, level in enumerate(self.levels.all):
-                kept = bisect_right(level.ends[0], step)
-                reached = level.ends[0][kept - 1] if kept else (level.begins[0] if level.begins else -math.inf)
-                level.cut(0, kept)
-                if not kept:
+                length = bisect_right(level.ends[0], step)
+                reached = level.ends[0][length - 1] if length else (level.begins[0] if level.begins else -math.inf)
+                level.cut(0, length)
+                if not length:
                     level.begins = []
                 for parts in self._parts:
-                    parts[index].cut(0, kept)
+                    parts[index].cut(0, length)
                 if index:
-                    self._mend(index, bisect_right(self.levels.all[index - 1].ends[0], reached) if kept else 0)
+                    self._mend(index, bisect_right(self.levels.all[index - 1].ends[0], reached) if length else 0)
             while len(self.levels.all) > 1 and not self.levels.all[-1].filled:
                 self.levels.all.pop()
                 for parts in self._parts:
@@ -191,10 +190,10 @@ class Table:
             self.records = sum(self.levels.all[-1].filled)
             self.levels.version += 1
             for curve in self.curves.values():
-                curve.recall()
+                curve.recompute_latest()
 
     def _mend(self, index: int, first: int) -> None:
-        """Put the finer level's buckets from `first` on into an open bucket at the end of a level."""
+        """Append an open bucket to a level from the finer level's buckets from `first` on."""
         level, finer = self.levels.all[index], self.levels.all[index - 1]
         end = len(finer.filled)
         if first >= end:
@@ -211,15 +210,15 @@ class Table:
     # reading
 
     def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
-        """The records of the last `seconds` up to a step (None: the newest), at least `fewest` where there are so many,
-        summed up to less than twice as many.
+        """Records of the last `seconds` up to a step (None: the newest), at least `fewest` of them if there are,
+        aggregated to fewer than twice `fewest` buckets.
 
-        Of the curves `names`; those that the run has not are left out. Costs the same whatever the records a second.
+        `names` selects curves; unknown names are left out. The cost is independent of the record rate.
         """
         with self.levels.lock:
             held = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self.levels.all]
             enough = min(fewest, max(held))
-            index = next(index for index, end in enumerate(held) if end >= enough)  # the finest that has enough
+            index = next(index for index, end in enumerate(held) if end >= enough)  # finest level with enough records
             last_s = self.levels.all[index].ends[1][held[index] - 1] if held[index] else 0.0
             for coarser in range(len(self.levels.all) - 1, index, -1):
                 if held[coarser] - bisect_right(self.levels.all[coarser].ends[1], last_s - seconds) >= fewest:
@@ -238,9 +237,9 @@ class Table:
             }
             return Window(begin, steps, wall_s, iterations, records, values)
 
-    def place(self, step: float) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one if all are
-        later.
+    def position(self, step: float) -> tuple[float, float, float] | None:
+        """Step, wall seconds and iteration of the newest record or bucket up to a step, or of the first one if all are
+        later; None without records.
         """
         with self.levels.lock:
             index = self.levels.choose(0, step, step, 1)

@@ -1,8 +1,8 @@
-"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows only the
-time it is given.
+"""Derive a snapshot's parts from a run's data: progress, key figures, phases, cause, ending. Standard library only.
+Pure: reads no file and no clock.
 
-`monitor.data.feed` collects a document, an observation, a timeline, the log's end; these functions make values and
-sentences of them, all printable.
+`monitor.data.feed` collects the run's document, observation, timeline and log; the functions here turn them into
+printable values and sentences.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from operant.runs import (
 )
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
-_RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
-_PLAIN_LINES = 6  # of a log that ends without an error
+_RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # (seconds, minimum number of records)
+_PLAIN_LINES = 6  # log lines shown if the log has no error
 _PROCESS_STATES: Final = {
     "D": "in the kernel, waiting for a disk or a driver (D)",
     "T": "stopped by a signal (T): kill -CONT {pid} continues it",
@@ -44,10 +44,8 @@ _PROCESS_STATES: Final = {
 }
 
 
-class Known(NamedTuple):
-    """All that the feed knows of a run at one moment. Times in seconds by monotonic clocks; None for what is
-    not known.
-    """
+class RunData(NamedTuple):
+    """Data that the feed has collected of a run at one moment. Ages in seconds; None: unknown."""
 
     run: Run
     state: State
@@ -57,12 +55,12 @@ class Known(NamedTuple):
     checkpoint_age_s: float | None = None
     iterations_per_s: float | None = None
     up_s: float | None = None
-    phase_age_s: float | None = None  # since run.json told the phase
+    phase_age_s: float | None = None  # since run.json named the startup phase
     state_age_s: float | None = None  # since this viewer first saw the state
-    process_state: str | None = None  # the letter of /proc/PID/stat, where the trainer's process can be seen
+    process_state: str | None = None  # state letter in /proc/PID/stat; None if the process is not visible
     has_checkpoint: bool = False
-    log_end: Sequence[str] = ()  # the end of the log, printable
-    now_s: float = 0.0  # wall clock, only to be displayed
+    log_end: Sequence[str] = ()  # end of the log, printable
+    now_s: float = 0.0  # wall clock, for display only
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -70,7 +68,7 @@ class Known(NamedTuple):
 
 
 def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
-    """Who the run is. `now_s` is the wall clock's."""
+    """Identity and configuration of the run. `now_s`: wall clock time."""
     document = run.document
     created_ns = integer_of(document, "created_realtime_ns")
     return RunFacts(
@@ -93,7 +91,7 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
 
 
 def clock(moment_s: float, now_s: float) -> str | None:
-    """Local wall time: hh:mm:ss for the last half day, else the date; None for a time out of range."""
+    """Local wall time: hh:mm:ss within half a day of now, else date and time; None if out of range."""
     try:
         return time.strftime(
             "%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s)
@@ -106,9 +104,9 @@ def clock(moment_s: float, now_s: float) -> str | None:
 # progress
 
 
-def progress(known: Known) -> Progress:
-    """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to
-    minutes, from an hour on to hours.
+def progress(known: RunData) -> Progress:
+    """Current progress. Ages are rounded down: to 1 s (10 s once the run has ended), from one minute on to minutes,
+    from one hour on to hours.
     """
     look, document, timeline = known.look, known.run.document, known.timeline
     live = known.state.word in LIVE
@@ -133,24 +131,24 @@ def progress(known: Known) -> Progress:
     )
 
 
-def progress_at(known: Known, step: float) -> Progress:
-    """How far the run was at a step."""
-    place = known.timeline.table.place(step) if known.timeline is not None else None
+def progress_at(known: RunData, step: float) -> Progress:
+    """Progress at an earlier step."""
+    position = known.timeline.table.position(step) if known.timeline is not None else None
     marks = known.timeline.marks if known.timeline is not None else ()
     saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
-    if place is None:
+    if position is None:
         return progress(known)
     return Progress(
-        int(place[0]),
+        int(position[0]),
         integer_of(known.run.document, "steps"),
-        int(place[2]),
-        up_s=place[1],
+        int(position[2]),
+        up_s=position[1],
         checkpoint_step=int(saved[-1]) if saved else None,
     )
 
 
 def _rough(age_s: float | None, *, seconds: bool) -> float | None:
-    """An age, rounded down, so that a screen on which nothing else changes is not drawn every second."""
+    """Round an age down, so that the screen is not redrawn every second only because of ages."""
     if age_s is None or not math.isfinite(age_s):
         return None
     grain = (1.0 if seconds else 10.0) if age_s < 60 else 60.0 if age_s < 3600 else 3600.0
@@ -158,7 +156,7 @@ def _rough(age_s: float | None, *, seconds: bool) -> float | None:
 
 
 def _moment(now_s: float, ahead_s: float) -> str | None:
-    """A moment to come: the time within a day, the date within a year, then the year."""
+    """Future time in local words: the time within a day, the date within a year, else the year."""
     try:
         return time.strftime(
             "%H:%M" if ahead_s < 86400 else "%d %b" if ahead_s < 360 * 86400 else "%Y", time.localtime(now_s + ahead_s)
@@ -172,8 +170,10 @@ def _moment(now_s: float, ahead_s: float) -> str | None:
 
 
 def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | None = None) -> dict[str, float]:
-    """What header, charts and health alike show of some metrics, now or at a step: the newest value, of a rate the
-    median of the newest records.
+    """Displayed value of each metric, now or at a step: the newest value, or the median of the newest records for
+    rates.
+
+    Header, charts and health all use these values.
     """
     wanted = [spec.name for spec in specs if step is not None or spec.kind == "rate"]
     window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
@@ -181,7 +181,7 @@ def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | 
     for spec in specs:
         recent = [value for value in window.values.get(spec.name, ()) if not math.isnan(value)]
         value = timeline.table.curves[spec.name].latest if step is None else recent[-1] if recent else None
-        if spec.kind == "rate" and recent:  # a single one of 20 ms says little
+        if spec.kind == "rate" and recent:  # a single short record is too noisy
             value = sorted(recent)[len(recent) // 2]
         if value is not None:
             found[spec.name] = value
@@ -189,14 +189,14 @@ def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | 
 
 
 def evaluations_shown(timeline: Timeline, step: float | None = None) -> tuple[float, float, float] | None:
-    """As `Timeline.evaluations`, the newest being the one that the header shows."""
+    """First, best and newest evaluation (`Timeline.evaluations`), the newest being the value the header shows."""
     found = timeline.evaluations(step)
     values = values_shown(timeline, [timeline.specs[EVALUATION]], step) if found is not None else {}
     return found if found is None else (*found[:2], values.get(EVALUATION, found[2]))
 
 
 def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
-    """The key figures that the run's metrics declare, now or at a step."""
+    """Key figures that the run's metrics declare, now or at a step."""
     specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
     values = values_shown(timeline, specs, step)
     found = []
@@ -206,7 +206,7 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
         trend, best = (
             (curve.trend_per_min, curve.best)
             if step is None
-            else (None, curve.highest(step) if spec.higher_better else None)
+            else (None, curve.maximum(step) if spec.higher_better else None)
         )
         found.append(
             Figure(
@@ -217,7 +217,7 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
-    """The phases' shares of the wall time of the last ten seconds of records; () for a run without times."""
+    """Each phase's share of the wall time over the last ten seconds of records; () for a run without times."""
     window = timeline.table.window(
         *_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step
     )
@@ -242,29 +242,29 @@ def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, .
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# states, in words
+# states
 
 
-def cause(known: Known) -> str | None:
-    """What the header says beside the state's word."""
-    word, told = known.state
+def cause(known: RunData) -> str | None:
+    """Text displayed after the state's word, or None."""
+    word, reason = known.state
     if word == "starting":
         spent = "" if known.phase_age_s is None else f" {text.age(known.phase_age_s)}"
-        return f"{told or 'starting the worker'}{spent}"
+        return f"{reason or 'starting the worker'}{spent}"
     if word == "paused":
         by = text_of(known.run.document, "paused_by")
         waited = "" if known.state_age_s is None else f" for {text.age(known.state_age_s)}"
-        return told or f"waits{waited}{f', asked by {by}' if by else ''}"
+        return reason or f"waiting{waited}{f', requested by {by}' if by else ''}"
     if word == "stopping":
-        return told or "finishing the iteration and saving a checkpoint"
+        return reason or "finishing the iteration and saving a checkpoint"
     if word in ("stalled", "suspended"):
         process = _PROCESS_STATES.get(known.process_state or "", "").replace(
             "{pid}", str(integer_of(known.run.document, "pid") or "")
         )
-        return " · ".join(part for part in (told, f"process {process}" if process else "") if part)
+        return " · ".join(part for part in (reason, f"process {process}" if process else "") if part)
     if word in ("failed", "diverged", "gpu_fault", "oom"):
-        return told or _error_line(known.log_end)
-    return told
+        return reason or _error_line(known.log_end)
+    return reason
 
 
 def _has_error(log_end: Sequence[str]) -> bool:
@@ -272,7 +272,7 @@ def _has_error(log_end: Sequence[str]) -> bool:
 
 
 def _error_line(log_end: Sequence[str]) -> str | None:
-    """The sentence of an error in the log, or the last line of a traceback."""
+    """Message of the error at the end of the log: an `error: ` line, or the last line of a traceback."""
     for line in log_end:
         if line.startswith("error: "):
             return text.safe(line.removeprefix("error: "), 300)
@@ -284,36 +284,38 @@ def _error_line(log_end: Sequence[str]) -> str | None:
 
 
 _SENTENCES: Final = {
-    "failed": "an error ended it",
-    "diverged": "training produced numbers that are not finite",
+    "failed": "ended by an error",
+    "diverged": "training produced values that are not finite",
     "gpu_fault": "the GPU failed",
     "oom": "out of memory",
 }
 
 
-def ending(known: Known) -> Ending | None:
-    """How the run ended, and the next commands; None while it goes on."""
-    word, told = known.state
+def ending(known: RunData) -> Ending | None:
+    """How the run ended and the next commands; None while it is live."""
+    word, reason = known.state
     if not known.state.ended:
         return None
-    said = cause(known)
+    detail = cause(known)
     if word == "finished":
         sentence = _finished(known)
     elif word == "stopped":
         saved = "with a checkpoint" if known.has_checkpoint else "without a checkpoint"
-        by = told or (f"by {who}" if (who := text_of(known.run.document, "stopped_by")) else "")
+        by = reason or (f"by {who}" if (who := text_of(known.run.document, "stopped_by")) else "")
         sentence = f"stopped {by}, {saved}" if by else f"stopped, {saved}"
     elif word == "crashed":
-        sentence = f"{told if told and told != 'unknown' else 'ended without a terminal state'}{_crash_remark(known)}"
+        sentence = (
+            f"{reason if reason and reason != 'unknown' else 'ended without a terminal state'}{_crash_remark(known)}"
+        )
     else:
         opening = _SENTENCES.get(word, word)
-        sentence = f"{opening}: {said}" if said and not said.startswith(opening.split()[0]) else said or opening
+        sentence = f"{opening}: {detail}" if detail and not detail.startswith(opening.split()[0]) else detail or opening
     failed = word not in ("finished", "stopped")
     words = known.log_end if _has_error(known.log_end) else known.log_end[-_PLAIN_LINES:]
     return Ending(sentence, tuple(words) if failed else (), tuple(_ending_facts(known)), tuple(_commands(known)))
 
 
-def _finished(known: Known) -> str:
+def _finished(known: RunData) -> str:
     took = _wall(known)
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
     early = step is not None and steps is not None and step < steps
@@ -326,19 +328,19 @@ def _finished(known: Known) -> str:
     return f"{done} in {text.duration(took)}" if took is not None else done
 
 
-def _crash_remark(known: Known) -> str:
-    """The likely cause of a kill from outside."""
+def _crash_remark(known: RunData) -> str:
+    """Likely cause of a kill from outside."""
     exit_ = known.look.exit or {}
     if integer_of(exit_, "signal") == signal.SIGKILL and not integer_of(exit_, "oom_kill"):
         return " (kill -9, a job manager, or a memory limit)"
     if not exit_:
-        return " (killed together with its waiter: a job manager, the machine's end, or kill -9)"
+        return " (killed together with its waiter: a job manager, a machine shutdown, or kill -9)"
     return ""
 
 
-def _wall(known: Known) -> float | None:
-    """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that
-    has records.
+def _wall(known: RunData) -> float | None:
+    """Duration of an ended run in seconds: the waiter's measurement, or for a resumed run the total of all sessions'
+    records.
     """
     wall_s = number_of(known.look.exit or {}, "wall_s")
     last = known.timeline.table.last if known.timeline is not None else None
@@ -346,12 +348,12 @@ def _wall(known: Known) -> float | None:
     return wall_s if wall_s is not None and (once or last is None) else None if last is None else last[1]
 
 
-def _latest(known: Known, metric: str) -> float | None:
+def _latest(known: RunData, metric: str) -> float | None:
     curve = known.timeline.table.curves.get(metric) if known.timeline is not None else None
     return None if curve is None else curve.latest
 
 
-def _ending_facts(known: Known) -> list[str]:
+def _ending_facts(known: RunData) -> list[str]:
     score, found = _latest(known, EVALUATION), []
     if score is not None:
         found.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
@@ -374,8 +376,8 @@ def _ending_facts(known: Known) -> list[str]:
     return [fact for fact in found if fact]
 
 
-def _mean_sps(known: Known) -> float | None:
-    """Steps over wall time, evaluations and checkpoints included."""
+def _mean_sps(known: RunData) -> float | None:
+    """Mean steps per second over wall time, including evaluations and checkpoints."""
     timeline = known.timeline
     extent = timeline.table.extent() if timeline is not None else None
     if extent is None:
@@ -384,35 +386,36 @@ def _mean_sps(known: Known) -> float | None:
     return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
 
 
-def _commands(known: Known) -> list[str]:
+def _commands(known: RunData) -> list[str]:
     short, word = text.safe(known.run.short), known.state.word
-    named = []
+    commands = []
     if known.has_checkpoint:
-        named.append(f"operant {'eval' if word == 'finished' else 'resume'} {short}")
+        commands.append(f"operant {'eval' if word == 'finished' else 'resume'} {short}")
     if word not in ("finished", "stopped"):
-        named.append(f"operant logs {short}")
-    return [*named, f"operant show {short}"]
+        commands.append(f"operant logs {short}")
+    return [*commands, f"operant show {short}"]
 
 
-def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
-    """Why no picture of the agent is shown. An environment is said to draw none only where the run's document
-    says so.
+def agent_absent(known: RunData, *, wanted: bool, readonly: bool) -> str:
+    """Reason why no frame of the agent is shown; "" if there is none.
+
+    An environment is reported as not drawable only if the run's document says so.
     """
     state, document, header = known.state, known.run.document, known.header
     if state.ended:
         return "the run has ended"
     if state.word == "remote":
-        return "the agent can be watched only on the machine that trains it"
+        return "frames of the agent are available only on the machine that trains it"
     if document.get("draws") is False:
         return f"{text_of(document, 'env') or 'this environment'} draws no picture"
     if readonly:
-        return "read only: this screen requests no pictures"
+        return "read only: this monitor does not request frames"
     if not wanted:
         return ""
     if state.word == "starting":
-        return "training has not begun"
+        return "training has not started"
     if header is not None and not header.frame_bytes:
-        return "this trainer sends no pictures"
+        return "this trainer does not send frames"
     if state.word in ("stalled", "suspended", "stopping"):
-        return f"the trainer is {state.word}: it draws nothing now"
-    return "waiting for the first picture…"
+        return f"the trainer is {state.word}: no frames"
+    return "waiting for the first frame…"

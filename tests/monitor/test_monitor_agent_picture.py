@@ -13,9 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
+from monitor.charts.agent_picture import (
+    AgentPicture,
+    LaneGrid,
+    draw_picture,
+    ground_of,
+    sampled,
+    shown_colour,
+    wanted_size,
+)
 from monitor.charts.cells import text_of
 from monitor.charts.palette import Palette, Style, channels, contrast
-from monitor.charts.picture import AgentPicture, Grid, draw_picture, ground_of, sampled, shown_colour, wanted_size
 from monitor.data.snapshot import Frame
 from monitor.screen import capture
 from operant.text import cells
@@ -209,7 +217,7 @@ def test_any_frame_at_any_size_is_a_full_grid(frame, width, height, palette, mod
     ],
 )
 def test_lanes_are_as_large_as_they_can_be(lanes, pixel_width, pixel_height, width, height):
-    grid = Grid.of(lanes, pixel_width, pixel_height, width, height)
+    grid = LaneGrid.of(lanes, pixel_width, pixel_height, width, height)
     assert grid.across * grid.down >= lanes
     assert grid.across * grid.width + grid.across - 1 <= width and grid.down * grid.height <= height
     # By trying every width and number beside each other.
@@ -225,14 +233,14 @@ def test_lanes_are_as_large_as_they_can_be(lanes, pixel_width, pixel_height, wid
 
 
 def test_no_room_is_no_picture():
-    assert Grid.of(9, 8, 8, 2, 2) is None and Grid.of(4, 64, 64, 4, 1) is None
+    assert LaneGrid.of(9, 8, 8, 2, 2) is None and LaneGrid.of(4, 64, 64, 4, 1) is None
     assert {cell.character for row in draw_picture(frame_of(*[PICTURE] * 9), 2, 2, DARK) for cell in row} == {" "}
 
 
 def test_a_picture_of_the_wanted_size_is_not_scaled():
     for width in range(73, 120):
         size = wanted_size(4, width, 13)
-        grid = Grid.of(4, size, size, width, 13)
+        grid = LaneGrid.of(4, size, size, width, 13)
         assert (2 * grid.width, 4 * grid.height) == (size, size)
     assert wanted_size(4, 1, 1) == 32 and wanted_size(1, 500, 500) == 96
 

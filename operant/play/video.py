@@ -1,8 +1,7 @@
-"""Films: pictures, one after the other, as a GIF, an MP4 or a PNG. Knows nothing of what is on the pictures, of runs or
-of policies.
+"""Video files: GIF, MP4 and PNG from a sequence of pictures. Knows nothing of environments, runs or policies.
 
-Pillow writes GIFs and PNGs, imageio-ffmpeg MP4s. A file is written beside the one that is asked for, and takes its name
-only once it is complete.
+Pillow writes GIFs and PNGs, imageio-ffmpeg writes MP4s. A file is written under a temporary name in the same folder and
+renamed once it is complete.
 """
 
 from __future__ import annotations
@@ -25,27 +24,24 @@ from operant.errors import MachineError, NotFoundError, UsageError
 from operant.text import safe
 
 Picture = NDArray[np.uint8]
-"""(H, W, 3): red, green and blue."""
+"""(H, W, 3), RGB."""
 
 FORMATS = (".gif", ".png", ".mp4")
 MOST_BYTES = 1 << 30
-"""Pixels of all frames of a GIF, which Pillow holds until it has written them."""
+"""Maximum number of pixels in all frames of a GIF; Pillow holds them in memory until it writes."""
 
-_GIF_FPS = 50  # viewers take a shorter delay for none at all, and show a tenth of a second
+_GIF_FPS = 50  # viewers replace a shorter delay by 100 ms
 GAP = 2
 """Pixels between lanes."""
-_BETWEEN = 64  # their grey
-_SHEET_GAP = 4  # pixels between the pictures of a sheet
-_NO_PILLOW = "a GIF or a PNG needs Pillow, which is not installed: pip install 'operant[gif]'"
-_NO_FFMPEG = (
-    "an MP4 needs imageio-ffmpeg, which brings ffmpeg and is not installed: pip install 'operant[mp4]', or "
-    "ask for a .gif"
-)
-_FFMPEG_FAILED = "ffmpeg could not write the MP4: see its own message above"
+_BETWEEN = 64  # grey level of the gap
+_SHEET_GAP = 4  # pixels between the pictures of a contact sheet
+_NO_PILLOW = "writing a GIF or a PNG needs Pillow: pip install 'operant[gif]'"
+_NO_FFMPEG = "writing an MP4 needs imageio-ffmpeg, which includes ffmpeg: pip install 'operant[mp4]', or write a .gif"
+_FFMPEG_FAILED = "ffmpeg could not write the MP4: see its message above"
 
 
 class Pace(NamedTuple):
-    """The speed of a film."""
+    """Speed of a video."""
 
     fps: float  # frames per second
     every: int  # steps from one frame to the next
@@ -54,8 +50,8 @@ class Pace(NamedTuple):
 def pace(
     step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0
 ) -> Pace:
-    """A film's pace: as asked for, else real time for steps of `step_s` seconds (None: not known), with at most
-    `most_fps`.
+    """Speed of a video: as given, else real time for steps of `step_s` seconds (None: unknown), at most `most_fps`
+    frames per second.
     """
     if every is None:
         every = max(1, math.ceil(1.0 / (step_s * most_fps) - 1e-6)) if step_s is not None else 1
@@ -65,23 +61,23 @@ def pace(
 
 
 def check(out: Path, *, force: bool) -> str:
-    """The format of a film, by its name, checked before anything is computed.
+    """Check the output path before anything is computed and return the format (gif, png or mp4).
 
-    Raises UsageError for another ending and for a file that exists, NotFoundError for a folder that does not,
-    MachineError where a library is missing.
+    Raises UsageError for an unknown suffix or an existing file, NotFoundError for a missing folder, MachineError if a
+    library is missing.
     """
     ending = out.suffix.lower()
     if ending not in FORMATS:
         raise UsageError(f"--out is {safe(str(out), 200)!r}; it must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     try:
         if out.is_dir():
-            raise UsageError(f"--out is {safe(str(out), 200)!r}, which is a folder: name a file")
+            raise UsageError(f"--out is {safe(str(out), 200)!r}, which is a folder: give a file name")
         if out.exists() and not force:
-            raise UsageError(f"{safe(str(out), 200)} already exists: another name, or --force to replace it")
+            raise UsageError(f"{safe(str(out), 200)} already exists: give another name, or --force to replace it")
         if not out.parent.is_dir():
-            raise NotFoundError(f"no folder {safe(str(out.parent), 200)!r} to put {safe(out.name, 100)} in")
+            raise NotFoundError(f"the folder {safe(str(out.parent), 200)!r} of {safe(out.name, 100)} does not exist")
     except OSError as error:
-        raise UsageError(f"{safe(str(out), 200)!r} cannot be a file's name ({error.strerror})") from None
+        raise UsageError(f"{safe(str(out), 200)!r} is not a valid file name ({error.strerror})") from None
     if not os.access(out.parent, os.W_OK):
         raise MachineError(f"{safe(str(out), 200)} cannot be written: {safe(str(out.parent), 200)} is read-only")
     if ending == ".mp4":
@@ -98,16 +94,14 @@ def check(out: Path, *, force: bool) -> str:
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A path beside `out` to write to, which takes its name where all went well and is gone otherwise. Raises
-    MachineError.
-    """
+    """Temporary path next to `out`, renamed to `out` on success and deleted otherwise. Raises MachineError."""
     part: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{out.stem[:40]}-", suffix=out.suffix, dir=out.parent)
         part = Path(name)
         mask = os.umask(0)
         os.umask(mask)
-        os.fchmod(descriptor, 0o666 & ~mask)  # as any other file
+        os.fchmod(descriptor, 0o666 & ~mask)  # default permissions
         os.close(descriptor)
         yield part
         os.replace(part, out)
@@ -119,8 +113,8 @@ def replacing(out: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-class Film:
-    """Takes pictures of one size, one after the other. They wait compressed: flat colours take a fiftieth."""
+class VideoWriter:
+    """Writer of pictures of one size. They are kept compressed, which for flat colours takes a fiftieth."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,42 +122,42 @@ class Film:
         self._shape: tuple[int, ...] = ()
 
     def add(self, picture: Picture) -> None:
-        """Take a copy of the next picture."""
+        """Append a copy of a picture."""
         self._shape = picture.shape
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
     def picture(self, index: int) -> Picture:
-        """A picture that was added."""
+        """Return the picture at `index`."""
         return np.frombuffer(zlib.decompress(self._waiting[index]), np.uint8).reshape(self._shape)
 
     def finish(self) -> int:
-        """Write the file: how many frames it has."""
+        """Write the file and return its number of frames."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Write nothing more; after `finish` this does nothing."""
+        """Stop writing; after `finish` this does nothing."""
 
 
-class Gif(Film):
-    """A GIF that loops."""
+class GifWriter(VideoWriter):
+    """GIF that loops."""
 
     def __init__(self, path: Path, fps: float) -> None:
         super().__init__(path)
         self._fps = min(fps, _GIF_FPS)
 
     def add(self, picture: Picture) -> None:
-        """Take a copy of the next picture. Raises UsageError where there are too many."""
+        """Append a copy of a picture. Raises UsageError if there are too many."""
         count = len(self._waiting)
         if (count + 1) * picture.size // 3 > MOST_BYTES:
             raise UsageError(
-                f"a GIF of more than {count:,} such frames does not fit: shorter, a smaller --size, a larger --every, "
-                "or an .mp4"
+                f"a GIF holds at most {count:,} frames of this size: reduce --seconds or --size, raise --every, or "
+                "write an .mp4"
             )
         super().add(picture)
 
     def finish(self) -> int:
-        """Write it. Durations are in hundredths of a second, which is what a GIF counts in, so that a long film stays
-        in step.
+        """Write the file. Durations are rounded cumulatively to hundredths of a second, a GIF's unit, so that long
+        videos keep their speed.
         """
         from PIL import Image
 
@@ -185,33 +179,33 @@ class Gif(Film):
         return count
 
 
-class Sheet(Film):
-    """A PNG of `frames` pictures, evenly spread over all there were, from the first to the last; of one, the last."""
+class ContactSheet(VideoWriter):
+    """PNG with `frames` pictures evenly spaced from the first to the last; if 1, the last."""
 
     def __init__(self, path: Path, frames: int) -> None:
         super().__init__(path)
         self._frames = frames
 
     def add(self, picture: Picture) -> None:
-        """Take a copy of the next picture."""
+        """Append a copy of a picture."""
         if self._frames == 1:
             self._waiting.clear()
         super().add(picture)
 
     def finish(self) -> int:
-        """Write it."""
+        """Write the file."""
         from PIL import Image
 
         count = min(self._frames, len(self._waiting))
-        places = np.linspace(0, len(self._waiting) - 1, count).round().astype(int)
-        whole = tiled(np.stack([self.picture(k) for k in places]), math.ceil(math.sqrt(count)), _SHEET_GAP, 255)
+        indices = np.linspace(0, len(self._waiting) - 1, count).round().astype(int)
+        whole = tile(np.stack([self.picture(k) for k in indices]), math.ceil(math.sqrt(count)), _SHEET_GAP, 255)
         with open(self._path, "wb") as file:
             Image.fromarray(whole).save(file, "PNG", optimize=True)
         return count
 
 
-class Mp4(Film):
-    """An MP4 (H.264) that ffmpeg writes while the pictures come. Everything plays it: even sides, 4:2:0."""
+class Mp4Writer(VideoWriter):
+    """MP4 (H.264) that ffmpeg encodes while pictures are added: even sides, 4:2:0, for all players."""
 
     def __init__(self, path: Path, fps: float) -> None:
         super().__init__(path)
@@ -219,7 +213,7 @@ class Mp4(Film):
         self._writer: Generator[None, bytes | None, None] | None = None
 
     def add(self, picture: Picture) -> None:
-        """Hand the next picture over. Raises MachineError where ffmpeg has given up."""
+        """Pass a picture to ffmpeg. Raises MachineError if ffmpeg has failed."""
         if self._writer is None:
             from imageio_ffmpeg import write_frames
 
@@ -243,7 +237,7 @@ class Mp4(Film):
         self._count += 1
 
     def finish(self) -> int:
-        """Wait until it is whole."""
+        """Wait until the file is complete. Raises MachineError if frames are missing."""
         from imageio_ffmpeg import count_frames_and_secs
 
         self.abandon()
@@ -261,41 +255,44 @@ class Mp4(Film):
             self._writer.close()
 
 
-def open_film(path: Path, form: str, *, fps: float, frames: int) -> Film:
-    """A film of a format: gif, png or mp4. `frames` is of a PNG, `fps` of the others."""
-    return Sheet(path, frames) if form == "png" else Gif(path, fps) if form == "gif" else Mp4(path, fps)
+def open_video(path: Path, form: str, *, fps: float, frames: int) -> VideoWriter:
+    """Writer of a format: gif, png or mp4. `frames` applies to png, `fps` to the others."""
+    return (
+        ContactSheet(path, frames) if form == "png" else GifWriter(path, fps) if form == "gif" else Mp4Writer(path, fps)
+    )
 
 
-class Shot(NamedTuple):
-    """What a film shows."""
+class Recording(NamedTuple):
+    """Contents of a recorded video."""
 
     steps: int  # of each lane
-    episodes: list[dict[str, Any]]  # that ended: lane, return, length
-    cut: bool  # whether it ended before as many episodes as were asked for
+    episodes: list[dict[str, Any]]  # finished ones: lane, return, length
+    cut: bool  # ended before the requested number of episodes
 
 
-class Length(NamedTuple):
-    """When a film ends: at the first of these."""
+class Limits(NamedTuple):
+    """Limits of a recording; the first one reached ends it."""
 
     frames: int
     steps: int  # of each lane
-    episodes: int  # of the first lane; 0: as many as there is time for
+    episodes: int  # of the first lane; 0: no limit
 
 
-def shoot(
+def record(
     stage: Any,
     step: Callable[[], None],
-    film: Film,
+    video: VideoWriter,
     *,
     side: int,
     every: int,
-    length: Length,
+    limits: Limits,
     hold: int,
     report: Callable[[int], None],
-) -> Shot:
-    """Film a show that `step` moves on: a picture every `every` steps, each lane `side` pixels wide.
+) -> Recording:
+    """Record the lanes of `stage`, advanced by `step`: one picture every `every` steps, each lane `side` pixels wide.
 
-    How a lone lane's episode ends is always seen, and stays for `hold` frames more. `report` is told of each frame.
+    The last state of a single lane's episode is always recorded, and held for `hold` more frames. `report` is called
+    with the number of frames so far.
     """
     canvas, across = stage.canvas(side), math.ceil(math.sqrt(stage.lanes))
     ended: list[dict[str, Any]] = []
@@ -303,28 +300,26 @@ def shoot(
 
     def add() -> None:
         nonlocal count
-        film.add(tiled(stage.picture(canvas), across, GAP, _BETWEEN))
+        video.add(tile(stage.picture(canvas), across, GAP, _BETWEEN))
         count += 1
         report(count)
 
     add()
-    while count < length.frames and steps < length.steps and not (length.episodes and ends >= length.episodes):
+    while count < limits.frames and steps < limits.steps and not (limits.episodes and ends >= limits.episodes):
         step()
         steps += 1
         lanes = np.flatnonzero(stage.ended)
         ended += [{"lane": int(k), "return": float(stage.returns[k]), "length": int(stage.ages[k])} for k in lanes]
         ends += bool(stage.ended[0])
         over = stage.lanes == 1 and bool(stage.ended[0])
-        if over or steps % every == 0 or ends == length.episodes > 0:
-            for _ in range(min(1 + hold * over, length.frames - count)):
+        if over or steps % every == 0 or ends == limits.episodes > 0:
+            for _ in range(min(1 + hold * over, limits.frames - count)):
                 add()
-    return Shot(steps, ended, ends < length.episodes)
+    return Recording(steps, ended, ends < limits.episodes)
 
 
-def tiled(pictures: NDArray[np.uint8], across: int, gap: int, ground: int = 0) -> Picture:
-    """Pictures (N, H, W, 3) as one, row by row, `across` in a row and `gap` pixels apart; what is between them has the
-    value `ground` in each colour.
-    """
+def tile(pictures: NDArray[np.uint8], across: int, gap: int, ground: int = 0) -> Picture:
+    """Arrange pictures (N, H, W, 3) in a grid of `across` columns, `gap` pixels of grey level `ground` apart."""
     count, height, width, _ = pictures.shape
     down = -(-count // across)
     whole = np.full((down * (height + gap) - gap, across * (width + gap) - gap, 3), ground, np.uint8)

@@ -1,9 +1,8 @@
-"""Reads one run's folder repeatedly and cheaply, and keeps what it found. Standard library only. For one thread; knows
-no screen.
+"""Incremental reader of a run's folder. Standard library only. For use in one thread. Knows no screen.
 
-Everything is opened for reading and may vanish at any time: a file that was replaced (a resume) is attached to anew,
-one that was truncated or cannot be read leaves the last frame with a sentence, a folder that was deleted too. Nothing
-that a file holds makes it raise.
+All files are opened for reading and may vanish at any time. A replaced file (after a resume) is reopened; a truncated
+or unreadable one leaves the last values in place with a notice, as does a deleted folder. No file content makes it
+raise.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from monitor.data.model import Known
+from monitor.data.summary import RunData
 from monitor.data.timeline import Timeline
 from operant import runs, text
 from operant.runs import (
@@ -38,26 +37,26 @@ from operant.runs import (
     read_specs,
 )
 
-_EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
+_EXIT_GRACE_S = 0.3  # how long to wait for exit.json after the lock is free
 _PACE_S = 3.0
 _CONFIG_BYTES = 1 << 17
 _CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class Past(NamedTuple):
-    """A run's history as a timeline, and the session and number of its last record."""
+class LoadedHistory(NamedTuple):
+    """Timeline of a run's history, and the session and number of its last record."""
 
     timeline: Timeline
     session: int
     n: int
 
 
-def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
-    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read.
-    None for a run without history.
+def load_history(run: Run, metrics: Sequence[Metric] | None) -> LoadedHistory | None:
+    """Read all records of a run's history; None for a run without one. `metrics` are those of the metrics file, None if
+    it is unreadable.
 
-    Takes a second for some hundred thousand records. Never raises for what the files hold.
+    Takes one second per several hundred thousand records. Never raises because of file contents.
     """
     folder = run.path / "history"
     if metrics is None:
@@ -66,22 +65,22 @@ def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
             return None
     timeline = Timeline(metrics, read_specs(run))
     session, n = timeline.add_chunks(history.read(folder))
-    return Past(timeline, session, n) if n >= 0 else None
+    return LoadedHistory(timeline, session, n) if n >= 0 else None
 
 
-class Reading:
-    """What a viewer knows of a run. `poll` looks again; the fields are what it found."""
+class RunReader:
+    """Reads a run. `poll` updates the attributes; `collect` returns them as RunData."""
 
     def __init__(self, run: Run) -> None:
         self.notice, self.config = "", ""
-        self.state, self.look = State("starting"), Observation(None)
+        self.state, self.observation = State("starting"), Observation(None)
         self.timeline: Timeline | None = None
         self.log = Tail(run.log_path)
         self.has_checkpoint = False
-        self.wants_history = True  # what is known of the past is not all there is: `load_history`, then `join`
-        self.events: list[Event] = []  # those that are new with this look
-        self._follower, self._looked = Follower(run), False
-        self._phase: tuple[str | None, float] = (None, 0.0)  # and when it began, by this viewer's clock
+        self.wants_history = True  # older records exist: call `load_history`, then `adopt`
+        self.events: list[Event] = []  # new in the last poll
+        self._follower, self._observed = Follower(run), False
+        self._phase: tuple[str | None, float] = (None, 0.0)  # and its start, by this process's clock
         self._state_since: tuple[str, float] = ("", 0.0)
         self._free_since_s: float | None = None
         self._pace: deque[tuple[float, int]] = deque()
@@ -90,27 +89,27 @@ class Reading:
 
     @property
     def run(self) -> Run:
-        """The run, with its newest document."""
+        """The run with its newest document."""
         return self._follower.run
 
     @property
     def header(self) -> Header | None:
-        """Who wrote the last metrics file there was."""
+        """Header of the last metrics file that could be read."""
         return self._follower.header
 
     @property
     def reader(self) -> Reader | None:
-        """The metrics file, while there is one that can be read."""
+        """Reader of the metrics file, or None while it is unreadable."""
         return self._follower.reader
 
     # ------------------------------------------------------------------------------------------------------------------
-    # looking
+    # polling
 
     def poll(self, now_s: float) -> None:
-        """Look once; `now_s` is any monotonic clock of this viewer."""
+        """Read all files once. `now_s` is a monotonic clock."""
         follower = self._follower
         if not os.path.isdir(self.run.path):
-            self._lost("the run's folder is gone")
+            self._lost("the run's folder was deleted")
             return
         self.events = []
         follower.poll(now_s)
@@ -124,38 +123,40 @@ class Reading:
             self.timeline = None
         if self._too_early(follower.assessment, follower.look, now_s):
             return
-        self.look, self.state, self._looked = follower.look, follower.state, True
+        self.observation, self.state, self._observed = follower.look, follower.state, True
         if self.state.word != self._state_since[0]:
             self._state_since = (self.state.word, now_s)
         if self.state.word == "unreadable" and self.timeline is not None:
-            self.notice = "the metrics file cannot be read any more: what was read before stays"
+            self.notice = "the metrics file can no longer be read; showing the last values read"
         self._take_records()
         self._take_status(now_s)
 
     def _too_early(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
-        """A trainer has just ended without a terminal state: the waiter writes the cause in a moment."""
+        """Whether a trainer has just ended without a terminal state; the waiter writes the cause within
+        milliseconds.
+        """
         if assessment.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None
             return False
-        if self.state.word not in LIVE or not self._looked:
+        if self.state.word not in LIVE or not self._observed:
             return False
         self._free_since_s = now_s if self._free_since_s is None else self._free_since_s
         return now_s - self._free_since_s < _EXIT_GRACE_S
 
     @property
-    def hurried(self) -> bool:
-        """The next look should come soon: the cause of an ending is about to be written."""
+    def awaits_exit(self) -> bool:
+        """Whether to poll again soon, since the cause of an ending is about to be written."""
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _lost(self, why: str) -> None:
         self.state, self.notice = (
             State("unreadable", why),
-            f"{why}: what was read before stays" if self.timeline is not None else "",
+            f"{why}; showing the last values read" if self.timeline is not None else "",
         )
         self._follower.forget()
 
     def _take_document(self, replaced_s: float, now_s: float) -> None:
-        """What the run's document says now; it was replaced at `replaced_s` of the wall clock."""
+        """Update from the run's document, which was replaced at `replaced_s` of the wall clock."""
         phase = runs.text_of(self.run.document, "phase")
         if phase != self._phase[0]:
             self._phase = (phase, now_s - min(max(time.time() - replaced_s, 0.0), 3600.0))
@@ -166,7 +167,7 @@ class Reading:
         self.events = self._follower.new_events()
         self.notice = self._follower.notice or self.notice
         if records and self.reader is not None:
-            # A viewer that slept longer than the ring reaches back finds what it missed in the history.
+            # Records that were overwritten in the ring buffer before they were read are in the history.
             self.wants_history = self.wants_history or (
                 self.timeline is not None and expected > 0 and records[0].n > expected
             )
@@ -174,16 +175,14 @@ class Reading:
                 self.timeline = Timeline(self.reader.metrics, read_specs(self.run))
             self.timeline.add(records)
 
-    def history_loader(self) -> Callable[[], Past | None]:
-        """What loads the run's history as it is now; for another thread."""
+    def history_loader(self) -> Callable[[], LoadedHistory | None]:
+        """Function that loads the run's present history; call it in another thread."""
         return functools.partial(load_history, self.run, None if self.reader is None else self.reader.metrics)
 
-    def join(self, past: Past) -> None:
-        """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later
-        records are added to it.
-        """
+    def adopt(self, past: LoadedHistory) -> None:
+        """Replace the timeline by a loaded history and append the later records of the ring buffer."""
         if self.reader is not None and past.timeline.metrics != self.reader.metrics:
-            self.wants_history = True  # the file was replaced in between
+            self.wants_history = True  # the file was replaced meanwhile
             return
         if self.reader is not None and past.session <= (session := self.reader.header.session):
             newer = self._follower.records_from(past.n + 1 if past.session == session else 0)
@@ -194,21 +193,21 @@ class Reading:
         self._checkpoint_step, self._checkpoints_seen = None, False
 
     def frame(self, after: int) -> RawFrame | None:
-        """The newest picture of the agent, if it is newer than number `after`."""
+        """Newest frame of the agent if its number is above `after`, else None."""
         return self._follower.frame(after)
 
     def _take_status(self, now_s: float) -> None:
-        status = self.look.status
+        status = self.observation.status
         if not self._checkpoints_seen and self.timeline is not None and self.timeline.table.last is not None:
             self._checkpoints_seen = True
-            for kept in _checkpoint_steps(self.run.checkpoints_path):
+            for checkpoint in _checkpoint_steps(self.run.checkpoints_path):
                 self.has_checkpoint = True
-                self.timeline.checkpoint(kept)
+                self.timeline.add_checkpoint(checkpoint)
         if status is None:
             return
         step = status.last_checkpoint_step
         if step is not None and step != self._checkpoint_step and self.timeline is not None:
-            self.timeline.checkpoint(step)
+            self.timeline.add_checkpoint(step)
             self._checkpoint_step, self.has_checkpoint = step, True
         if not self._pace or self._pace[-1][1] != status.main_count:
             self._pace.append((now_s, status.main_count))
@@ -216,11 +215,11 @@ class Reading:
             self._pace.popleft()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # knowledge
+    # results
 
-    def known(self, now_s: float) -> Known:
-        """What was found, for `monitor.data.model`."""
-        header, look = self.header, self.look
+    def collect(self, now_s: float) -> RunData:
+        """Return the data for `monitor.data.summary`."""
+        header, look = self.header, self.observation
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
         same_boot = (
             header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
@@ -234,7 +233,7 @@ class Reading:
             if same_boot and look.status.last_checkpoint_step is not None:
                 checkpoint_age_s = max(0.0, (boot_ns - look.status.last_checkpoint_boottime_ns) / 1e9)
         word, since_s = self._state_since
-        return Known(
+        return RunData(
             run=self.run,
             state=self.state,
             look=look,
@@ -261,13 +260,13 @@ class Reading:
         return (last - first) / (until_s - first_s) if until_s - first_s > 0.2 and last >= first else None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close all files."""
         self._follower.close()
 
 
 def process_state(document: Mapping[str, Any]) -> str | None:
-    """The letter of the trainer's process in /proc (R, S, D, T, Z ...); None where it cannot be seen from here or is
-    another one.
+    """State letter of the trainer's process in /proc (R, S, D, T, Z ...); None if it is not visible or the PID belongs
+    to another process.
     """
     pid, ticks = runs.integer_of(document, "pid"), runs.integer_of(document, "pid_start_ticks")
     if not pid or ticks is None or not runs.is_local(document):

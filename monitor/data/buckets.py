@@ -1,7 +1,6 @@
-"""The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them.
-Standard library only.
+"""Buckets of a metric's history: edges, contents, and the mapping of new records to buckets. Standard library only.
 
-Knows no metric's name and no record: see `monitor.data.series`.
+Knows no metric's name and no record; see `monitor.data.curve_table`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from monitor.data.snapshot import Point
 
 
 class Level:
-    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be
-    incomplete.
+    """Buckets of `size` records: their ends on the three axes and their record counts. The last one may
+    be incomplete.
     """
 
     __slots__ = ("begins", "ends", "filled", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.begins: list[float] = []  # where the first bucket begins, one number an axis; empty until there is one
+        self.begins: list[float] = []  # start of the first bucket per axis; empty without buckets
         self.ends: tuple[array[float], array[float], array[float]] = (array("d"), array("d"), array("d"))
         self.filled = array("Q")
 
@@ -39,27 +38,27 @@ class Level:
 
 
 class Levels:
-    """All levels of a run, from single records to the coarsest, which reaches back to the first record. To change or
-    read them, hold `lock`.
+    """Levels of a run, from single records to the coarsest, which covers the whole run. Hold `lock` to change or read
+    them.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.all = [Level(1)]
-        self.version = 0  # grows with every change
+        self.version = 0  # increases with every change
 
     @property
     def last(self) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record."""
+        """Step, wall seconds and iteration of the newest record; None without records."""
         ends = self.all[-1].ends
         return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
 
     def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
-        """The coarsest level that has `wanted` buckets in [first, last], or else the finest that reaches back to
-        `first`. The lock is held.
+        """Index of the coarsest level with at least `wanted` buckets in [first, last], else of the finest that reaches
+        back to `first`. The lock is held.
         """
-        reach = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
-        finest = reach[0] if reach else len(self.all) - 1
+        reaching = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
+        finest = reaching[0] if reaching else len(self.all) - 1
         for index in range(len(self.all) - 1, finest, -1):
             ends = self.all[index].ends[axis]
             if bisect_right(ends, last) - bisect_left(ends, first) >= wanted:
@@ -67,9 +66,9 @@ class Levels:
         return finest
 
 
-class Part:
-    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and
-    sum need no exception.
+class CurveBuckets:
+    """Values of one curve in the buckets of a level. An empty bucket has low = inf, high = -inf, so that min, max and
+    sum need no special case.
     """
 
     __slots__ = ("bad", "count", "high", "low", "total")
@@ -85,7 +84,7 @@ class Part:
             del one[:first]
 
     def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """One more bucket."""
+        """Append a bucket."""
         self.low.append(low)
         self.high.append(high)
         self.total.append(total)
@@ -93,7 +92,7 @@ class Part:
         self.bad.append(bad)
 
     def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Into the last bucket."""
+        """Merge into the last bucket."""
         if low < self.low[-1]:
             self.low[-1] = low
         if high > self.high[-1]:
@@ -103,7 +102,7 @@ class Part:
         self.bad[-1] += bad
 
     def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
-        """The buckets [first, last) as one; at least one."""
+        """Merge the buckets [first, last), at least one."""
         return (
             min(self.low[first:last]),
             max(self.high[first:last]),
@@ -113,7 +112,7 @@ class Part:
         )
 
     def point(self, first: int, last: int) -> Point | None:
-        """The buckets [first, last) as a point, None where they hold no finite value."""
+        """Buckets [first, last) as a point; None if they hold no finite value."""
         if last - first == 1:
             count, low, high, total, bad = (
                 self.count[first],
@@ -122,7 +121,7 @@ class Part:
                 self.total[first],
                 self.bad[first] > 0,
             )
-        elif last - first == 2:  # as it mostly is, and quicker than by slices
+        elif last - first == 2:  # the common case, faster than slices
             second = first + 1
             count, total = self.count[first] + self.count[second], self.total[first] + self.total[second]
             low = self.low[first] if self.low[first] <= self.low[second] else self.low[second]
@@ -139,13 +138,15 @@ def _mean(low: float, high: float, total: float, count: int) -> float:
     mean = total / count
     if low <= mean <= high:
         return mean
-    if not math.isfinite(mean):  # a sum of huge numbers
+    if not math.isfinite(mean):  # the sum overflowed
         mean = low / 2 + high / 2
     return min(max(mean, low), high)
 
 
-def sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
-    """Smallest, largest, sum, number of the finite ones; number of those that are not finite though they should be."""
+def aggregate(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
+    """Minimum, maximum, sum and count of the finite values, and the number of non-finite ones. NaN counts only if
+    `must_be_finite`.
+    """
     total = sum(values)
     if math.isfinite(total):
         return min(values), max(values), total, len(values), 0
@@ -154,11 +155,11 @@ def sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float,
     return (min(finite), max(finite), sum(finite), len(finite), bad) if finite else (math.inf, -math.inf, 0.0, 0, bad)
 
 
-class Plan(NamedTuple):
-    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket
-    from each of `starts` on.
+class BucketPlan(NamedTuple):
+    """Mapping of new records to a level's buckets: the first `joined` go into the open bucket, then one bucket starts
+    at each of `starts`.
     """
 
     joined: int
     starts: range
-    emptied: bool  # the level holds nothing else any more
+    emptied: bool  # discard the level's previous buckets

@@ -1,7 +1,7 @@
-"""A run as lines, for output that is not a terminal: one every five seconds, until the run has ended. Standard library
+"""Text output of a run where there is no terminal: one line every five seconds until the run ends. Standard library
 only.
 
-Knows neither files nor signals: it asks a Source.
+Reads a Source; knows neither files nor signals.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Write a line on every change of state, and every five seconds one more, until the run has ended: True. False once
-    the stream is closed.
+    """Write a line on every state change and every five seconds until the run has ended, then return True. Return False
+    if the stream is closed.
     """
-    told, line_s = "", float("-inf")
+    last_state, line_s = "", float("-inf")
     try:
         while True:
             snapshot, now_s = source.snapshot(), clock()
             ended = snapshot.ended or snapshot.state == "unreadable"
-            if snapshot.state != told or now_s - line_s >= _LINE_S:
-                told, line_s = snapshot.state, now_s
+            if snapshot.state != last_state or now_s - line_s >= _LINE_S:
+                last_state, line_s = snapshot.state, now_s
                 stream.write(line(snapshot) + "\n")
                 stream.flush()
             if ended:
@@ -47,7 +47,7 @@ def follow(
 
 
 def line(snapshot: Snapshot) -> str:
-    """State, steps, key figures and the remaining time, in one line."""
+    """State, steps, key figures and remaining time in one line."""
     progress = snapshot.progress
     parts = [f"{snapshot.run.id}  {snapshot.state}"]
     if snapshot.cause:
@@ -58,9 +58,9 @@ def line(snapshot: Snapshot) -> str:
         of = f" / {count(progress.steps)}" if progress.steps else ""
         parts.append(f"{count(progress.step)}{of} steps")
     parts += [
-        f"{one.label} {value(one.kind, one.value)}{' ' + one.unit if one.unit else ''}"
-        for one in snapshot.figures
-        if one.value is not None
+        f"{figure.label} {value(figure.kind, figure.value)}{' ' + figure.unit if figure.unit else ''}"
+        for figure in snapshot.figures
+        if figure.value is not None
     ]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
@@ -68,22 +68,22 @@ def line(snapshot: Snapshot) -> str:
 
 
 def ending(snapshot: Snapshot) -> list[str]:
-    """How the run ended, a line each: the sentence, the end of the log, facts, the next commands."""
+    """Lines about how the run ended: the sentence, the end of the log, facts, the next commands."""
     if snapshot.ending is None:
         return []
-    found = snapshot.ending
+    end = snapshot.ending
     return [
         safe(text, 400)
         for text in (
-            found.sentence,
-            *found.traceback,
-            *found.facts,
-            *(f"next: {command}" for command in found.commands),
+            end.sentence,
+            *end.traceback,
+            *end.facts,
+            *(f"next: {command}" for command in end.commands),
         )
         if text
     ]
 
 
 def value(kind: str, measured: float | None) -> str:
-    """A metric's value in words: rates and counts with a decimal unit, all others as measured."""
+    """Format a metric's value: rates and counters as counts (4.7 M), other kinds as numbers."""
     return count(measured) if measured is not None and kind in ("rate", "counter") else number(measured)

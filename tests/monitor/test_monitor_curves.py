@@ -8,8 +8,8 @@ import threading
 import pytest
 from fake_snapshots import RECORDS, table
 
-from monitor.data.grouped import MeanCurve
-from monitor.data.series import BUCKETS, Column, Table
+from monitor.data.curve_table import BUCKETS, Column, CurveTable
+from monitor.data.group_feed import MeanCurve
 from monitor.data.snapshot import Series
 
 NAN, INF = math.nan, math.inf
@@ -32,7 +32,9 @@ def fill(table, values, *, start=0, blocks=(1000,), step=10, wall=0.5):
 
 
 def one(values, *, must_be_finite=False, higher_better=True, **how):
-    table = fill(Table([Column("m", "m", higher_better=higher_better, must_be_finite=must_be_finite)]), [values], **how)
+    table = fill(
+        CurveTable([Column("m", "m", higher_better=higher_better, must_be_finite=must_be_finite)]), [values], **how
+    )
     return table, table.curves["m"]
 
 
@@ -110,7 +112,7 @@ def test_how_records_come_changes_nothing(blocks):
 
 @pytest.mark.parametrize("count,metrics", [(300_000, 1), (40_000, 70), (3_000, 400)])
 def test_memory_is_bounded(count, metrics):
-    table = Table([Column(f"m{k}", "m") for k in range(metrics)])
+    table = CurveTable([Column(f"m{k}", "m") for k in range(metrics)])
     column = noise(count)
     fill(table, [column] * metrics, blocks=(9_000, 25))
     cells = 0
@@ -131,7 +133,7 @@ def test_memory_is_bounded(count, metrics):
 
 
 def test_the_whole_run_is_never_shown_by_few_buckets():
-    table, curve = Table([Column("m", "m")]), None
+    table, curve = CurveTable([Column("m", "m")]), None
     for n in range(0, 40_000, 97):
         fill(table, [[float(k) for k in range(n, n + 97)]], start=n, blocks=(97,))
         curve = table.curves["m"]
@@ -164,7 +166,7 @@ def test_nan_is_a_gap_or_a_fault_and_infinity_always_a_fault(must_be_finite, cou
 def test_a_metric_without_any_value():
     _, curve = one([NAN] * 3000)
     assert curve.extent("step") is None and curve.latest is None and curve.best is None and curve.trend_per_min is None
-    assert curve.near("step", 5.0) is None and set(curve.view("step", 0.0, 100.0, 10)) == {None}
+    assert curve.nearest("step", 5.0) is None and set(curve.view("step", 0.0, 100.0, 10)) == {None}
     _, broken = one([INF] * 10)
     assert broken.extent("step") == (0.0, 90.0) and all(
         point.not_finite and math.isfinite(point.mean) for point in broken.view("step", 0.0, 90.0, 5)
@@ -198,7 +200,7 @@ def test_huge_values_do_not_become_infinite():
 
 
 def test_an_x_that_goes_back_stands_still():
-    table = Table([Column("m", "m")])
+    table = CurveTable([Column("m", "m")])
     table.extend([10, 5, 20], [1.0, 2.0, 0.5], [1.0, 2.0, 3.0], [[1.0, 2.0, 3.0]])
     table.extend([7], [0.0], [1.0], [[4.0]])
     assert table.curves["m"].extent("step") == (10.0, 20.0) and table.last == (20.0, 2.0, 3.0)
@@ -293,12 +295,12 @@ def test_inspection_finds_the_nearest_record():
     values = noise(3000)
     values[2500] = NAN
     _, curve = one(values)
-    assert curve.near("step", 29_987.0) == (29_990.0, (values[2999], values[2999], values[2999], False))
-    x, point = curve.near("iteration", 2500.4)
+    assert curve.nearest("step", 29_987.0) == (29_990.0, (values[2999], values[2999], values[2999], False))
+    x, point = curve.nearest("iteration", 2500.4)
     assert x == 2501.0 and point.mean == values[2501]
-    x, point = curve.near("wall", 1e9)
+    x, point = curve.nearest("wall", 1e9)
     assert x == 1499.5 and point.mean == values[2999]
-    x, point = curve.near("iteration", -10.0)
+    x, point = curve.nearest("iteration", -10.0)
     assert x < 4 and point.low <= values[0] <= point.high
 
 
@@ -316,7 +318,7 @@ def test_a_window_of_the_newest_records_or_of_long_ago():
     assert then.steps[-1] <= 20_000.0 and abs(then.values["m"][-1] - 2_000) < 100 and len(then.steps) >= 20
     few = one([1.0, NAN])[0].window(10.0, 20, ["m"])
     assert few.values["m"][0] == 1.0 and math.isnan(few.values["m"][1]) and few.records == [1, 1]
-    assert Table([Column("m", "m")]).window(1.0, 20, ["m"]).values == {"m": []}
+    assert CurveTable([Column("m", "m")]).window(1.0, 20, ["m"]).values == {"m": []}
 
 
 def test_curves_are_what_screens_expect():
@@ -329,7 +331,7 @@ def test_curves_are_what_screens_expect():
 
 def test_readers_never_see_half_of_a_change():
     """One thread adds and rewinds, two look: a view is always in order and of values that were written."""
-    table = Table([Column("m", "m", higher_better=True)])
+    table = CurveTable([Column("m", "m", higher_better=True)])
     curve, wrong, over = table.curves["m"], [], threading.Event()
 
     def look():
@@ -342,7 +344,7 @@ def test_readers_never_see_half_of_a_change():
             if means != sorted(means):
                 wrong.append(means)
             table.window(5.0, 20, ["m"])
-            curve.near("step", extent[1])
+            curve.nearest("step", extent[1])
             _ = curve.best, curve.trend_per_min
 
     threads = [threading.Thread(target=look) for _ in range(2)]
@@ -385,7 +387,7 @@ def test_a_groups_curve_is_the_mean_over_its_runs_with_its_interval():
 
 def test_seeds_whose_evaluations_fall_into_other_columns_are_joined_by_straight_lines():
     def curve(first):
-        made = Table([Column("eval/return", "eval return")])
+        made = CurveTable([Column("eval/return", "eval return")])
         steps = [float(k) for k in range(1, 101)]
         made.extend(steps, steps, steps, [[k if (k - first) % 20 == 0 else math.nan for k in steps]])
         return made.curves["eval/return"]

@@ -28,9 +28,9 @@ from operant.envs import Box, Discrete, Env, IntState, device, find, names, step
 from operant.errors import MachineError, NotFoundError, UsageError
 from operant.nn import mlp
 from operant.nn.policy import Policy
-from operant.play import film as render
-from operant.play.film import Gif, Length, Mp4, Sheet, pace, shoot, tiled
+from operant.play import video as render
 from operant.play.stage import Player, Stage
+from operant.play.video import ContactSheet, GifWriter, Limits, Mp4Writer, pace, record, tile
 from operant.training.evaluate import Evaluator
 
 Image = pytest.importorskip("PIL.Image")
@@ -76,7 +76,7 @@ def film_of(film, shown):
 @pytest.mark.parametrize("colours", [2, 8, 200])
 def test_a_gif_of_few_colours_is_exact(tmp_path, colours):
     shown = pictures(12, colours=colours)
-    assert film_of(Gif(tmp_path / "a.gif", 25.0), shown) == 12
+    assert film_of(GifWriter(tmp_path / "a.gif", 25.0), shown) == 12
     frames, durations, loop = read_gif(tmp_path / "a.gif")
     assert len(frames) == 12 and loop == 0 and durations == [40] * 12
     assert all(np.array_equal(frame, picture) for frame, picture in zip(frames, shown, strict=True))
@@ -84,20 +84,20 @@ def test_a_gif_of_few_colours_is_exact(tmp_path, colours):
 
 @pytest.mark.parametrize("fps", [7.5, 15.0, 30.0, 50.0])
 def test_a_gif_keeps_time(tmp_path, fps):
-    film_of(Gif(tmp_path / "a.gif", fps), pictures(30))
+    film_of(GifWriter(tmp_path / "a.gif", fps), pictures(30))
     _, durations, _ = read_gif(tmp_path / "a.gif")
     assert sum(durations) == 10 * round(100 * 30 / fps)
     assert max(durations) - min(durations) <= 10
 
 
 def test_a_gif_is_never_so_fast_that_viewers_show_it_slowly(tmp_path):
-    film_of(Gif(tmp_path / "a.gif", 200.0), pictures(5))
+    film_of(GifWriter(tmp_path / "a.gif", 200.0), pictures(5))
     assert set(read_gif(tmp_path / "a.gif")[1]) == {20}
 
 
 def test_a_picture_that_stays_is_one_frame_that_lasts(tmp_path):
     one, other = pictures(2)
-    assert film_of(Gif(tmp_path / "a.gif", 10.0), [one, one, one, other]) == 4
+    assert film_of(GifWriter(tmp_path / "a.gif", 10.0), [one, one, one, other]) == 4
     frames, durations, _ = read_gif(tmp_path / "a.gif")
     assert (
         len(frames) == 2
@@ -109,7 +109,7 @@ def test_a_picture_that_stays_is_one_frame_that_lasts(tmp_path):
 
 def test_a_gif_of_one_picture(tmp_path):
     (one,) = pictures(1)
-    assert film_of(Gif(tmp_path / "a.gif", 10.0), [one]) == 1
+    assert film_of(GifWriter(tmp_path / "a.gif", 10.0), [one]) == 1
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.gif").convert("RGB")), one)
 
 
@@ -118,7 +118,7 @@ def test_many_colours_become_the_nearest_and_what_is_small_keeps_its_own(tmp_pat
     picture = np.stack([np.tile(x, (64, 1)), np.tile(x[:, None], (1, 64)), np.full((64, 64), 30, np.uint8)], axis=2)
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 1000
     picture[10:12, 10:12] = (255, 0, 255)
-    film_of(Gif(tmp_path / "a.gif", 10.0), [picture])
+    film_of(GifWriter(tmp_path / "a.gif", 10.0), [picture])
     (frame,), _, _ = read_gif(tmp_path / "a.gif")
     apart = np.abs(frame.astype(int) - picture.astype(int))
     assert apart.mean() < 8 and apart.max() < 64
@@ -127,16 +127,16 @@ def test_many_colours_become_the_nearest_and_what_is_small_keeps_its_own(tmp_pat
 
 def test_the_same_pictures_are_the_same_bytes(tmp_path):
     for name in ("a.gif", "b.gif"):
-        film_of(Gif(tmp_path / name, 10.0), pictures(10))
+        film_of(GifWriter(tmp_path / name, 10.0), pictures(10))
     assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
 
 
 def test_a_gif_too_large_for_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(render, "MOST_BYTES", 3 * 20 * 24)
-    film = Gif(tmp_path / "a.gif", 10.0)
+    film = GifWriter(tmp_path / "a.gif", 10.0)
     for picture in pictures(3):
         film.add(picture)
-    with pytest.raises(UsageError, match=r"more than 3 such frames does not fit.*\.mp4"):
+    with pytest.raises(UsageError, match=r"at most 3 frames of this size.*\.mp4"):
         film.add(pictures(1)[0])
 
 
@@ -145,7 +145,7 @@ def test_a_gif_too_large_for_memory_is_refused(tmp_path, monkeypatch):
 
 def test_a_png_is_the_last_picture(tmp_path):
     shown = pictures(7)
-    assert film_of(Sheet(tmp_path / "a.png", 1), shown) == 1
+    assert film_of(ContactSheet(tmp_path / "a.png", 1), shown) == 1
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), shown[-1])
 
 
@@ -155,7 +155,7 @@ def test_a_png_is_the_last_picture(tmp_path):
 )
 def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there, wanted):
     shown = pictures(there)
-    assert film_of(Sheet(tmp_path / "a.png", frames), shown) == len(wanted)
+    assert film_of(ContactSheet(tmp_path / "a.png", frames), shown) == len(wanted)
     whole = np.asarray(Image.open(tmp_path / "a.png"))
     across = math.ceil(math.sqrt(len(wanted)))
     for place, k in enumerate(wanted):
@@ -165,7 +165,7 @@ def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there,
 
 def test_pictures_side_by_side():
     four = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((5, 2, 3, 3), np.uint8)
-    whole = tiled(four, 3, 1, 9)
+    whole = tile(four, 3, 1, 9)
     assert (
         whole[..., 0].tolist()
         == [[1, 1, 1, 9, 2, 2, 2, 9, 3, 3, 3]] * 2 + [[9] * 11] + [[4, 4, 4, 9, 5, 5, 5, 9, 9, 9, 9]] * 2
@@ -180,7 +180,7 @@ def test_an_mp4_holds_the_pictures_and_their_pace(tmp_path):
     shown = [np.full((33, 21, 3), 0, np.uint8) for _ in range(6)]  # odd sides are padded
     for k, picture in enumerate(shown):
         picture[:, :] = (40 * k, 200, 20 * k)
-    assert film_of(Mp4(tmp_path / "a.mp4", 12.0), shown) == 6
+    assert film_of(Mp4Writer(tmp_path / "a.mp4", 12.0), shown) == 6
     command = [
         imageio_ffmpeg.get_ffmpeg_exe(),
         "-loglevel",
@@ -207,7 +207,7 @@ def test_an_mp4_holds_the_pictures_and_their_pace(tmp_path):
 @pytest.mark.parametrize("count", [1, 100])
 def test_what_ffmpeg_cannot_write_has_a_sentence(tmp_path, capfd, count):
     pytest.importorskip("imageio_ffmpeg")
-    film = Mp4(tmp_path / "nowhere" / "a.mp4", 12.0)
+    film = Mp4Writer(tmp_path / "nowhere" / "a.mp4", 12.0)
     with pytest.raises(MachineError, match=r"ffmpeg could not write the MP4: see its own message above"):
         film_of(film, pictures(count, 256, 256))
     film.abandon()
@@ -216,7 +216,7 @@ def test_what_ffmpeg_cannot_write_has_a_sentence(tmp_path, capfd, count):
 
 def test_an_abandoned_film_leaves_no_process(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
-    film, own = Mp4(tmp_path / "a.mp4", 12.0), psutil.Process()
+    film, own = Mp4Writer(tmp_path / "a.mp4", 12.0), psutil.Process()
     film.add(pictures(1)[0])
     assert any("ffmpeg" in child.name() for child in own.children())
     film.abandon()
@@ -243,9 +243,9 @@ def test_what_is_there_is_replaced_only_by_force(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(NotFoundError, match="no folder"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         render.check(tmp_path / "none" / "a.gif", force=False)
-    with pytest.raises(UsageError, match="cannot be a file's name"):
+    with pytest.raises(UsageError, match="is not a valid file name"):
         render.check(tmp_path / ("x" * 300 + ".gif"), force=False)
 
 
@@ -259,7 +259,7 @@ def test_a_folder_that_may_only_be_read(tmp_path):
 def test_without_pillow_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     for name in ("a.gif", "a.PNG"):
-        with pytest.raises(MachineError, match=r"needs Pillow.*pip install 'operant\[gif\]'"):
+        with pytest.raises(MachineError, match=r"needs Pillow: pip install 'operant\[gif\]'"):
             render.check(tmp_path / name, force=False)
     assert MachineError.exit_code == 4
 
@@ -367,18 +367,18 @@ class Kept(list):
 @pytest.mark.parametrize(
     ("ends", "every", "length", "hold", "wanted", "steps", "cut"),
     [
-        ((99,), 1, Length(4, 999, 0), 0, [0, 1, 2, 3], 3, False),
-        ((99,), 3, Length(3, 999, 0), 0, [0, 3, 6], 6, False),
-        ((99,), 2, Length(99, 5, 0), 0, [0, 2, 4], 5, False),
-        ((4,), 3, Length(6, 999, 0), 2, [0, 3, 4, 4, 4, 6], 6, False),  # an end is seen, and stays
-        ((4,), 1, Length(6, 999, 0), 9, [0, 1, 2, 3, 4, 4], 4, False),
-        ((4,), 3, Length(99, 999, 2), 1, [0, 3, 4, 4, 6, 8, 8], 8, False),
-        ((4,), 1, Length(6, 999, 2), 0, [0, 1, 2, 3, 4, 5], 5, True),
-        ((4,), 1, Length(99, 3, 1), 0, [0, 1, 2, 3], 3, True),
+        ((99,), 1, Limits(4, 999, 0), 0, [0, 1, 2, 3], 3, False),
+        ((99,), 3, Limits(3, 999, 0), 0, [0, 3, 6], 6, False),
+        ((99,), 2, Limits(99, 5, 0), 0, [0, 2, 4], 5, False),
+        ((4,), 3, Limits(6, 999, 0), 2, [0, 3, 4, 4, 4, 6], 6, False),  # an end is seen, and stays
+        ((4,), 1, Limits(6, 999, 0), 9, [0, 1, 2, 3, 4, 4], 4, False),
+        ((4,), 3, Limits(99, 999, 2), 1, [0, 3, 4, 4, 6, 8, 8], 8, False),
+        ((4,), 1, Limits(6, 999, 2), 0, [0, 1, 2, 3, 4, 5], 5, True),
+        ((4,), 1, Limits(99, 3, 1), 0, [0, 1, 2, 3], 3, True),
         (
             (5, 2),
             4,
-            Length(99, 999, 1),
+            Limits(99, 999, 1),
             7,
             [0, 4, 5],
             5,
@@ -388,7 +388,7 @@ class Kept(list):
 )
 def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wanted, steps, cut):
     stage, film, told = Counting(*ends), Kept(), []
-    shot = shoot(stage, stage.step, film, side=1, every=every, length=length, hold=hold, report=told.append)
+    shot = record(stage, stage.step, film, side=1, every=every, limits=length, hold=hold, report=told.append)
     assert (film, shot.steps, shot.cut) == (wanted, steps, cut)
     assert told == list(range(1, len(wanted) + 1))
     seen = [(k, step) for step in range(1, steps + 1) for k, end in enumerate(ends) if step % end == 0]
@@ -651,8 +651,8 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
     ("words", "code", "said"),
     [
         (("-o", "a.jpg"), 2, "must end in .gif, .png or .mp4"),
-        (("-o", "none/a.gif"), 3, "no folder 'none'"),
-        (("-o", "~nobodyatall/a.gif"), 3, "no folder '~nobodyatall'"),
+        (("-o", "none/a.gif"), 3, "the folder 'none' of a.gif does not exist"),
+        (("-o", "~nobodyatall/a.gif"), 3, "the folder '~nobodyatall' of a.gif does not exist"),
         (("-o", "a.gif", "--greedy", "--sampled"), 2, "--greedy and --sampled exclude each other"),
         (("-o", "a.gif", "--seconds", "1", "--steps", "1"), 2, "--seconds and --steps exclude each other"),
         (("-o", "a.gif", "--size", "9"), 2, "--size is 9; it must be between 16 and 2,048"),

@@ -1,8 +1,8 @@
-"""A group of runs as one source: of each metric the mean over the seeds, between the ends of its 95 % interval.
+"""Group feed: a group of runs as one source, with each metric's mean over seeds and its 95 % confidence interval.
 Standard library only. Knows no widget.
 
-At each place of an axis the mean is over the runs that have come there (straight between two of their values), and has
-a band where these are two or more.
+At each x the mean covers the runs that have reached it (linear interpolation between two of their values); it has a
+band if there are at least two.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ find = groups.find
 
 
 def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
-    """A line for each group, the newest first."""
+    """Row of the run list for each group, newest first."""
     found = []
     for group in groups.list_groups(root, everywhere):
-        told = groups.describe(group)
+        described = groups.describe(group)
         score, first = (
-            told["bands"]["eval_return"],
-            next((row for row in told["runs"] if "env" in row), dict[str, Any]()),
+            described["bands"]["eval_return"],
+            next((row for row in described["runs"] if "env" in row), dict[str, Any]()),
         )
-        state = "running" if told["live"] else "finished" if told["finished"] == told["seeds"] else "stopped"
+        state = (
+            "running" if described["live"] else "finished" if described["finished"] == described["seeds"] else "stopped"
+        )
         mean = "-" if score is None else f"{score['mean']:.4g}"
-        progress = f"{told['finished']} of {told['seeds']} seeds"
+        progress = f"{described['finished']} of {described['seeds']} seeds"
         found.append(
             RunRow(
                 group.id,
@@ -50,14 +52,14 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
     return found
 
 
-def opened(path: str) -> GroupFeed | None:
-    """The source of the group in a folder; None where that holds none."""
+def open_group(path: str) -> GroupFeed | None:
+    """Source of the group in a folder; None if it contains none."""
     group = groups.load(Path(path))
     return None if group is None else GroupFeed(group)
 
 
 class MeanCurve:
-    """One metric's mean over the runs of a group: a `monitor.data.snapshot.Series`. Made anew for each snapshot."""
+    """Mean of one metric over a group's runs (`monitor.data.snapshot.Series`). Built for each snapshot."""
 
     def __init__(self, curves: Sequence[Series]) -> None:
         first = curves[0]
@@ -69,7 +71,7 @@ class MeanCurve:
             first.absent,
         )
         self.higher_better, self.log_axis = first.higher_better, first.log_axis
-        self.best: float | None = None  # of a mean these say little
+        self.best: float | None = None  # not meaningful for a mean
         self.trend_per_min: float | None = None
         newest = groups.band([one.latest for one in curves if one.latest is not None])
         self.latest = None if newest is None else newest.mean
@@ -77,14 +79,14 @@ class MeanCurve:
         self._curves = curves
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """From the first value of any run to the last of any."""
+        """Range from the first value of any run to the last of any; None without values."""
         found = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
         return (min(begin for begin, _ in found), max(end for _, end in found)) if found else None
 
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """`columns` means, each between the ends of its interval."""
+        """Resample to `columns` means, low and high being the ends of the confidence interval."""
         return [
             _mean(values)
             for values in zip(
@@ -92,9 +94,9 @@ class MeanCurve:
             )
         ]
 
-    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """The mean of the runs' points nearest to x, at the place of the first one's."""
-        found = [near for one in self._curves if (near := one.near(axis, x)) is not None]
+    def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """Mean of the runs' points nearest to x, with the x of the first run's point; None without values."""
+        found = [near for one in self._curves if (near := one.nearest(axis, x)) is not None]
         point = _mean([point.mean for _, point in found])
         return (found[0][0], point) if point is not None else None
 
@@ -108,8 +110,8 @@ def _mean(values: Iterable[float | None]) -> Point | None:
 
 
 def _filled(points: Sequence[Point | None]) -> list[float | None]:
-    """The means of points, straight lines between those that have neighbours on both sides: the seeds' evaluations need
-    not fall into the same columns.
+    """Means of the points, linearly interpolated between neighbours: the evaluations of different seeds may fall into
+    different columns.
     """
     values: list[float | None] = [None if point is None else point.mean for point in points]
     for before, after in pairwise([index for index, value in enumerate(values) if value is not None]):
@@ -119,9 +121,7 @@ def _filled(points: Sequence[Point | None]) -> list[float | None]:
 
 
 class GroupFeed:
-    """A `monitor.data.snapshot.Source` of a group, to be laid over a run: it has curves, and asks no trainer for
-    anything.
-    """
+    """`monitor.data.snapshot.Source` of a group, for use as an overlay: it has curves and sends no requests."""
 
     readonly = True
 
@@ -129,10 +129,10 @@ class GroupFeed:
         self._group, self._feeds = group, dict[int, LiveFeed]()
         self._interval_s, self._joined_s = 1.0, float("-inf")
         self._seen: tuple[Snapshot, ...] = ()
-        self._made = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
+        self._published = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
 
     def snapshot(self) -> Snapshot:
-        """The newest one; the same object while nothing has changed."""
+        """Return the newest snapshot; the same object while nothing has changed."""
         if time.monotonic() - self._joined_s >= _JOIN_S:
             self._join()
         seen = tuple(feed.snapshot() for feed in self._feeds.values())
@@ -143,32 +143,32 @@ class GroupFeed:
                 name: MeanCurve([one.series[name] for one in seen if name in one.series]) for name in names
             }
             state = "running" if any(one.live for one in seen) else "finished"
-            self._made = self._made._replace(
-                version=self._made.version + 1, state=state, series=series, seeds=len(seen)
+            self._published = self._published._replace(
+                version=self._published.version + 1, state=state, series=series, seeds=len(seen)
             )
-        return self._made
+        return self._published
 
     def _join(self) -> None:
-        """Read the runs that have begun since."""
+        """Open feeds of the runs that have started since the last call."""
         self._joined_s = time.monotonic()
         if len(self._feeds) < len(self._group.members):
             self._group = groups.load(self._group.path) or self._group
             for seed, run in self._group.runs.items():
                 if seed not in self._feeds:
                     self._feeds[seed] = LiveFeed(run, readonly=True)
-                    self._feeds[seed].hurry(self._interval_s)
+                    self._feeds[seed].set_poll_interval(self._interval_s)
 
-    def hurry(self, interval_s: float) -> None:
-        """Once a second is enough for what is laid over another run."""
+    def set_poll_interval(self, interval_s: float) -> None:
+        """Ignored: once a second is enough for an overlay."""
 
     def request(self, verb: Any) -> None:
-        """A group is asked for nothing here."""
+        """Ignored: an overlay sends no requests."""
 
     def watch(self, wanted: bool, **words: Any) -> None:
-        """A group has no picture."""
+        """Ignored: a group has no frames."""
 
-    def at(self, step: float | None) -> None:
-        """Curves stay whole."""
+    def seek(self, step: float | None) -> None:
+        """Ignored: curves stay complete."""
 
     def close(self) -> None:
         """Stop reading."""

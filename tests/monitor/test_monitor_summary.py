@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import pytest
 
-from monitor.data import model
-from monitor.data.model import Known
-from monitor.data.timeline import Timeline, described
+from monitor.data import summary
+from monitor.data.summary import RunData
+from monitor.data.timeline import Timeline, complete_specs
 from operant import runs, text
 from operant.runs.folder import Run
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Header, Metric, Record, Status
@@ -47,7 +47,7 @@ def timeline(rows, metrics=METRICS, specs=MappingProxyType({}), **how):
 def known(tmp_path, word="running", cause=None, **fields):
     document = fields.pop("document", {"steps": 10_000, "pid": 7})
     run, look = Run("cartpole-ppo-4f2a", tmp_path, document), fields.pop("look", Observation(True))
-    return Known(run, State(word, cause), look, fields.pop("timeline", None), **fields)
+    return RunData(run, State(word, cause), look, fields.pop("timeline", None), **fields)
 
 
 def status(**fields):
@@ -127,7 +127,7 @@ def test_a_resume_goes_on_where_its_first_record_begins():
 
 def test_a_record_without_an_iteration_took_no_time_again():
     made = timeline([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]], [Metric("iterations"), Metric("seconds/update")])
-    assert model.phases(made)[0].milliseconds == pytest.approx(500.0)
+    assert summary.phases(made)[0].milliseconds == pytest.approx(500.0)
 
 
 def test_marks_are_thinned_and_keep_first_and_last():
@@ -161,11 +161,11 @@ def test_flags_become_marks():
 )
 def test_without_a_declaration_a_metric_is_called_by_its_name(name, said):
     assert (
-        described([Metric(name)], {})[0].label
-        == described([Metric(name)], {"other": MetricSpec("other")})[0].label
+        complete_specs([Metric(name)], {})[0].label
+        == complete_specs([Metric(name)], {"other": MetricSpec("other")})[0].label
         == said
     )
-    assert described([Metric(name)], {name: MetricSpec(name, "the label")})[0].label == "the label"
+    assert complete_specs([Metric(name)], {name: MetricSpec(name, "the label")})[0].label == "the label"
 
 
 def test_curves_and_figures_follow_what_the_run_declares():
@@ -179,7 +179,7 @@ def test_curves_and_figures_follow_what_the_run_declares():
     }
     made = timeline([[10.0, 5.0, 1.0, 100.0]] * 5, specs=specs)
     assert list(made.table.curves) == ["sps", "return", "length", "iterations"] and [
-        figure.label for figure in model.figures(made)
+        figure.label for figure in summary.figures(made)
     ] == ["SPS"]
     assert made.table.curves["sps"].latest == 100.0 and made.table.curves["return"].latest == 10.0
 
@@ -199,7 +199,7 @@ def test_figures_are_the_newest_values_there_are():
     made = timeline(
         [[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]], specs=specs
     )
-    found = {figure.metric: figure for figure in model.figures(made)}
+    found = {figure.metric: figure for figure in summary.figures(made)}
     assert list(found) == ["return", "sps", "length"] and [figure.label for figure in found.values()] == [
         "return",
         "SPS",
@@ -217,7 +217,7 @@ def test_figures_are_the_newest_values_there_are():
 
 def test_figures_of_a_step():
     made = timeline([[float(n), 1.0, 1.0, 50.0] for n in range(2000)])
-    found = {figure.metric: figure for figure in model.figures(made, 150_000.0)}
+    found = {figure.metric: figure for figure in summary.figures(made, 150_000.0)}
     assert (
         found["return"].value == 1499.0
         and 1499.0 <= found["return"].best < 1510.0
@@ -227,27 +227,27 @@ def test_figures_of_a_step():
 
 def test_phases_are_shares_of_the_wall_time():
     rows = [[2.0, 0.1, 0.5, NAN if n % 2 else 0.2, 0.0] for n in range(40)]
-    found = {share.name: share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))}
+    found = {share.name: share for share in summary.phases(timeline(rows, [Metric("iterations"), *PHASES]))}
     assert list(found) == ["collect", "update", "evaluate", "checkpoint", "other"]
     assert found["collect"].share == pytest.approx(0.1, abs=0.02) and found["update"].share == pytest.approx(
         0.5, abs=0.05
     )
     assert sum(share.share for share in found.values()) == pytest.approx(1.0, abs=0.005)
     assert found["update"].milliseconds == pytest.approx(250.0, rel=0.05)
-    assert model.phases(timeline([[1.0] * 4] * 3)) == ()
+    assert summary.phases(timeline([[1.0] * 4] * 3)) == ()
 
 
 def test_phases_longer_than_the_wall_time_are_still_shares():
     rows = [[1.0, 5.0, 5.0, 0.0, 0.0] for _ in range(20)]
-    assert sum(share.share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))) == pytest.approx(
-        1.0
-    )
+    assert sum(
+        share.share for share in summary.phases(timeline(rows, [Metric("iterations"), *PHASES]))
+    ) == pytest.approx(1.0)
 
 
 def test_progress(tmp_path):
     made = timeline([[1.0] * 4] * 50)  # 100 steps a second
     look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7)
-    now = model.progress(
+    now = summary.progress(
         known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9)
     )
     assert (now.step, now.steps, now.share, now.iterations, now.iterations_per_s) == (5000, 10_000, 0.5, 40, 2.5)
@@ -260,7 +260,7 @@ def test_progress(tmp_path):
 @pytest.mark.parametrize(("steps", "form"), [(5_000_000, "%H:%M"), (50_000_000, "%d %b"), (9_000_000_000, "%Y")])
 def test_an_end_more_than_a_day_ahead_is_a_date(tmp_path, steps, form):
     made, look = timeline([[1.0] * 4] * 50), Observation(True, status=status())  # 100 steps a second
-    now = model.progress(
+    now = summary.progress(
         known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, now_s=1e9, document={"steps": steps})
     )
     assert now.steps == steps and now.done_at == time.strftime(form, time.localtime(1e9 + now.eta_s))
@@ -268,13 +268,13 @@ def test_an_end_more_than_a_day_ahead_is_a_date(tmp_path, steps, form):
 
 @pytest.mark.parametrize("word", ["paused", "stalled", "suspended", "crashed", "finished", "remote", "stopping"])
 def test_what_does_not_move_has_no_rest_time(tmp_path, word):
-    now = model.progress(known(tmp_path, word, timeline=timeline([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
+    now = summary.progress(known(tmp_path, word, timeline=timeline([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
     assert now.eta_s is None and now.done_at is None and now.iterations_per_s is None and now.step == 5000
 
 
 def test_ages_of_an_ended_run_change_seldom(tmp_path):
     ages = {
-        model.progress(known(tmp_path, "crashed", look=Observation(False, record_age_s=age))).record_age_s
+        summary.progress(known(tmp_path, "crashed", look=Observation(False, record_age_s=age))).record_age_s
         for age in range(60)
     }
     assert len(ages) == 6
@@ -293,7 +293,7 @@ def test_ages_of_an_ended_run_change_seldom(tmp_path):
             "paused",
             None,
             {"state_age_s": 70.0, "document": {"paused_by": "alice@gpu03"}},
-            "waits for 1 min, asked by alice@gpu03",
+            "waiting for 1 min, requested by alice@gpu03",
         ),
         ("paused", "by alice, 3 s ago", {}, "by alice, 3 s ago"),
         ("stopping", None, {}, "finishing the iteration and saving a checkpoint"),
@@ -328,7 +328,7 @@ def test_ages_of_an_ended_run_change_seldom(tmp_path):
     ],
 )
 def test_what_the_header_says(tmp_path, word, told, fields, said):
-    found = model.cause(known(tmp_path, word, told, **fields))
+    found = summary.cause(known(tmp_path, word, told, **fields))
     assert found == said or (said is not None and found is not None and found.startswith(said))
 
 
@@ -336,12 +336,12 @@ def test_what_the_header_says(tmp_path, word, told, fields, said):
     "word", ["starting", "running", "paused", "stopping", "stalled", "suspended", "remote", "unreadable"]
 )
 def test_what_has_not_ended_has_no_ending(tmp_path, word):
-    assert model.ending(known(tmp_path, word)) is None
+    assert summary.ending(known(tmp_path, word)) is None
 
 
 def test_a_target_that_was_reached_early(tmp_path):
     made = timeline([[480.0]] * 5, [Metric("eval/return", higher_better=True)])
-    found = model.ending(
+    found = summary.ending(
         known(
             tmp_path,
             "finished",
@@ -363,18 +363,18 @@ def test_a_target_that_was_reached_early(tmp_path):
 def test_an_ending_names_the_checkpoint_and_the_next_command(tmp_path, word):
     log = ("error: the device is out of memory: 12 GiB asked for",)
     look = Observation(False, status=status(last_checkpoint_step=12_100_000), exit={"exit": 7})
-    found = model.ending(
+    found = summary.ending(
         known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, timeline=timeline([[1.0] * 4] * 3))
     )
     assert found.traceback == log and "checkpoint at 12.1 M steps" in found.facts
     assert found.commands == ("operant resume 4f2a", "operant logs 4f2a", "operant show 4f2a")
     assert ("12 GiB" in found.sentence) == (word != "crashed")
-    bare = model.ending(known(tmp_path, word, look=Observation(False, status=status())))
+    bare = summary.ending(known(tmp_path, word, look=Observation(False, status=status())))
     assert "no checkpoint" in bare.facts and bare.commands == ("operant logs 4f2a", "operant show 4f2a")
 
 
 def test_a_log_that_ends_without_an_error_is_cut(tmp_path):
-    assert len(model.ending(known(tmp_path, "crashed", log_end=[f"line {n}" for n in range(20)])).traceback) == 6
+    assert len(summary.ending(known(tmp_path, "crashed", log_end=[f"line {n}" for n in range(20)])).traceback) == 6
 
 
 def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
@@ -395,10 +395,10 @@ def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
         known(tmp_path, "finished", look=look, timeline=made, header=header._replace(session=session))
         for session in (1, 2)
     )
-    assert model.progress(once).up_s == 30.0 and "in 0:00:30" in model.ending(once).sentence
+    assert summary.progress(once).up_s == 30.0 and "in 0:00:30" in summary.ending(once).sentence
     assert (
-        model.progress(twice).up_s == made.table.last[1] // 1 > 60
-        and f"in {text.duration(made.table.last[1])}" in model.ending(twice).sentence
+        summary.progress(twice).up_s == made.table.last[1] // 1 > 60
+        and f"in {text.duration(made.table.last[1])}" in summary.ending(twice).sentence
     )
 
 
@@ -418,7 +418,7 @@ def test_facts_of_a_run(tmp_path):
         "target": 4.5,
         "created_realtime_ns": int(now_s - 60) * SECOND,
     }
-    found = model.facts(Run("cartpole-ppo-4f2a", tmp_path, document), None, now_s)
+    found = summary.facts(Run("cartpole-ppo-4f2a", tmp_path, document), None, now_s)
     assert found[:2] == ("cartpole-ppo-4f2a", "4f2a") and found[3:13] == (
         "cartpole",
         "ppo",
@@ -432,7 +432,7 @@ def test_facts_of_a_run(tmp_path):
         4.5,
     )
     assert found.created == time.strftime("%H:%M:%S", time.localtime(now_s - 60))
-    empty = model.facts(Run("x", tmp_path, {"env": 5, "steps": "many", "created_realtime_ns": 1 << 62}), None, now_s)
+    empty = summary.facts(Run("x", tmp_path, {"env": 5, "steps": "many", "created_realtime_ns": 1 << 62}), None, now_s)
     assert empty.env is empty.steps is None and empty.short == "x"
 
 
@@ -443,18 +443,18 @@ def test_why_there_is_no_picture(tmp_path):
         about = known(
             tmp_path, word, document={"env": "pendulum", **document}, header=header._replace(frame_bytes=room)
         )
-        return model.agent_absent(about, wanted=wanted, readonly=readonly)
+        return summary.agent_absent(about, wanted=wanted, readonly=readonly)
 
-    assert why("crashed") == "the run has ended" and "machine" in why("remote") and "begun" in why("starting")
+    assert why("crashed") == "the run has ended" and "machine" in why("remote") and "not started" in why("starting")
     assert why(draws=False) == "pendulum draws no picture" == why(draws=False, readonly=True)
-    assert why() == why(draws=True) == "waiting for the first picture…" and why(wanted=False) == ""
-    assert why(room=0) == why(room=0, draws=True) == "this trainer sends no pictures", (
+    assert why() == why(draws=True) == "waiting for the first frame…" and why(wanted=False) == ""
+    assert why(room=0) == why(room=0, draws=True) == "this trainer does not send frames", (
         "what is not known of the environment is not said"
     )
-    assert "read only" in why(readonly=True) and why("suspended") == "the trainer is suspended: it draws nothing now"
+    assert "read only" in why(readonly=True) and why("suspended") == "the trainer is suspended: no frames"
 
 
 def test_words_of_a_run_are_those_of_other_commands(tmp_path):
     """`operant runs` and the screen name a run alike."""
     run = runs.create(tmp_path, "cartpole-ppo-4f2a", "x", {})
-    assert model.facts(run, None, 0.0).path == runs.display_path(run.path)
+    assert summary.facts(run, None, 0.0).path == runs.display_path(run.path)

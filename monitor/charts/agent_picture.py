@@ -1,10 +1,9 @@
-"""The agent as it plays: pictures of pixels as cells of a terminal.
+"""Frames of the agent drawn as terminal cells.
 
-Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and
-ASCII. What lanes mostly have along their borders is their ground and is not drawn: one for all of them, and the same
-from frame to frame, or a lane in which it is rare for a moment would appear inverted. Colours are kept few, and
-readable on the theme, so that little has to be sent. `AgentPicture` is the widget. Knows nothing of environments: a
-frame is bytes.
+Three pure renderers: braille (2 x 4 dots per cell in the most frequent colour), half blocks (two pixels per cell) and
+ASCII. The most frequent colour of all lanes is the background and is not drawn; it is kept from frame to frame, so that
+a lane in which it is rare for a moment is not inverted. Colours are quantized and readable on the theme, so that few
+bytes are sent. `AgentPicture` is the widget. Knows nothing of environments: a frame is bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Mode = Literal["braille", "blocks", "ascii"]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille's bits by row and column
 _DENSITY = " ..::**##"  # ASCII by how many of a cell's eight dots are lit
-_CONTRAST = 2.0  # less than text needs: enough to see a shape, with colours near the original ones
-_STEP = 17  # a channel has sixteen levels: shades that look alike become one
+_CONTRAST = 2.0  # less than for text: shapes stay visible and colours close to the original
+_STEP = 17  # quantization step of a channel: 16 levels
 _ALMOST = 0.15
 _GAP = 1  # cells between lanes
-_LOOKED_AT = 256  # pixels of a lane that are counted
-_FAIR_SHARE = 0.15  # of the pixels: the least that keeps a colour the ground
+_SAMPLED_PIXELS = 256  # pixels sampled per lane
+_LEAST_SHARE = 0.15  # share of the pixels a colour needs to remain the background
 
-Dot = bytes | None  # three bytes of colour; None where the ground is
+Dot = bytes | None  # RGB; None: background
 DotRow = tuple[Dot, ...]
 
 
-class Grid(NamedTuple):
-    """The layout of lanes: their number across and down, and the cells of each."""
+class LaneGrid(NamedTuple):
+    """Layout of the lanes' pictures: columns, rows, and cells of each."""
 
     across: int
     down: int
@@ -46,17 +45,17 @@ class Grid(NamedTuple):
     height: int
 
     @classmethod
-    def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> Grid | None:
-        """The layout with the largest lanes; None where there is no room for any. A cell is twice as high as wide."""
-        best: Grid | None = None
+    def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> LaneGrid | None:
+        """Layout with the largest pictures; None if nothing fits. A cell is twice as high as wide."""
+        best: LaneGrid | None = None
         for across in range(1, lanes + 1):
             down = -(-lanes // across)
-            room_width, room_height = (width - _GAP * (across - 1)) // across, height // down
-            if room_width < 1 or room_height < 1:
+            cell_width, cell_height = (width - _GAP * (across - 1)) // across, height // down
+            if cell_width < 1 or cell_height < 1:
                 continue
-            scale = min(2 * room_width / pixel_width, 4 * room_height / pixel_height)
+            scale = min(2 * cell_width / pixel_width, 4 * cell_height / pixel_height)
             if scale > 1 and scale - int(scale) < _ALMOST:
-                scale = int(scale)  # a dot a pixel, or so many, looks better than a little more
+                scale = int(scale)  # an integer scale looks better than a slightly larger one
             lane = cls(
                 across, down, max(1, int(pixel_width * scale / 2 + 1e-6)), max(1, int(pixel_height * scale / 4 + 1e-6))
             )
@@ -66,37 +65,37 @@ class Grid(NamedTuple):
 
 
 def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
-    """The colour that is most frequent in a frame's lanes, or that of the frame before while it has a fair share of
-    them.
+    """Background: the most frequent colour of a frame's lanes, or the previous frame's while it is still frequent. None
+    if the bytes do not match the shape.
 
-    Not along the border: a field may have a wall. None where the bytes do not match the shape: there is no picture.
+    The border is not used, since a field may have a wall.
     """
     size = _lane_bytes(frame)
     if not size:
         return None
-    # A sample of some hundred pixels of a lane; an odd distance that does not divide a row meets every column.
-    step = frame.height * frame.width // _LOOKED_AT | 1
+    # Sample some hundred pixels of each lane; an odd stride that does not divide the width reaches every column.
+    step = frame.height * frame.width // _SAMPLED_PIXELS | 1
     step += 2 if step > 1 and frame.width % step == 0 else 0
-    places = range(0, size, 3 * step)
+    offsets = range(0, size, 3 * step)
     counts = Counter(
-        bytes(frame.pixels[lane + place : lane + place + 3])
+        bytes(frame.pixels[lane + offset : lane + offset + 3])
         for lane in range(0, frame.lanes * size, size)
-        for place in places
+        for offset in offsets
     )
-    if before is not None and counts[before] >= _FAIR_SHARE * counts.total():
+    if before is not None and counts[before] >= _LEAST_SHARE * counts.total():
         return before
     return counts.most_common(1)[0][0]
 
 
 def _lane_bytes(frame: Frame) -> int:
-    """How many bytes a lane has; 0 where there are fewer than the shape says, or none."""
+    """Bytes per lane; 0 if there are fewer than the shape requires."""
     size = frame.height * frame.width * 3
     return size if min(frame.lanes, frame.height, frame.width) >= 1 and len(frame.pixels) >= frame.lanes * size else 0
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
-    """One lane's picture in `columns` x `rows` dots. Scaled down, a dot is lit if any pixel under it is, so that thin
-    lines stay.
+    """Resample one lane's picture to `columns` x `rows` dots. When scaled down, a dot is lit if any pixel under it is,
+    so that thin lines remain visible.
     """
     row_bytes = 3 * width
     spans = [
@@ -104,17 +103,18 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
         for column in range(columns)
     ]
     single = all(end - start == 1 for start, end in spans)
-    places = [3 * start for start, _ in spans]
+    offsets = [3 * start for start, _ in spans]
     empty: DotRow = (None,) * columns
-    known: dict[bytes, DotRow] = {ground * width: empty}  # pictures have many rows alike
+    known: dict[bytes, DotRow] = {ground * width: empty}  # many rows of a picture are equal
 
     def dots_of(data: bytes) -> DotRow:
         if single:
-            return tuple([None if (dot := data[place : place + 3]) == ground else dot for place in places])
+            return tuple([None if (dot := data[offset : offset + 3]) == ground else dot for offset in offsets])
         return tuple(
             [
                 next(
-                    (dot for place in range(3 * start, 3 * end, 3) if (dot := data[place : place + 3]) != ground), None
+                    (dot for offset in range(3 * start, 3 * end, 3) if (dot := data[offset : offset + 3]) != ground),
+                    None,
                 )
                 for start, end in spans
             ]
@@ -137,13 +137,13 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
 
 @functools.lru_cache(4096)
 def shown_colour(pixel: bytes, ground: str) -> str:
-    """A pixel's colour in few levels, moved away from the theme's ground if it could not be seen on it."""
+    """Pixel colour, quantized and moved away from the theme's background if the contrast is too low."""
     return readable(hexadecimal(*(_STEP * round(channel / _STEP) for channel in pixel)), ground, _CONTRAST)
 
 
 @functools.lru_cache(8192)
 def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Four pairs of dots as one cell. Where all eight are lit in two colours, one becomes the background."""
+    """Four pairs of dots as one cell. If all eight are lit in two colours, one becomes the background."""
     lit = [dot for pair in dots for dot in pair if dot is not None]
     if not lit:
         return EMPTY
@@ -178,12 +178,12 @@ def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
     if upper is None and lower is None:
         return EMPTY
     above, below = (shown_colour(dot, ground) if dot is not None else "" for dot in (upper, lower))
-    # Equal halves are a plain cell: nothing in it depends on the font.
+    # Equal halves are a space on a background, independent of the font.
     return Cell(" ", Style("text", above)) if above == below else Cell(glyph, Style(above or "ground", below))
 
 
 def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, palette: Palette, mode: Mode) -> Rows:
-    """One lane as `height` rows of `width` cells."""
+    """Draw one lane as `height` rows of `width` cells."""
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
         glyph = palette.glyphs.upper_half
@@ -208,15 +208,15 @@ def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, p
 def draw_picture(
     frame: Frame, width: int, height: int, palette: Palette, mode: Mode = "braille", ground: bytes | None = None
 ) -> Rows:
-    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not
-    match its shape shows nothing.
+    """Draw all lanes of a frame, centered in `height` rows of `width` cells (both >= 1). A frame whose bytes do not
+    match its shape is left blank.
 
-    `ground` is the colour that is not drawn; None: that of the frame alone, see `ground_of`.
+    `ground` is the colour that is not drawn; None: `ground_of` this frame.
     """
     size, ground = _lane_bytes(frame), ground or ground_of(frame)
     if not size or ground is None:
         return blank(width, height)
-    grid = Grid.of(frame.lanes, frame.width, frame.height, width, height)
+    grid = LaneGrid.of(frame.lanes, frame.width, frame.height, width, height)
     if grid is None:
         return blank(width, height)
     mode = "ascii" if not palette.glyphs.braille else mode
@@ -233,7 +233,7 @@ def draw_picture(
 
 
 def _joined(parts: Sequence[Row], width: int) -> Row:
-    """Lanes side by side in the middle of a line."""
+    """Lanes side by side, centered in a line."""
     cells: list[Cell] = []
     for part in parts:
         cells += [EMPTY] * (_GAP if cells else 0)
@@ -243,30 +243,30 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
 
 
 def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
-    """The side of a square picture, in pixels, that needs no scaling in braille on `width` x `height` cells.
+    """Side in pixels of a square picture that needs no scaling in braille on `width` x `height` cells.
 
-    No fewer than `smallest`: in fewer pixels thin things are lost before `sampled` could keep them.
+    At least `smallest`: with fewer pixels the renderer of the environment loses thin lines.
     """
-    grid = Grid.of(max(1, lanes), 64, 64, max(1, width), max(1, height))
+    grid = LaneGrid.of(max(1, lanes), 64, 64, max(1, width), max(1, height))
     return smallest if grid is None else min(max(min(2 * grid.width, 4 * grid.height) // 4 * 4, smallest), largest)
 
 
 class AgentPicture(Canvas):
-    """The widget: a picture of the lanes, or a sentence that says why there is none. With a title it has a frame."""
+    """Widget of the agent's frames, or a sentence why there are none. With a title it has a frame."""
 
     DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
 
     class Resized(Message):
-        """There is room for a picture of another size."""
+        """Posted when the space for the picture changes."""
 
     def on_resize(self) -> None:
-        """Another size was given."""
+        """Post `Resized`."""
         self.post_message(self.Resized())
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self._frame: Frame | None = None
-        self._ground: bytes | None = None  # of the frames so far
+        self._ground: bytes | None = None  # background colour of the previous frame
         self._absent = ""
         self._mode: Mode = "braille"
         self._title: tuple[Piece, ...] = ()
@@ -274,7 +274,7 @@ class AgentPicture(Canvas):
     def show(
         self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille"
     ) -> None:
-        """Draw a frame; only cells that changed are repainted. None: draw the sentence `absent`."""
+        """Draw a frame, repainting only cells that changed. None: draw the sentence `absent`."""
         wanted = (frame, absent, tuple(title), mode)
         if wanted != (self._frame, self._absent, self._title, self._mode):
             if frame is None or frame != self._frame:
@@ -292,11 +292,11 @@ class AgentPicture(Canvas):
         return bool(self._title) and width >= 10 and height >= 4
 
     def wanted_size(self, lanes: int) -> int:
-        """The side of a lane's picture, in pixels, that fits best."""
+        """Side in pixels of a lane's picture that fits best."""
         return wanted_size(lanes, *self.inside)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """The picture in a size."""
+        """Draw the picture in a size."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
         ascii_only = not palette.glyphs.braille
