@@ -132,7 +132,7 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
     scope = runs.scope(root)
     found = [(name, groups.find(name, *scope)) for name in names]
-    return plot.usable(
+    return plot.load_entries(
         [
             run
             for name, group in found
@@ -289,7 +289,7 @@ def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> 
     for group in groups:
         lines = bands[group.entries[0].environment]
         low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
-        mine = lines.get(group.method) or lines[plot.named(group)]
+        mine = lines.get(group.method) or lines[plot.legend_label(group)]
         levels = np.interp(np.linspace(mine.x[0], mine.x[-1], _SPARK), mine.x, mine.mean)
         found.append(
             "".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels)

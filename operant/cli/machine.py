@@ -180,9 +180,9 @@ def doctor(
     from operant.tools import doctor as examination
 
     if links:
-        from operant.tools import links as between
+        from operant.tools import interconnect
 
-        findings = between.examine()
+        findings = interconnect.examine()
     else:
         findings = examination.examine(runs.root(root))
     if as_json:

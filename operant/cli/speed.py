@@ -97,10 +97,10 @@ def profile(
 def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
     """Print the time of one part, or the list of buffers."""
     from operant.text import size
-    from operant.tools import parts
+    from operant.tools import profile_parts
 
-    found = parts.timed(config, part, iterations, say) if part is not None else None
-    kept = parts.buffers(parts.built(config, say)) if memory else []
+    found = profile_parts.time_part(config, part, iterations, say) if part is not None else None
+    kept = profile_parts.buffers(profile_parts.build_trainer(config, say)) if memory else []
     if as_json:
         listed = (
             {"buffers": [buffer._asdict() for buffer in kept], "bytes": sum(buffer.bytes for buffer in kept)}

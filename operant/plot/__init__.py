@@ -1,10 +1,10 @@
-"""Compares and draws runs: `operant compare` and `operant plot`. Reads runs; the trainer does not know it. matplotlib
-and scipy are imported when they draw.
+"""Comparison and plots of runs: `operant compare` and `operant plot`. Reads runs; the trainer does not import it.
+matplotlib and scipy are imported only for drawing.
 """
 
-from operant.plot.comparison import bands, compare, named, summary
+from operant.plot.comparison import bands, compare, legend_label, summary
 from operant.plot.curves import Axis, Band, band, curve, grid
-from operant.plot.selection import Entry, Group, differences, groups, usable
+from operant.plot.selection import Entry, Group, differences, groups, load_entries
 
 __all__ = [
     "Axis",
@@ -18,7 +18,7 @@ __all__ = [
     "differences",
     "grid",
     "groups",
-    "named",
+    "legend_label",
+    "load_entries",
     "summary",
-    "usable",
 ]

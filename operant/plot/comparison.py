@@ -1,4 +1,4 @@
-"""What groups of runs achieved: curves, scores, statistics and differences, as plain data. Knows no figure and no
+"""Comparison of groups of runs: curves, scores, statistics and differences, as plain data. Knows no figure and no
 terminal.
 """
 
@@ -18,7 +18,7 @@ from operant.text import safe
 
 
 def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float) -> dict[str, list[tuple[str, Any]]]:
-    """The curves of the groups, by environment. Raises UsageError for a metric that a run has not."""
+    """Curves of the groups, by environment. Raises UsageError if a run has too few values of the metric."""
     found: dict[str, list[tuple[str, Any]]] = {}
     several = len({group.entries[0].environment for group in groups}) > 1
     for group in groups:
@@ -27,36 +27,36 @@ def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float
         ]
         for entry, (x, _) in zip(group.entries, lines, strict=True):
             if len(x) < 2:
-                has = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
-                if not has:
+                available = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
+                if not available:
                     raise UsageError(
-                        f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, where two are "
-                        "the least"
+                        f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, at least 2 are "
+                        "needed"
                     )
                 of = (
-                    f"one value of {safe(metric, 80)!r}, and a curve needs two"
+                    f"one value of {safe(metric, 80)!r}, but a curve needs two"
                     if len(x)
                     else f"no curve of {safe(metric, 80)!r}"
                 )
-                raise UsageError(f"{safe(entry.run.id)} has {of}; it has {safe(has, 400)}")
-        places, own = curves.grid([x for x, _ in lines])
-        marked = own if smooth <= 0.0 and metric.startswith("eval/") else None
+                raise UsageError(f"{safe(entry.run.id)} has {of}; available: {safe(available, 400)}")
+        x_grid, positions = curves.grid([x for x, _ in lines])
+        marked = positions if smooth <= 0.0 and metric.startswith("eval/") else None
         found.setdefault(group.entries[0].environment, []).append(
             (
-                group.method if several else named(group),
-                curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines], marked),
+                group.method if several else legend_label(group),
+                curves.band(x_grid, [curves.curve(x, values, x_grid, smooth) for x, values in lines], marked),
             )
         )
     return found
 
 
-def named(group: Group) -> str:
-    """A group's name in a legend."""
+def legend_label(group: Group) -> str:
+    """Label of a group in a legend."""
     return f"{group.label} ({len(group.entries)} seeds)" if len(group.entries) > 1 else group.label
 
 
 def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The scores of each group by environment. Raises UsageError for a group without one."""
+    """Scores of each group, by environment. Raises UsageError for a group without any."""
     found: list[dict[str, Any]] = []
     for group in groups:
         tasks: dict[str, list[float]] = {}
@@ -70,9 +70,7 @@ def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def normalised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of several environments made comparable: in each 0 is the lowest of all that are compared, and 1 the
-    highest.
-    """
+    """Scale the scores of each environment to [0, 1], from the lowest to the highest score of all groups."""
     names = {name for group in found for name in group}
     ranges = {name: np.concatenate([group[name] for group in found if name in group]) for name in names}
     return [
@@ -82,19 +80,21 @@ def normalised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
-    """The comparison, for `--json`: groups by themselves, and where there are several environments, methods over all of
+    """Comparison document for `--json`: each group, and if there are several environments, each method over all of
     them.
     """
     found = scores(groups)
     rows: list[dict[str, Any]] = []
-    for group, mine in zip(groups, found, strict=True):
+    for group, own_scores in zip(groups, found, strict=True):
         columns = [entry.columns for entry in group.entries]
         runs = {"runs": [entry.run.id for entry in group.entries], "scores": [entry.score for entry in group.entries]}
         took = {
             "steps": max(column.step[-1] for column in columns),
             "seconds": sum(column.seconds[-1] for column in columns) / len(columns),
         }
-        rows.append({"group": group.label, "env": group.entries[0].environment, **runs, **_statistics(mine), **took})
+        rows.append(
+            {"group": group.label, "env": group.entries[0].environment, **runs, **_statistics(own_scores), **took}
+        )
     document = {
         "schema": 1,
         "groups": rows,
@@ -106,20 +106,20 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     joined = methods(groups)
     scaled = normalised(scores(joined))
     overall = [
-        {"method": method.label, "envs": list(mine), "runs": len(method.entries), **_statistics(mine)}
-        for method, mine in zip(joined, scaled, strict=True)
+        {"method": method.label, "envs": list(own_scores), "runs": len(method.entries), **_statistics(own_scores)}
+        for method, own_scores in zip(joined, scaled, strict=True)
     ]
     return {**document, "overall": overall, "overall_improvement": _improvements(joined, scaled)}
 
 
 class Summary(NamedTuple):
-    """What figures of scores show: of each group, or of several environments each method."""
+    """Data of score figures, for each group, or for each method if there are several environments."""
 
     unit: str
     note: str
     thresholds: Any  # (T) scores
-    profiles: list[tuple[str, Any]]  # the share of runs above each threshold, and its interval
-    estimates: dict[str, list[tuple[str, Any]]]  # by the name of the statistic
+    profiles: list[tuple[str, Any]]  # share of runs above each threshold, with its interval
+    estimates: dict[str, list[tuple[str, Any]]]  # by name of the statistic
 
 
 def summary(groups: Sequence[Group]) -> Summary:
@@ -130,17 +130,18 @@ def summary(groups: Sequence[Group]) -> Summary:
     shown = methods(groups) if several else groups
     found = scores(shown)
     unit, found = ("normalised score", normalised(found)) if several else ("score", found)
-    labels = [group.label if several else named(group) for group in shown]
+    labels = [group.label if several else legend_label(group) for group in shown]
     note = "95 % stratified bootstrap intervals, 2,000 resamples" + (
         "; 0 and 1: lowest and highest score of each environment" if several else ""
     )
     rows, every = (
-        [list(mine.values()) for mine in found],
+        [list(own_scores.values()) for own_scores in found],
         np.concatenate([row for group in found for row in group.values()]),
     )
     thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
     profiles = [
-        (label, statistics.performance_profile(mine, thresholds)) for label, mine in zip(labels, rows, strict=True)
+        (label, statistics.performance_profile(own_scores, thresholds))
+        for label, own_scores in zip(labels, rows, strict=True)
     ]
     estimates = {
         f"interquartile mean of the {unit}": list(zip(labels, map(statistics.interquartile_mean, rows), strict=True)),
@@ -157,12 +158,14 @@ def _statistics(tasks: dict[str, Any]) -> dict[str, Any]:
 
 
 def _improvements(groups: Sequence[Group], tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each pair on the same environments."""
+    """Probability of improvement for each pair with the same environments."""
     from operant.plot import statistics
 
     found = []
-    for (one, mine), (other, others) in itertools.combinations(zip(groups, tasks, strict=True), 2):
-        if mine.keys() == others.keys():
-            estimate = statistics.probability_of_improvement(list(mine.values()), [others[name] for name in mine])
+    for (one, own_scores), (other, others) in itertools.combinations(zip(groups, tasks, strict=True), 2):
+        if own_scores.keys() == others.keys():
+            estimate = statistics.probability_of_improvement(
+                list(own_scores.values()), [others[name] for name in own_scores]
+            )
             found.append({"group": one.label, "over": other.label, **estimate._asdict()})
     return found

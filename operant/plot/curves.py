@@ -1,7 +1,7 @@
-"""Learning curves on a common grid: smoothed, and over the seeds of a group their mean with a band. Pure; knows no run
-and no figure.
+"""Learning curves on a common grid: smoothed curves, and their mean over seeds with a confidence band. Pure; knows no
+run and no figure.
 
-Shape letters: R runs of a group, G places of the grid.
+Shape letters: R runs of a group, G grid points.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 Axis = Literal["steps", "seconds"]
 Floats = NDArray[np.float64]
 
-PLACES: Final = 200
+GRID_POINTS: Final = 200
 RESAMPLES: Final = 2000
-FEW: Final = 40  # places that are marked
+MOST_MARKED: Final = 40  # x_grid that are marked
 
 
 class Band(NamedTuple):
-    """The curve of a group: its mean, and the 95 % bootstrap interval of that, (G) each; without an interval for a
-    single run. `marked`: where values are.
+    """Curve of a group: mean and 95 % bootstrap interval, (G) each; no interval for a single run. `marked`: x positions
+    of the measured values.
     """
 
     x: Floats
@@ -33,40 +33,40 @@ class Band(NamedTuple):
 
 
 def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
-    """The places of a group's curve, (G): from where its last run begins to where its first one ends; where values are,
-    if those are few.
+    """Grid of a group's curve, (G), from the latest start to the earliest end of its runs; and the positions of the
+    values if there are few, else None.
     """
     first, last = max(x.min() for x in xs), min(x.max() for x in xs)
-    places, own = np.linspace(first, max(first, last), PLACES), np.unique(np.concatenate(xs))
-    own = own[(own >= first) & (own <= last)]
-    return (np.union1d(places, own), own) if len(own) <= FEW else (places, None)
+    x_grid, positions = np.linspace(first, max(first, last), GRID_POINTS), np.unique(np.concatenate(xs))
+    positions = positions[(positions >= first) & (positions <= last)]
+    return (np.union1d(x_grid, positions), positions) if len(positions) <= MOST_MARKED else (x_grid, None)
 
 
-def curve(x: Floats, values: Floats, places: Floats, smooth: float) -> Floats:
-    """Values at the places: each the mean of what lies in a window of `smooth` of the whole range up to it; (G).
+def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
+    """Resample values on the grid, (G): the mean over a trailing window of `smooth` times the grid's range.
 
-    A window without a value, and smoothing of 0, give the straight line between neighbours.
+    A window without values, and smoothing 0, give linear interpolation.
     """
     order = np.argsort(x, kind="stable")
     x, values = x[order], values[order]
-    line = np.interp(places, x, values)
+    line = np.interp(x_grid, x, values)
     if smooth <= 0.0:
         return line
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    width = smooth * (places[-1] - places[0])
-    begin, end = np.searchsorted(x, places - width, "right"), np.searchsorted(x, places, "right")
+    width = smooth * (x_grid[-1] - x_grid[0])
+    begin, end = np.searchsorted(x, x_grid - width, "right"), np.searchsorted(x, x_grid, "right")
     count = end - begin
     return np.where(count > 0, (sums[end] - sums[begin]) / np.maximum(count, 1), line)
 
 
-def band(places: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:
-    """The mean of runs (R of (G)) and its interval: percentiles of the means of runs drawn with replacement."""
+def band(x_grid: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:
+    """Mean of R runs, (G) each, and its percentile bootstrap interval."""
     rows = np.stack(curves)
     if len(rows) < 2:
-        return Band(places, rows[0], None, None, marked)
+        return Band(x_grid, rows[0], None, None, marked)
     from scipy import stats
 
     found = stats.bootstrap(
         (rows,), np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
     )
-    return Band(places, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high, marked)
+    return Band(x_grid, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high, marked)

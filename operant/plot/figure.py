@@ -1,7 +1,7 @@
-"""Figures of groups of runs by matplotlib, as a paper wants them: colour-blind safe, vector formats with text as text,
-what was smoothed and drawn said below.
+"""Publication figures of groups of runs by matplotlib: colour-blind safe, vector formats with text as text, smoothing
+and intervals stated in a note.
 
-Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ in the pattern of their lines.
+Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ in their line pattern.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ STYLE: Final[Any] = {
     "figure.dpi": 200,
     "svg.hashsalt": "operant",
 }
-WIDTH, HEIGHT = 3.6, 2.6  # of a panel, inches
-_LEGEND_CHARACTERS: Final = 64  # that have room over a panel
+WIDTH, HEIGHT = 3.6, 2.6  # size of a panel in inches
+_LEGEND_CHARACTERS: Final = 64  # characters of a legend that fit above a panel
 
 
 def learning_curves(
     panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str
 ) -> Figure:
-    """A panel for each environment, with a line and its band for each group, and points where values are few; a target
-    that all runs there have is marked.
+    """One panel per environment, with a line and its band for each group, markers if values are few, and the target if
+    all runs share it.
     """
     with mpl.rc_context(STYLE):
-        figure, places = _panels(len(panels))
+        figure, axes = _panels(len(panels))
         names = list(dict.fromkeys(label for lines in panels.values() for label, _ in lines))
-        for place, (environment, lines) in zip(places, panels.items(), strict=False):
+        for ax, (environment, lines) in zip(axes, panels.items(), strict=False):
             for label, band in lines:
                 style = _style(names.index(label))
                 line = (
@@ -62,19 +62,17 @@ def learning_curves(
                     if band.marked is not None
                     else {}
                 )
-                place.plot(band.x, band.mean, label=label, **style, **line)
+                ax.plot(band.x, band.mean, label=label, **style, **line)
                 if band.low is not None and band.high is not None:
-                    place.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
+                    ax.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
             if environment in target:
-                place.axhline(target[environment], color="#7F7F7F", linewidth=0.8, linestyle=(0, (1, 3)))
-            place.set_title(environment)
-            place.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
-            place.set_ylabel(metric)
-            place.xaxis.set_major_formatter(
-                EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" ")
-            )
-            place.xaxis.set_major_locator(MaxNLocator(5))
-        _finish(figure, places, note)
+                ax.axhline(target[environment], color="#7F7F7F", linewidth=0.8, linestyle=(0, (1, 3)))
+            ax.set_title(environment)
+            ax.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
+            ax.set_ylabel(metric)
+            ax.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" "))
+            ax.xaxis.set_major_locator(MaxNLocator(5))
+        _finish(figure, axes, note)
     return figure
 
 
@@ -85,32 +83,32 @@ def profiles(
     score: str,
     note: str,
 ) -> Figure:
-    """Performance profiles: the share of runs that score more than each threshold."""
+    """Performance profiles: share of runs that score above each threshold."""
     with mpl.rc_context(STYLE):
-        figure, places = _panels(1)
+        figure, axes = _panels(1)
         for k, (label, (value, low, high)) in enumerate(lines):
             style = _style(k)
-            places[0].step(thresholds, value, where="post", label=label, **style)
+            axes[0].step(thresholds, value, where="post", label=label, **style)
             if low is not None and high is not None:
-                places[0].fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
-        places[0].set_xlabel(f"threshold of the {score}")
-        places[0].set_ylabel("share of runs above it")
-        places[0].set_ylim(-0.02, 1.02)
-        _finish(figure, places, note)
+                axes[0].fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
+        axes[0].set_xlabel(f"threshold of the {score}")
+        axes[0].set_ylabel("share of runs above it")
+        axes[0].set_ylim(-0.02, 1.02)
+        _finish(figure, axes, note)
     return figure
 
 
 def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) -> Figure:
-    """Statistics with their intervals, one panel for each, one row for each group."""
+    """Statistics with their intervals: one panel per statistic, one row per group."""
     with mpl.rc_context(STYLE):
         rows = max(len(estimates) for estimates in columns.values())
-        figure, places = _panels(len(columns), height=0.9 + 0.32 * rows, across=len(columns))
-        for place, (title, estimates) in zip(places, columns.items(), strict=False):
-            place.use_sticky_edges = False
+        figure, axes = _panels(len(columns), height=0.9 + 0.32 * rows, across=len(columns))
+        for ax, (title, estimates) in zip(axes, columns.items(), strict=False):
+            ax.use_sticky_edges = False
             for k, (_, estimate) in enumerate(estimates):
                 colour = COLOURS[k % len(COLOURS)]
                 if estimate.low is not None:
-                    place.barh(
+                    ax.barh(
                         k,
                         estimate.high - estimate.low,
                         left=estimate.low,
@@ -119,15 +117,13 @@ def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) ->
                         alpha=0.35,
                         linewidth=0,
                     )
-                place.plot([estimate.value] * 2, [k - 0.25, k + 0.25], color=colour, linewidth=2)
-            place.set_yticks(
-                *((range(len(estimates)), [label for label, _ in estimates]) if place is places[0] else ([],))
-            )
-            place.set_ylim(len(estimates) - 0.4, -0.6)
-            place.grid(visible=False, axis="y")
-            place.set_title(title)
-            place.xaxis.set_major_locator(MaxNLocator(4))
-        _finish(figure, places, note, legend=False)
+                ax.plot([estimate.value] * 2, [k - 0.25, k + 0.25], color=colour, linewidth=2)
+            ax.set_yticks(*((range(len(estimates)), [label for label, _ in estimates]) if ax is axes[0] else ([],)))
+            ax.set_ylim(len(estimates) - 0.4, -0.6)
+            ax.grid(visible=False, axis="y")
+            ax.set_title(title)
+            ax.xaxis.set_major_locator(MaxNLocator(4))
+        _finish(figure, axes, note, legend=False)
     return figure
 
 
@@ -146,25 +142,23 @@ def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Fig
     columns = min(count, across)
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
-    places = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
-    for unused in places[count:]:
+    axes = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
+    for unused in axes[count:]:
         unused.set_axis_off()
-    return figure, places
+    return figure, axes
 
 
-def _finish(figure: Figure, places: Sequence[Any], note: str, *, legend: bool = True) -> None:
-    """Legend and note: what the lines are, and how they came about."""
+def _finish(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
+    """Add the legend and the note."""
     handles: dict[str, Any] = {}
-    for place in places:
+    for ax in axes:
         handles |= {
-            label: handle
-            for handle, label in zip(*place.get_legend_handles_labels(), strict=True)
-            if label not in handles
+            label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True) if label not in handles
         }
-    columns = len({place.get_subplotspec().colspan.start for place in places})
+    columns = len({ax.get_subplotspec().colspan.start for ax in axes})
     if legend and len(handles) > 1:
-        beside = _LEGEND_CHARACTERS * columns // (max(map(len, handles)) + 6)
+        fitting = _LEGEND_CHARACTERS * columns // (max(map(len, handles)) + 6)
         figure.legend(
-            handles.values(), handles.keys(), loc="outside upper center", ncols=max(1, min(4, len(handles), beside))
+            handles.values(), handles.keys(), loc="outside upper center", ncols=max(1, min(4, len(handles), fitting))
         )
     figure.supxlabel(textwrap.fill(note, 72 * columns), fontsize=6.5, color="#555555")

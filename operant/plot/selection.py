@@ -1,4 +1,4 @@
-"""Which runs belong together: runs that differ in their seed alone are a group. Reads run folders; knows no figure."""
+"""Grouping of runs: runs that differ only in their seed form a group. Reads run folders; knows no figure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from operant.runs import EVALUATION, RETURN, Columns, Run
 from operant.text import safe
 
 _NOT_COMPARED = ("run.seed", "run.name", "run.device", "run.threads")
-"""Keys in which the runs of a group may differ: they change no rule of the training."""
+"""Keys that may differ within a group: they do not affect what is learned."""
 
 
 class Entry(NamedTuple):
-    """A run with its records and its configuration by key."""
+    """Run with its records and its configuration by key."""
 
     run: Run
     columns: Columns
@@ -27,13 +27,11 @@ class Entry(NamedTuple):
 
     @property
     def environment(self) -> str:
-        """The environment's name."""
+        """Name of the environment."""
         return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, seconds and values of the records in which a metric has a value; of evaluations each at its
-        own step.
-        """
+        """Steps, seconds and values of the records in which a metric has a value. Evaluations have exact steps."""
         columns = self.columns
         if metric == EVALUATION and (found := runs.evaluated(self.run.path)):
             steps, seconds = np.asarray(columns.step, np.float64), np.asarray(columns.seconds)
@@ -49,7 +47,7 @@ class Entry(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The mean return of the last evaluation; of a run without one, of the last tenth of its records. NaN where
+        """Mean return of the last evaluation, or without one of the last tenth of the records; NaN if
         there is neither.
         """
         found = self.values(EVALUATION)[2]
@@ -60,8 +58,8 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone, and what to call them; or the runs of one method on several environments
-    (see `methods`).
+    """Runs that differ only in their seed, with a label; or the runs of one method on several environments (see
+    `methods`).
     """
 
     label: str
@@ -69,34 +67,32 @@ class Group(NamedTuple):
     method: str  # the label without the environment
 
 
-def usable(found: Sequence[Run]) -> list[Entry]:
-    """The runs with their records, each once. Raises NotFoundError for one that has none."""
+def load_entries(found: Sequence[Run]) -> list[Entry]:
+    """Runs with their records, without duplicates. Raises NotFoundError for a run without records."""
     entries = []
     for run in {run.path: run for run in found}.values():
         columns = runs.columns(run)
         if not len(columns.n):
-            raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to draw or to compare")
+            raise NotFoundError(f"{safe(run.id)} has no records to draw or compare")
         entries.append(Entry(run, columns, resolved.flat(resolved.tables(run.config_path))))
     return entries
 
 
 def groups(entries: Sequence[Entry]) -> list[Group]:
-    """The groups of some runs, in the order in which they were named first."""
+    """Group runs, in the order in which they were first named."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         rules = {key: value for key, value in entry.config.items() if key not in _NOT_COMPARED}
         key = json.dumps(rules, sort_keys=True, default=str) if rules else entry.run.id
         found.setdefault(key, []).append(entry)
-    named = _labels([members[0] for members in found.values()])
+    labels = _labels([members[0] for members in found.values()])
     return [
-        Group(label, tuple(members), method) for (label, method), members in zip(named, found.values(), strict=True)
+        Group(label, tuple(members), method) for (label, method), members in zip(labels, found.values(), strict=True)
     ]
 
 
 def methods(found: Sequence[Group]) -> list[Group]:
-    """The groups joined over environments: those of one algorithm, and of one set of the values that tell
-    groups apart.
-    """
+    """Join groups over environments: one method per algorithm and set of differing values."""
     joined: dict[str, list[Entry]] = {}
     for group in found:
         joined.setdefault(group.method, []).extend(group.entries)
@@ -104,7 +100,7 @@ def methods(found: Sequence[Group]) -> list[Group]:
 
 
 def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
-    """The keys in which groups differ, each with its value in every group; None where a group lacks it."""
+    """Keys in which groups differ, with the value of each group; None if a group lacks the key."""
     configs = [group.entries[0].config for group in found]
     keys = sorted({key for config in configs for key in config if key not in _NOT_COMPARED})
     values = {key: [config.get(key) for config in configs] for key in keys}
@@ -112,9 +108,7 @@ def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
-    """What tells groups apart, in few words, with the environment and without: algorithm, and where that is not enough
-    the keys that differ.
-    """
+    """Short labels of groups, with and without the environment: the algorithm, and if needed the keys that differ."""
     algorithms = [
         str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts
     ]

@@ -1,9 +1,8 @@
 """Statistics of few runs, after Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
 precipice". Pure; knows no run.
 
-Scores of a group are one array for each task (an environment), of one number for each run. Intervals are 95 %
-percentile intervals of a stratified bootstrap: runs are drawn with replacement within each task, by
-scipy.stats.bootstrap, which draws each of several samples by itself.
+The scores of a group are one array per task (an environment) with one value per run. Intervals are 95 % percentile
+intervals of a stratified bootstrap: scipy.stats.bootstrap resamples the runs of each task with replacement.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
-    """A statistic with its interval; None for both ends where a task has a single run."""
+    """Statistic with its interval; None for both ends if a task has a single run."""
 
     value: float
     low: float | None
@@ -28,8 +27,8 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
-    """The mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are
-    left out.
+    """Mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are left
+    out.
     """
     return _estimated(
         list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis)
@@ -37,20 +36,20 @@ def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
 
 
 def mean(tasks: Sequence[Floats]) -> Estimate:
-    """The mean of all scores."""
+    """Mean of all scores."""
     return _estimated(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
 
 
 def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
-    """How probably a run of the first group scores higher than one of the second on the same task, a draw counting
-    half; the mean over tasks.
+    """Probability that a run of the first group scores higher than one of the second on the same task, ties counting
+    half; mean over tasks.
     """
     count = len(tasks)
 
     def statistic(*rows: Floats, axis: int) -> Floats:
         parts = []
-        for mine, other in zip(rows[:count], rows[count:], strict=True):
-            difference = np.expand_dims(mine, -1) - np.expand_dims(other, -2)  # (..., R, R')
+        for own_scores, other in zip(rows[:count], rows[count:], strict=True):
+            difference = np.expand_dims(own_scores, -1) - np.expand_dims(other, -2)  # (..., R, R')
             parts.append(((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1)))
         return np.mean(parts, axis=0)
 
@@ -58,8 +57,8 @@ def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]
 
 
 def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
-    """The share of runs that score more than each of T thresholds, averaged over tasks, and the ends of its interval;
-    (T) each.
+    """Share of runs that score above each of T thresholds, averaged over tasks, and the ends of its
+    interval; (T) each.
     """
 
     def statistic(*rows: Floats, axis: int) -> Floats:
@@ -81,7 +80,7 @@ def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estim
     value = float(statistic(*samples, axis=-1))
     if min(map(len, samples)) < 2:
         return Estimate(value, None, None)
-    # scipy would warn that there is no variance, which here is an answer
+    # without variance scipy would warn; the interval is the value
     if all(np.ptp(sample) == 0.0 for sample in samples):
         return Estimate(value, value, value)
     found = stats.bootstrap(

@@ -1,7 +1,6 @@
-"""How fast Operant is on this machine: stepping alone, PPO end to end, and the time until CartPole is solved.
+"""Speed of Operant on this machine (`operant bench`): stepping alone, PPO end to end, and time to solve CartPole.
 
-What `operant bench` measures. Writes no run and prints nothing. Every figure is a median after a warm-up. Comparisons
-and claims: benches/.
+Writes no run and prints nothing. Every figure is a median after a warm-up. Comparisons with other libraries: benches/.
 """
 
 from __future__ import annotations
@@ -33,20 +32,22 @@ from operant.worlds import DeviceWorld
 SECTIONS = ("stepping", "ppo", "solve")
 REPEATS = 5
 RECIPE = "ppo/cartpole"
-"""The shipped configuration that solves CartPole."""
+"""Shipped configuration that solves CartPole."""
 
 
 class Stepping(NamedTuple):
-    """Steps a second of one environment under random actions."""
+    """Steps per second of one environment under random actions."""
 
     environment: str
     lanes: int
     sps: float
-    bytes_per_s: float  # by what a step must touch at least
+    bytes_per_s: float  # lower bound: the bytes a step must read and write
 
 
 class Training(NamedTuple):
-    """PPO on CartPole, two 4-64-64 tanh towers, 4 epochs x 4 minibatches: the whole of it, and its halves."""
+    """PPO on CartPole with two 4-64-64 tanh networks, 4 epochs x 4 minibatches: the complete iteration
+    and its phases.
+    """
 
     lanes: int
     horizon: int
@@ -59,22 +60,22 @@ class Training(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The shipped configuration for CartPole, from nothing to its target: the greedy mean return of 128 episodes."""
+    """Time of the shipped CartPole configuration to its target, the greedy mean return of 128 episodes."""
 
     seed: int
     reached: bool
-    training_s: float  # without the first two iterations, which compile and capture
-    whole_s: float  # compilation, capture and evaluations included; imports are not
+    training_s: float  # without the first two iterations (compilation and capture)
+    whole_s: float  # with compilation, capture and evaluations, without imports
     steps: int
     mean_return: float
 
 
 class Bench(NamedTuple):
-    """Everything that was measured; a part that was not asked for is empty."""
+    """All results; a section that was not requested is empty."""
 
     device: str
     threads: int
-    load: float | None  # of the machine's last minute, before it began
+    load: float | None  # of the machine's last minute, before it start_s
     versions: dict[str, str]
     repeats: int
     stepping: list[Stepping]
@@ -82,7 +83,7 @@ class Bench(NamedTuple):
     solve: list[Solved]
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Document for `--json`."""
         parts = {name: [row._asdict() for row in getattr(self, name)] for name in SECTIONS}
         return {"schema": 1, **self._asdict(), **parts}
 
@@ -91,10 +92,10 @@ class Bench(NamedTuple):
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> float:
-    """Median seconds of one call, over `repeats` regions of so many calls that each lasts about `least_s`, after a
-    warm-up.
+    """Median seconds of one call over `repeats` regions, after a warm-up; each region has enough calls to last about
+    `least_s`.
 
-    On a GPU regions are timed by CUDA events.
+    On a GPU, regions are timed by CUDA events.
     """
     for _ in range(3):
         work()
@@ -104,10 +105,10 @@ def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = 
 
 def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> float:
     if device.type != "cuda":
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in range(calls):
             work()
-        return time.perf_counter() - began
+        return time.perf_counter() - start_s
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     begin.record()
@@ -122,17 +123,17 @@ def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> f
 
 
 def default_lanes(device: torch.device) -> tuple[int, ...]:
-    """Lanes to step on a device."""
+    """Numbers of lanes to step on a device."""
     return (8192, 65_536, 1 << 20, 1 << 24) if device.type == "cuda" else (1024, 65_536)
 
 
 def default_sizes(device: torch.device) -> tuple[tuple[int, int], ...]:
-    """Lanes x horizon to train with on a device."""
+    """(lanes, horizon) to train with on a device."""
     return ((2048, 16), (8192, 64), (65_536, 64)) if device.type == "cuda" else ((1024, 16),)
 
 
 def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> Stepping:
-    """Step a world under random actions (eight draws in turn; two of them beyond a million lanes), on a GPU in graphs
+    """Step a world with random actions (eight precomputed draws in turn; two above a million lanes), on a GPU in graphs
     of many steps.
     """
     world = DeviceWorld(env, lanes, seed=1, device=device)
@@ -143,13 +144,13 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
         for action in random_actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)
     ]
     steps = 1 if device.type != "cuda" else 256 if lanes <= 1 << 17 else 64 if lanes <= 1 << 20 else 4
-    turn = 0
+    calls_made = 0
 
     def work() -> None:
-        nonlocal turn
+        nonlocal calls_made
         for t in range(steps):
-            world.step(slots[turn % len(slots)][1], t)
-            turn += 1
+            world.step(slots[calls_made % len(slots)][1], t)
+            calls_made += 1
         world.advance(steps)
 
     rate = lanes * steps / seconds(Graphed(work, device), device, repeats=repeats, least_s=least_s)
@@ -157,7 +158,7 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
 
 
 def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
-    """Some buffers of uniform actions."""
+    """`draws` buffers of uniform actions."""
     generator = torch.Generator().manual_seed(1)
     uniform = [torch.rand(like.shape, generator=generator) for _ in range(draws)]
     if isinstance(env.action, Box):
@@ -192,7 +193,7 @@ def training(
 
 
 def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Solved:
-    """Train by the shipped configuration until a greedy evaluation after some iteration reaches its target, or to its
+    """Train with the shipped configuration until a greedy evaluation after an iteration reaches the target, or to the
     last step.
     """
     started = time.perf_counter()
@@ -218,7 +219,7 @@ def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Sol
     )
 
 
-# ALL OF IT
+# ALL SECTIONS
 
 
 def bench(
@@ -235,19 +236,19 @@ def bench(
     least_s: float = 0.2,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Measure what is asked for; what is left empty takes on what suits the device. `report` takes a line before each
+    """Run the requested sections; empty arguments take defaults for the device. `report` receives a line before each
     part.
 
-    `environments` are names or files (all that ship), of which all but the first are stepped at the largest of `lanes`
-    up to a million alone. Raises UsageError for no section, and for a section, an environment or a device that there is
-    not; MachineError where the device is not here.
+    `environments` are names or files (default: all shipped). The first is stepped at every number of `lanes`, the
+    others only at the largest up to a million. Raises UsageError for an unknown section, environment or device,
+    MachineError if the device is not available.
     """
     wanted = tuple(sections)
     if unknown := [name for name in wanted if name not in SECTIONS]:
         more = "; a comparison with JAX: benches/compare_jax.py in a checkout" if unknown[0] == "jax" else ""
-        raise UsageError(f"unknown part {unknown[0]!r}: they are {', '.join(SECTIONS)}{more}")
+        raise UsageError(f"unknown part {unknown[0]!r}: must be one of {', '.join(SECTIONS)}{more}")
     if not wanted:
-        raise UsageError(f"no part was named: they are {', '.join(SECTIONS)}")
+        raise UsageError(f"no part given: must be one or more of {', '.join(SECTIONS)}")
     where = find_device(device)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     count = set_threads(threads)
@@ -263,7 +264,7 @@ def bench(
                 trained.append(training(number, horizon, precision, where, repeats=repeats, least_s=2 * least_s))
     if "solve" in wanted:
         for seed in seeds:
-            report(f"CartPole from nothing, seed {seed}")
+            report(f"solving CartPole, seed {seed}")
             solved.append(solve(seed, where))
     versions = {"operant": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {count} threads"
@@ -271,13 +272,13 @@ def bench(
 
 
 def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
-    """What to step: the first environment (CartPole, if none is named) at every number of lanes, the others at one."""
+    """Pairs to step: the first environment (default CartPole) at every number of lanes, the others at one."""
     names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
     try:
         found = [envs.find(name) for name in names]
     except KeyError as error:
         raise UsageError(
-            f"unknown environment {error.args[0]!r}: name a file ending in .py, or one of {', '.join(envs.names())}"
+            f"unknown environment {error.args[0]!r}: give a file ending in .py, or one of {', '.join(envs.names())}"
         ) from None
     one = max((number for number in lanes if number <= 1 << 20), default=max(lanes))
     return [(found[0], number) for number in lanes] + [(env, one) for env in found[1:]]

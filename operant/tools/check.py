@@ -1,8 +1,8 @@
-"""Checks an environment against the contract: what `operant check FILE.py` runs. Knows no policy and no algorithm.
+"""Checks of an environment against the contract (`operant check FILE.py`). Knows no policy and no algorithm.
 
-An author's mistake must come back as a sentence that names the line, never as a traceback and never as a wrong number
-in a training: so each way in which a file can be broken has a finding of its own, and a finding that later ones rest on
-stops the list when it fails.
+An author's mistake must be reported as a sentence that names the line, never as a traceback or a wrong number in
+training. Each kind of mistake therefore has its own finding, and a failed finding ends the list if later ones depend on
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from operant.text import count
 from operant.tools.rollouts import (
     DEVICE_TOLERANCE,
     Harness,
-    Seen,
+    RolloutResult,
     compare_devices,
     long_rollout,
     same_bits,
@@ -34,11 +34,11 @@ from operant.worlds.quick_check import Finding
 
 SHARD_STEPS = 20
 
-_LAST = ("keeps to its columns", "runs")  # where one of these fails, later findings would only repeat it
+_LAST = ("keeps to its columns", "runs")  # if one of these fails, later findings would only repeat it
 
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
-    """Compile every function to PTX, and look for float64 in it."""
+    """Compile every function to PTX, and search it for float64."""
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
@@ -48,22 +48,22 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
             except Exception as error:
                 return [Finding(name, False, essence(error))]
             if calls := undefined_calls(ptx):
-                return [Finding(name, False, f"it calls functions that a GPU does not have: {', '.join(calls)}")]
+                return [Finding(name, False, f"calls functions that are not available on a GPU: {', '.join(calls)}")]
             instructions += float64_lines(ptx)
     compiled = Finding(name, True, names)
     if not instructions:
-        return [compiled, Finding("float32 only", True, "no float64 instruction in any of them")]
-    places = checked.float64_places()
-    detail = "; ".join(places) if places else f"the instruction `{instructions[0]}`"
+        return [compiled, Finding("float32 only", True, "no float64 instructions")]
+    locations = checked.float64_places()
+    detail = "; ".join(locations) if locations else f"the instruction `{instructions[0]}`"
     return [
         compiled,
-        Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}"),
+        Finding("float32 only", False, f"float64 arithmetic; write every literal as float32(...): {detail}"),
     ]
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
-    """Two rollouts alike but for what lay in their buffers before: whatever then differs was left unwritten, or read
-    before it was written.
+    """Run two rollouts that differ only in the previous contents of the buffers: values that differ afterwards were not
+    written, or were read before they were written.
     """
     name, generator = "writes what it declares", np.random.default_rng(1)
     harnesses = Harness(env, lanes, 1), Harness(env, lanes, 1)
@@ -83,24 +83,23 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
         one, other = (harness.outcome() for harness in harnesses)
         who = "reset" if t == 0 else "step"
         if env.fields and (rows := _rows_apart(one["state"], other["state"])):
-            what = "the episode before" if t == 0 else "the workspace"
+            what = "the previous episode" if t == 0 else "the workspace"
             return Finding(
-                name, False, f"after `{who}`, s{rows} depends on what {what} left there: `{who}` must write it"
+                name, False, f"after `{who}`, s{rows} depends on values left by {what}: `{who}` must write it"
             )
         if env.int_state and (rows := _rows_apart(one["int_state"], other["int_state"])):
             return Finding(
                 name,
                 False,
-                f"after `{who}`, int_state{rows[:8]} depend on what lay in int_state or workspace before: `{who}` must "
-                "write them",
+                f"after `{who}`, int_state{rows[:8]} depend on earlier contents of int_state or workspace: `{who}` "
+                "must write them",
             )
         for which in ("observation", "final observation"):
             if rows := _rows_apart(one[which], other[which]):
                 return Finding(
                     name,
                     False,
-                    f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} "
-                    "numbers)",
+                    f"`observe` leaves obs{rows} unwritten (the observation's declared size is {env.observation.size})",
                 )
         if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
             return Finding(
@@ -112,7 +111,7 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
     if env.observation_shards and (wrong := shards_apart(env, lanes, min(steps, SHARD_STEPS))):
         return Finding(name, False, wrong)
     masks = ", legal the whole mask" if env.mask_size else ""
-    masks += f", in {env.observation_shards} shards that keep apart" if env.observation_shards else ""
+    masks += f", in {env.observation_shards} independent shards" if env.observation_shards else ""
     return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
 
 
@@ -121,8 +120,8 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
 
 
 def picture(checked: BoundsChecked) -> Finding:
-    """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns
-    colours.
+    """Draw small pictures of lanes after some steps: `pixel_shader` must stay within its buffers, change nothing, and
+    return colours.
     """
     name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
@@ -131,34 +130,32 @@ def picture(checked: BoundsChecked) -> Finding:
         colours = checked.draw()
     except IndexError:
         return Finding(name, False, shade_index_error(checked))
-    for what, then, now in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
-        if then is not None and not same_bits(then, now):
+    for what, old, new in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
+        if old is not None and not same_bits(old, new):
             return Finding(
-                name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read"
+                name, False, f"`pixel_shader` writes into {what}, which belongs to training: it may only read"
             )
     if buffer := checked.trespass():
-        return Finding(name, False, f"`pixel_shader` writes beside {buffer}: it may only read")
+        return Finding(name, False, f"`pixel_shader` writes outside {buffer}: it may only read")
     wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
     if bool(wrong.any()):
         lane, row, column = wrong.nonzero()[0].tolist()
-        said = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
-        x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
+        colour = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
+        x, y = ((index + 0.5) / PICTURE_SIDE for index in (column, row))
         return Finding(
             name,
             False,
-            f"`pixel_shader` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1",
+            f"`pixel_shader` returned ({colour}) at x = {x:g}, y = {y:g}: red, green and blue must be within 0 to 1",
         )
     return Finding(
         name,
         True,
-        f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1",
+        f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours within 0 to 1",
     )
 
 
 def _devices(env: Env, lanes: int) -> Finding:
-    """A free run where the dynamics allow it; a chaotic system pulls any two roundings apart, so it is judged step by
-    step.
-    """
+    """Compare CPU and CUDA on free rollouts; if they diverge, as chaotic dynamics do, compare step by step."""
     name, steps = "CPU = CUDA", STEPS
     share, worst = compare_devices(env, lanes, steps)
     if share >= 0.99:
@@ -173,7 +170,7 @@ def _devices(env: Env, lanes: int) -> Finding:
         f"{each:.1%} of lanes agree step by step over {steps} steps, largest error {worst:.1e} (tolerance "
         f"{DEVICE_TOLERANCE:g}); "
     )
-    return Finding(name, each >= 0.99, detail + f"left alone, {share:.1%} stay together")
+    return Finding(name, each >= 0.99, detail + f"in free rollouts {share:.1%}")
 
 
 def _speed(env: Env) -> Finding:
@@ -183,24 +180,24 @@ def _speed(env: Env) -> Finding:
         harness.reset()
         action = rollout_actions(env, generator, 0, lanes).to(device)
         best = math.inf
-        for _ in range(4):  # the first compiles
-            began = time.perf_counter()
+        for _ in range(4):  # the first call compiles
+            start_s = time.perf_counter()
             for _ in range(20):
                 harness.step(action)
             if device == "cuda":
                 torch.cuda.synchronize()
-            best = min(best, (time.perf_counter() - began) / 20)
+            best = min(best, (time.perf_counter() - start_s) / 20)
         what = f"the CPU ({get_num_threads()} threads)" if device == "cpu" else torch.cuda.get_device_name()
         parts.append(f"{count(lanes / best)} steps/s on {what} with {lanes:,} lanes")
     return Finding("speed", True, "; ".join(parts))
 
 
-def _attempt(name: str, look: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
-    """A finding, or a failed one where the author's code raised."""
+def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
+    """Finding, or a failed one if the author's code raised."""
     report(name)
     try:
         with quick_check.muted():
-            return look()
+            return run()
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
 
@@ -208,10 +205,10 @@ def _attempt(name: str, look: Callable[[], Finding], report: Callable[[str], Non
 def check(
     env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None
 ) -> Iterator[Finding]:
-    """Every check of an environment in order, each as soon as it is done. Raises nothing for an author's mistakes.
+    """Run every check of an environment in order and yield each finding. Raises nothing for an author's mistakes.
 
-    It ends early at a failure that later findings would only repeat. `report` is called with the name of the next
-    check, which may take minutes.
+    Ends early at a failure that later findings would only repeat. `report` is called with the name of the next check,
+    which may take minutes.
     """
     yield (finding := quick_check.declared(env))
     if not finding.passed:
@@ -236,7 +233,7 @@ def check(
 def _compiled_findings(
     env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
+    """Checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
     yield _attempt("keeps to its columns", lambda: quick_check.keeps_to_its_columns(checked, min(steps, STEPS)), report)
@@ -256,16 +253,16 @@ def _compiled_findings(
         yield _attempt("picture", lambda: picture(checked), report)
 
 
-def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
+def _long_rollout_findings(env: Env, seen: RolloutResult, lanes: int, steps: int) -> Iterator[Finding]:
     over = f"{steps:,} steps of {lanes:,} lanes"
     if seen.not_repeated is not None:
-        advice = "draw random numbers by operant.compute.rng alone, and keep no state outside s"
-        yield Finding("repeatable", False, f"the same seed gave other bits at {seen.not_repeated}; {advice}")
+        advice = "draw random numbers only from operant.compute.rng, and keep no state outside s"
+        yield Finding("repeatable", False, f"the same seed gave different bits at {seen.not_repeated}; {advice}")
     else:
         other = (
-            "another seed gives others"
+            "a different seed gives different bits"
             if seen.seed_matters
-            else "another seed gives the same: it draws no random numbers"
+            else "a different seed gives the same bits: it draws no random numbers"
         )
         yield Finding("repeatable", True, f"the same seed gives the same bits over {over}; {other}")
     yield Finding("finite", seen.not_finite is None, seen.not_finite or f"under extreme and random actions, {over}")
@@ -275,8 +272,8 @@ def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iter
         f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}",
     )
     if env.mask_size:
-        tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were tried, too"
-        yield Finding("legal actions", seen.mask is None, seen.mask or f"always one at least, {tried}, {over}")
+        tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were also tried"
+        yield Finding("legal actions", seen.mask is None, seen.mask or f"always at least one, {tried}, {over}")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
     ended = (
         f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}"

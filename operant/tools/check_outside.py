@@ -1,4 +1,4 @@
-"""Checks an outside environment: what `operant check gymnasium:ID` runs. Knows no policy and no algorithm."""
+"""Checks of an outside environment (`operant check gymnasium:ID`). Knows no policy and no algorithm."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from operant.worlds.quick_check import Finding, muted
 
 LANES = 4
 TIMED_S = 2.0
-_SLACK = 1e-5  # of a bound, for a float64 that became a float32
+_SLACK = 1e-5  # relative tolerance of a bound, for float64 converted to float32
 
 
-class _Seen(NamedTuple):
-    """What a rollout showed."""
+class _Rollout(NamedTuple):
+    """Result of a rollout."""
 
     rows: np.ndarray  # (T + 1, O, N)
     outcomes: np.ndarray  # (T, 3, N): reward, terminated, truncated
@@ -33,12 +33,12 @@ class _Seen(NamedTuple):
 
 
 def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
-    """Every check in order, each as soon as it is done. Raises nothing for an author's mistakes, but ends at the first
-    that nothing can follow.
+    """Run every check in order and yield each finding. Raises nothing for an author's mistakes; ends at a failure that
+    later checks depend on.
     """
-    shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} numbers"
+    shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} values"
     parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
-    yield Finding("spaces", True, f"observes {shown} of {env.observation.dtype} ({parts}); {_action(env)}")
+    yield Finding("spaces", True, f"observation {shown} {env.observation.dtype} ({parts}); {_action(env)}")
     alone = replace(env, hosting=env.hosting._replace(processes=0))
     report("runs")
     try:
@@ -51,14 +51,14 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
         yield Finding("runs", False, f"{error}{f' ({line})' if line else ''}")
         return
     over = f"{steps:,} steps of {LANES} lanes"
-    yield Finding("runs", True, f"random actions, finite numbers, {over}")
+    yield Finding("runs", True, f"random actions, finite values, {over}")
     same = np.array_equal(one.rows, other.rows) and np.array_equal(one.outcomes, other.outcomes)
     unlike = (
-        "the same seed gave other numbers: runs with it cannot be repeated (are all random numbers drawn from "
+        "the same seed gave different values: runs cannot be repeated (are all random numbers drawn from "
         "self.np_random?)"
     )
     yield Finding(
-        "repeatable", True, f"the same seed gives the same numbers over {over}" if same else unlike, warning=not same
+        "repeatable", True, f"the same seed gives the same values over {over}" if same else unlike, warning=not same
     )
     yield _bounds(env, one)
     if env.mask_size:
@@ -71,7 +71,7 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
     )
     endless = not one.episodes and env.time_limit is None
     yield Finding(
-        "episodes end", True, f"{ended} in {over} ({limit}){': set env.time_limit' if endless else ''}", warning=endless
+        "episodes end", True, f"{ended} in {over} ({limit}){'; set env.time_limit' if endless else ''}", warning=endless
     )
     if env.draws:
         report("picture")
@@ -82,12 +82,12 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
 
 def _action(env: HostEnv) -> str:
     if isinstance(env.action, Box):
-        return f"takes {env.action.size} numbers within their bounds"
-    return f"takes {'x'.join(map(str, env.action.n)) if isinstance(env.action.n, tuple) else env.action.n} actions"
+        return f"action of {env.action.size} bounded values"
+    return f"{'x'.join(map(str, env.action.n)) if isinstance(env.action.n, tuple) else env.action.n} actions"
 
 
-def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
-    """A rollout with random actions."""
+def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
+    """Run a rollout with random actions."""
     world, generator = HostWorld(env, LANES, seed=seed), np.random.default_rng(seed)
     slot = world.slot()
     world.reset(slot)
@@ -101,13 +101,13 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
     world.advance(steps)
     episodes, length, total = world.episode_sums(slot).tolist()
     world.close()
-    return _Seen(
+    return _Rollout(
         np.stack(rows), np.stack(outcomes), legal / steps, episodes, length / max(episodes, 1), total / max(episodes, 1)
     )
 
 
 def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
-    """Actions at random; of a mask what it allows, as the environment may survive no other."""
+    """Set random actions; with a mask only legal ones, since the environment may fail on others."""
     space, lanes = env.action, slot.reward.shape[0]
     if isinstance(space, Box):
         low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in space.bounds())
@@ -122,14 +122,14 @@ def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
     )
 
 
-def _bounds(env: HostEnv, seen: _Seen) -> Finding:
+def _bounds(env: HostEnv, seen: _Rollout) -> Finding:
     low, high = (np.asarray(bound, np.float64)[None, :, None] for bound in env.observation.bounds())
     slack = _SLACK * np.maximum(
         1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0))
     )
     outside = (seen.rows < low - slack) | (seen.rows > high + slack)
     if not outside.any():
-        return Finding("within bounds", True, "observations lie within the declared ones")
+        return Finding("within bounds", True, "observations within the declared bounds")
     t, column, lane = np.argwhere(outside)[0]
     name = next((field.name for field in env.observed if field.start <= column < field.stop), "observation")
     bounds = f"{low[0, column, 0]:g} to {high[0, column, 0]:g}"
@@ -152,12 +152,15 @@ def _picture(env: HostEnv) -> Finding:
         return Finding("picture", False, str(error))
     plain = int(shown.min()) == int(shown.max())
     return Finding(
-        "picture", True, "`render` returned one colour alone" if plain else "`render` gives an rgb_array", warning=plain
+        "picture",
+        True,
+        "`render` returned a single colour" if plain else "`render` returns an rgb_array",
+        warning=plain,
     )
 
 
 def _speed(env: HostEnv) -> Finding:
-    """Steps a second with random actions, in one process and with as many as training takes."""
+    """Steps per second with random actions, in one process and with as many as training uses."""
     parts = []
     for processes in dict.fromkeys((0, env.hosting.processes)):
         lanes = 16 * max(processes, 1)
@@ -168,13 +171,13 @@ def _speed(env: HostEnv) -> Finding:
         slot = world.slot()
         with muted():
             world.reset(slot)
-            began, taken = time.perf_counter(), 0
-            while (spent := time.perf_counter() - began) < TIMED_S:
+            start_s, count = time.perf_counter(), 0
+            while (spent := time.perf_counter() - start_s) < TIMED_S:
                 _act(env, slot, generator)
                 world.step(slot)
-                taken += 1
+                count += 1
         world.close()
         parts.append(
-            f"{taken * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}"
+            f"{count * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}"
         )
     return Finding("speed", True, "; ".join(parts))

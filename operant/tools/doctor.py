@@ -1,8 +1,8 @@
-"""What `operant doctor` looks at: whether this machine can train, and what to do where it cannot. Knows nothing of runs
-beyond the folder they go into.
+"""Checks of this machine (`operant doctor`): whether it can train, and what to do if not. Knows nothing of runs but the
+folder they are in.
 
-Each check is a function that returns one finding; one that breaks is a finding too, so that a broken machine still gets
-the whole list.
+Each check is a function that returns one finding. A check that raises becomes a finding, so that the list is always
+complete.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, `ok`, `note` (works, could be better) or `problem` (breaks training), what was
-    found, what to do.
+    """One line: name of the check; status `ok`, `note` (works, could be better) or `problem` (prevents training);
+    result; advice.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def examine(root: Path) -> list[Finding]:
-    """Look at everything. `root` is the folder that runs go into. Takes as long as importing torch and numba does."""
+    """Run all checks. `root` is the folder of runs. Takes as long as importing torch and numba."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", _python),
         ("operant", lambda: Finding("operant", OK, __version__)),
@@ -61,11 +61,11 @@ def examine(root: Path) -> list[Finding]:
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except Exception as error:  # a check that breaks tells something about the machine, and must not hide the others
-        return Finding(name, NOTE, f"could not be examined: {type(error).__name__}: {error}")
+    except Exception as error:  # a failing check must not hide the others
+        return Finding(name, NOTE, f"check failed: {type(error).__name__}: {error}")
 
 
-# PROGRAMS
+# SOFTWARE
 
 
 def _python() -> Finding:
@@ -86,12 +86,12 @@ def _torch() -> Finding:
             "torch",
             PROBLEM,
             f"cannot be imported: {type(error).__name__}: {error}",
-            "install it again: pip install --force-reinstall torch",
+            "reinstall it: pip install --force-reinstall torch",
         )
     if torch.version.cuda is None:
         advice = "on a machine with an NVIDIA GPU, install a CUDA build of torch" if _devices() else ""
-        return Finding("torch", NOTE if advice else OK, f"{torch.__version__}, a CPU build", advice)
-    return Finding("torch", OK, f"{torch.__version__}, built for CUDA {torch.version.cuda}")
+        return Finding("torch", NOTE if advice else OK, f"{torch.__version__}, CPU build", advice)
+    return Finding("torch", OK, f"{torch.__version__}, CUDA {torch.version.cuda} build")
 
 
 def _numba() -> Finding:
@@ -103,9 +103,9 @@ def _numba() -> Finding:
             "numba",
             PROBLEM,
             f"cannot be imported: {type(error).__name__}: {error}",
-            "install it again: pip install --force-reinstall numba",
+            "reinstall it: pip install --force-reinstall numba",
         )
-    return Finding("numba", OK, f"{numba.__version__}, numpy {numpy.__version__}, threads by {_threading_layer()}")
+    return Finding("numba", OK, f"{numba.__version__}, numpy {numpy.__version__}, threading layer {_threading_layer()}")
 
 
 def _threading_layer() -> str:
@@ -113,7 +113,7 @@ def _threading_layer() -> str:
         with contextlib.suppress(ImportError):
             importlib.import_module(f"numba.np.ufunc.{layer}")
             return layer
-    return "no layer"
+    return "none"
 
 
 def _driver() -> Finding:
@@ -127,7 +127,7 @@ def _driver() -> Finding:
 
 
 def _devices() -> tuple[str, list[str]] | None:
-    """The driver's version and the GPUs it knows; None without a driver."""
+    """Driver version and names of the GPUs; None without a driver."""
     try:
         import pynvml
     except ImportError:
@@ -154,12 +154,12 @@ def _gpu() -> Finding:
         names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
         return Finding("gpu", OK, ", ".join(names))
     if not _devices():
-        return Finding("gpu", OK, "none: run.device=auto means the CPU")
+        return Finding("gpu", OK, "none: run.device=auto uses the CPU")
     return Finding(
         "gpu",
         NOTE,
-        "the driver knows GPUs, torch cannot use them",
-        "install a CUDA build of torch that fits the driver, or update the driver",
+        "the driver reports GPUs, but torch cannot use them",
+        "install a CUDA build of torch that matches the driver, or update the driver",
     )
 
 
@@ -180,7 +180,7 @@ def _numba_cuda() -> Finding:
         )
     from numba import cuda
 
-    usable = "usable" if cuda.is_available() else "finds no GPU"
+    usable = "usable" if cuda.is_available() else "no GPU found"
     return Finding("numba-cuda", OK, f"{version}, {usable}")
 
 
@@ -188,15 +188,15 @@ def _triton() -> Finding:
     try:
         return Finding("triton", OK, metadata.version("triton"))
     except metadata.PackageNotFoundError:
-        return Finding("triton", OK, "not installed; it comes with torch's CUDA builds")
+        return Finding("triton", OK, "not installed; included in torch's CUDA builds")
 
 
-# SURROUNDINGS
+# ENVIRONMENT
 
 
 def _terminal() -> Finding:
     if not sys.stderr.isatty():
-        return Finding("terminal", OK, "none: progress comes as plain lines")
+        return Finding("terminal", OK, "none: progress is printed as plain lines")
     columns, lines = shutil.get_terminal_size()
     found = (
         f"{os.environ.get('TERM', 'unknown')}, {columns} x {lines}, {getattr(sys.stderr, 'encoding', None) or 'ascii'}"
@@ -207,14 +207,14 @@ def _terminal() -> Finding:
 
 
 def sessions() -> Finding:
-    """Whether logind ends a user's processes when the user logs out."""
+    """Check whether logind ends a user's processes at logout."""
     if not _kills_user_processes():
-        return Finding("sessions", OK, "runs go on after you log out")
+        return Finding("sessions", OK, "runs continue after you log out")
     import getpass
 
     user = getpass.getuser()
     if Path("/var/lib/systemd/linger", user).exists():
-        return Finding("sessions", OK, "runs go on after you log out (linger is on)")
+        return Finding("sessions", OK, "runs continue after you log out (linger is on)")
     return Finding(
         "sessions", NOTE, "runs end when you log out (KillUserProcesses=yes)", f"loginctl enable-linger {user}"
     )
@@ -226,7 +226,7 @@ def _kills_user_processes() -> bool:
         files = [Path(folder, "logind.conf"), *sorted(Path(folder, "logind.conf.d").glob("*.conf"))]
         for file in files:
             parser = ConfigParser(strict=False, interpolation=None)
-            with contextlib.suppress(Exception):  # another's file: what cannot be read says nothing
+            with contextlib.suppress(Exception):  # ignore unreadable files
                 parser.read(file)
             with contextlib.suppress(ValueError):
                 answer = parser.getboolean("Login", "KillUserProcesses", fallback=answer)
@@ -234,9 +234,9 @@ def _kills_user_processes() -> bool:
 
 
 def _runs(root: Path) -> Finding:
-    place = _nearest(root)
+    existing = _nearest(root)
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"operant")
             file.flush()
     except OSError as error:
@@ -246,7 +246,7 @@ def _runs(root: Path) -> Finding:
             f"{root} cannot be written ({error.strerror})",
             "choose another folder with --runs or $OPERANT_RUNS",
         )
-    return Finding("runs", OK, f"{root} {'can be written' if place == root else 'can be made'}")
+    return Finding("runs", OK, f"{root} {'is writable' if existing == root else 'can be created'}")
 
 
 def _disk(root: Path) -> Finding:
@@ -254,24 +254,24 @@ def _disk(root: Path) -> Finding:
     found = f"{free_bytes / 2**30:.1f} GiB free in {root}"
     if free_bytes >= _COMFORTABLE_BYTES:
         return Finding("disk", OK, found)
-    advice = "free some space, or choose another folder with --runs or $OPERANT_RUNS"
+    advice = "free disk space, or choose another folder with --runs or $OPERANT_RUNS"
     return Finding("disk", PROBLEM if free_bytes < _LEAST_BYTES else NOTE, found, advice)
 
 
 def _cache() -> Finding:
-    """Where compiled kernels are kept, so that later starts need not compile them."""
+    """Check the folder of compiled kernels, which saves compilation at later starts."""
     from operant.compute.code_store import CodeStore, UntrustedError, folder
 
-    place = folder()
-    if place is None:
-        return Finding("cache", OK, "off: each start compiles its kernels")
+    existing = folder()
+    if existing is None:
+        return Finding("cache", OK, "off: kernels are compiled at each start")
     try:
-        count, size_bytes = CodeStore(place).measure()
+        count, size_bytes = CodeStore(existing).measure()
     except UntrustedError as error:
-        return Finding("cache", NOTE, f"not used: {error}", f"each start compiles its kernels; remove {place}")
-    return Finding("cache", OK, f"{count} compiled kernels, {size_bytes / 2**20:.1f} MiB in {place}")
+        return Finding("cache", NOTE, f"not used: {error}", f"kernels are compiled at each start; remove {existing}")
+    return Finding("cache", OK, f"{count} compiled kernels, {size_bytes / 2**20:.1f} MiB in {existing}")
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest one above it that exists."""
-    return next(place for place in (path, *path.parents) if place.exists())
+    """The path, or its nearest existing parent."""
+    return next(existing for existing in (path, *path.parents) if existing.exists())

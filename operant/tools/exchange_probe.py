@@ -1,7 +1,6 @@
-"""How long ranks take to hand each other some numbers, measured between processes of this machine. Knows no run and no
-algorithm.
+"""Benchmark of the exchange between ranks, by processes on this machine. Knows no run and no algorithm.
 
-Run as a module it is one of the ranks.
+Executed as a module, it is one of the ranks.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SIZES = (2, 9_600, 80_000, 700_000)
-"""Numbers that are handed over: a moment's, and the parameters of small to large networks."""
+"""Numbers of float32 values per exchange: one statistic, and the parameters of small to large networks."""
 
 LIMIT_S = 90.0
-_TIMES = 50
+_REPEATS = 50
 _IN_GRAPH = 10
 
 
-class Measured(NamedTuple):
-    """What was found: the kind of exchange, and microseconds by size; or why nothing was."""
+class ExchangeTimes(NamedTuple):
+    """Kind of the exchange and microseconds by size, or the problem that prevented the measurement."""
 
     name: str
     us: dict[int, float]
     problem: str = ""
 
 
-def measured(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> Measured:
-    """Between so many processes, each on a GPU of its own, or on the CPU."""
+def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes:
+    """Measure the exchange between `ranks` processes, each on one GPU or on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         processes = []
@@ -68,11 +67,11 @@ def measured(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> Measured:
                     -1
                 ]
             )
-            return Measured(
-                "", {}, f"rank {failed}: {last}" if failed is not None else f"not done within {limit_s:g} s"
+            return ExchangeTimes(
+                "", {}, f"rank {failed}: {last}" if failed is not None else f"not finished within {limit_s:g} s"
             )
         found = json.loads(logs[0].read_text().strip().splitlines()[-1])
-        return Measured(found["name"], {int(size): us for size, us in found["us"].items()})
+        return ExchangeTimes(found["name"], {int(size): us for size, us in found["us"].items()})
 
 
 def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
@@ -95,17 +94,17 @@ def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
         work = Graphed(gather, device)
         for _ in range(3):
             work()
-        exchange.agree("all are there")
+        exchange.agree("ready")
         began_s = time.perf_counter()
-        for _ in range(_TIMES):
+        for _ in range(_REPEATS):
             work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        us[size] = round((time.perf_counter() - began_s) / _TIMES / _IN_GRAPH * 1e6, 2)
+        us[size] = round((time.perf_counter() - began_s) / _REPEATS / _IN_GRAPH * 1e6, 2)
     return {"name": exchange.name, "us": us}
 
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # a process group that was captured hangs where it is taken apart
+    os._exit(0)  # destroying a captured process group hangs

@@ -1,8 +1,7 @@
-"""Where an iteration's time goes: phases, launches, shares of what the device can do, memory, and a trace to look at.
-What `operant profile` does.
+"""Profile of an iteration (`operant profile`): phases, launches, utilization of the device, memory, and a trace.
 
-Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases, and the
-functions that it names as `parts` of them; prints nothing.
+Trains a new trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases and the
+functions listed in its `parts`; prints nothing.
 """
 
 from __future__ import annotations
@@ -35,19 +34,17 @@ from operant.training import auto_lanes
 from operant.training import build as building
 
 TRACED = 2
-"""Iterations in a trace: more only make it larger."""
+"""Iterations in a trace."""
 
 WARM_UP = 3  # plain, captured, replayed
-TOP = 12  # kernels that are named
+TOP = 12  # kernels listed by name
 OTHER = "other"
 PARTS: Mapping[str, str] = {"world.step": "environment", "actor.forward": "network"}
-"""Where an algorithm names no parts itself: function -> phase."""
+"""Default for algorithms without `parts`: function -> phase."""
 
 
 class Phase(NamedTuple):
-    """A part of an iteration. On a GPU `seconds` is what its kernels took; `launches` counts them, and is None on a
-    CPU.
-    """
+    """Part of an iteration. On a GPU `seconds` is its kernels' time and `launches` their number; None on a CPU."""
 
     name: str
     seconds: float
@@ -56,16 +53,16 @@ class Phase(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Memory at one moment, in bytes. On a CPU both are what the process holds."""
+    """Memory at one moment, in bytes. On a CPU both values are the process's resident memory."""
 
     when: str
     allocated: int
     reserved: int
-    peak: int  # the most that was allocated since the moment before
+    peak: int  # maximum allocated since the previous moment
 
 
 class Profile(NamedTuple):
-    """What was found; times are of one iteration, medians."""
+    """Result of profiling; times are medians per iteration."""
 
     environment: str
     algorithm: str
@@ -77,17 +74,15 @@ class Profile(NamedTuple):
     iterations: int
     threads: int
     iteration_s: float
-    phase_s: dict[str, float]  # of each phase of the algorithm
-    host_s: dict[
-        str, float
-    ]  # of lanes on the host: what their steps' parts take of a thread that steps them; empty for lanes on a device
+    phase_s: dict[str, float]  # per phase of the algorithm
+    host_s: dict[str, float]  # host lanes: seconds per part of a step in one stepping thread; empty for device lanes
     sps: float
     phases: list[Phase]
-    kernel_launches: int | None  # of one iteration: nodes of its graphs, and what is launched one by one
+    kernel_launches: int | None  # per iteration: nodes of graphs and single launches
     copies: int | None
-    host_launches: int | None  # calls by which the host asks for them
-    busy_share: float | None  # of the wall time in which some kernel or copy ran
-    top_kernels: list[tracefile.Kernel]  # of one iteration
+    host_launches: int | None  # host calls that launch them
+    busy_share: float | None  # fraction of the wall time in which a kernel or copy ran
+    top_kernels: list[tracefile.Kernel]  # per iteration
     work: Work
     peak: Peak
     memory: list[Moment]
@@ -95,16 +90,16 @@ class Profile(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Operations a second."""
+        """Floating-point operations per second."""
         return self.work.flops / self.iteration_s
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.work.bytes / self.iteration_s
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Document for `--json`."""
         return {
             "schema": 1,
             **{
@@ -122,13 +117,13 @@ class Profile(NamedTuple):
 
 
 class _Memory:
-    """The memory timeline."""
+    """Timeline of memory use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.moments = device, list[Moment]()
 
     def note(self, when: str) -> None:
-        """Write down this moment. Waits for the device."""
+        """Record the memory use now. Synchronizes the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             found = (
@@ -145,14 +140,14 @@ class _Memory:
 
 
 class _Stopwatch:
-    """Seconds of calls: by CUDA events, read at the end, or by the host's clock."""
+    """Timer of calls: CUDA events, read at the end, or the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[list[Any]] = []
 
     def lap(self, *works: Callable[[], object]) -> None:
-        """Call one after the other, and note the time before, between and after them."""
+        """Call each function in order, with a time stamp before, between and after."""
         marks = [self._mark()]
         for work in works:
             work()
@@ -167,7 +162,7 @@ class _Stopwatch:
         return event
 
     def medians_s(self) -> list[float]:
-        """The median of each work, and of all of them together."""
+        """Median time of each function, and of all together."""
         if self._cuda:
             torch.cuda.synchronize()
         spans = [[*itertools.pairwise(marks), (marks[0], marks[-1])] for marks in self._marks]
@@ -178,21 +173,21 @@ class _Stopwatch:
 
 
 class _HostPhases:
-    """Seconds of the host's clock in each phase, those of phases within it taken off."""
+    """Exclusive host time of each phase: nested phases are subtracted."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open: list[float] = []  # time spent inside, of each phase that is open
+        self._open: list[float] = []  # per open phase: time of nested phases
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """A phase."""
+        """Time a phase."""
         self._open.append(0.0)
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             yield
         finally:
-            spent = time.perf_counter() - began
+            spent = time.perf_counter() - start_s
             self.seconds[name] += spent - self._open.pop()
             if self._open:
                 self._open[-1] += spent
@@ -200,7 +195,7 @@ class _HostPhases:
 
 @contextlib.contextmanager
 def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Every part that the trainer names, called within `around(its phase)`."""
+    """While inside, every function in the trainer's `parts` runs within `around(its phase)`."""
     restore: list[Callable[[], None]] = []
     try:
         for path, phase in getattr(trainer, "parts", PARTS).items():
@@ -226,7 +221,7 @@ def _within(
 
 
 def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
-    """Set an attribute of one object; what undoes it."""
+    """Set an attribute of an object and return a function that undoes it."""
     own = vars(owner)
     if attribute in own:
         before = own[attribute]
@@ -238,7 +233,7 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """A trace of what happens inside, written to `path`; of all threads."""
+    """Record a trace of all threads to `path`."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + (
         [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
     )
@@ -253,26 +248,26 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     finally:
         with _without_stderr():
             recorder.stop()
-    place = path.resolve()  # a link stays
-    place.unlink(missing_ok=True)  # an earlier profile's
+    target = path.resolve()  # keep a symbolic link
+    target.unlink(missing_ok=True)  # of an earlier profile
     with _without_stderr():
-        recorder.export_chrome_trace(str(place))
-    if not place.exists() or place.stat().st_size == 0:  # the profiler only logs that it failed
-        place.with_name(f"{place.name}.tmp").unlink(missing_ok=True)
+        recorder.export_chrome_trace(str(target))
+    if not target.exists() or target.stat().st_size == 0:  # the profiler only logs a failure
+        target.with_name(f"{target.name}.tmp").unlink(missing_ok=True)
         raise OSError(errno.EIO, "the trace could not be written", str(path))
 
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Nothing reaches the process's stderr meanwhile: torch's profiler tells there that it starts and stops."""
-    kept = os.dup(2)
+    """While inside, discard the process's stderr: torch's profiler reports its start and stop there."""
+    saved_fd = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_fd, 2)
+        os.close(saved_fd)
 
 
 def profile(
@@ -282,20 +277,20 @@ def profile(
     trace: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profile:
-    """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is
-    where the trace goes.
+    """Train a new trainer for `iterations` (1 or more) iterations after a warm-up and measure them. `trace` is the path
+    of the trace.
 
-    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there, OSError
-    where the trace cannot be written.
+    `report` receives a line about each part that takes a while. Raises MachineError if the device is not available,
+    OSError if the trace cannot be written.
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
     config = auto_lanes.resolved(config, device, report=report)
-    if "learning_starts" in type(config.algo).model_fields:  # a run well under way is what is looked at
+    if "learning_starts" in type(config.algo).model_fields:  # profile a run past its warm-up
         config = replace(config, algo=config.algo.model_copy(update={"learning_starts": 0}))
     memory = _Memory(device)
     memory.note("before")
-    report("compiling, and capturing what is captured")
+    report("compiling and capturing")
     trainer = building.build(config, device)
     memory.note("trainer built")
     trainer.start()
@@ -326,7 +321,7 @@ def profile(
         else:
             phases = host_phases(trainer, iterations)
         del trainer
-    report("measuring what the device can do")
+    report("measuring the device's peak")
     return Profile(
         environment=config.environment.name,
         algorithm=config.algo_label,
@@ -355,7 +350,7 @@ def profile(
 
 
 def kernels_of(trainer: Algorithm) -> str:
-    """Whose kernels the trainer computes with."""
+    """Name of the trainer's kernels."""
     return str(getattr(trainer, "kernels", "torch"))
 
 
@@ -363,8 +358,8 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
-class _Found(NamedTuple):
-    """What a trace says of one iteration; None where there is no GPU."""
+class _TraceSummary(NamedTuple):
+    """Figures of a trace per iteration; None without a GPU."""
 
     kernels: int | None
     copies: int | None
@@ -373,15 +368,15 @@ class _Found(NamedTuple):
     top: list[tracefile.Kernel]
 
 
-def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
-    """Record some iterations as they are trained."""
+def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummary:
+    """Record some iterations."""
     with _recorded(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
                 with torch.profiler.record_function(phase.name):
                     phase.run()
     if device.type != "cuda":
-        return _Found(None, None, None, None, [])
+        return _TraceSummary(None, None, None, None, [])
     events = tracefile.load(path)
     on_device = tracefile.device_events(events)
     kernels = sum(event["cat"] == tracefile.KERNEL for event in on_device)
@@ -389,7 +384,7 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
         tracefile.Kernel(kernel.name, kernel.busy_s / TRACED, round(kernel.launches / TRACED))
         for kernel in tracefile.kernels(on_device)[:TOP]
     ]
-    return _Found(
+    return _TraceSummary(
         round(kernels / TRACED),
         round((len(on_device) - kernels) / TRACED),
         round(tracefile.host_launches(events) / TRACED),
@@ -399,7 +394,7 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
 
 
 def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list[Phase]:
-    """Kernel time by phase, of iterations launched one kernel at a time: inside a graph there are no names."""
+    """Kernel time by phase, from iterations launched kernel by kernel: graphs have no names."""
     for _ in range(WARM_UP):
         for phase in trainer.phases:
             phase.run()
@@ -419,7 +414,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
 
 
 def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
-    """Time by phase on a CPU, medians."""
+    """Median time by phase on a CPU."""
     clock = _HostPhases()
     laps: list[dict[str, float]] = []
     with phases_around(trainer, clock):
@@ -434,7 +429,7 @@ def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
 
 
 def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
-    """The largest first; what belongs to no named part of an algorithm's phase is called its rest."""
+    """Sort phases by time, longest first; time of an algorithm's phase outside its named parts is called its rest."""
     total = sum(seconds for _, seconds, _ in rows) or 1.0
     renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}
     return sorted(

@@ -1,5 +1,5 @@
-"""Rollouts of an environment under random and extreme actions, to see what it does. Knows no policy, and gives no
-verdict: `operant.tools.check` does.
+"""Rollouts of an environment with random and extreme actions, for `operant.tools.check`, which judges the results.
+Knows no policy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES, DeviceWorld, Scene
 from operant.worlds.bounds import rollout_actions
 
 DEVICE_TOLERANCE = 1e-3
-"""CPU against CUDA, of max(1, |number|)."""
+"""Tolerance of CPU against CUDA, relative to max(1, |value|)."""
 
 
 class Harness:
-    """A world with one slot."""
+    """World with one slot."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
@@ -28,17 +28,17 @@ class Harness:
         self._bound = self.world.bind(self.slot)
 
     def reset(self) -> None:
-        """Begin every lane anew."""
+        """Reset every lane."""
         self.world.reset(self._bound)
 
     def step(self, action: torch.Tensor) -> None:
-        """One step under actions (A, N)."""
+        """Take one step with actions (A, N)."""
         self.slot.action.copy_(action)
         self.world.step(self._bound)
         self.world.advance(1)
 
     def outcome(self) -> dict[str, torch.Tensor]:
-        """What a step leaves behind, by name; on the CPU."""
+        """Results of a step by name, on the CPU."""
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {
@@ -59,13 +59,13 @@ class Harness:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal to the bit, so that NaN equals NaN and 0 differs from -0."""
+    """Whether two tensors are bitwise equal, so that NaN equals NaN and 0 differs from -0."""
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 @dataclass
-class Seen:
-    """The findings of a long rollout; None where nothing was wrong."""
+class RolloutResult:
+    """Results of a long rollout; None for a check that passed."""
 
     not_repeated: str | None = None
     not_finite: str | None = None
@@ -79,16 +79,16 @@ class Seen:
     mean_return: float = 0.0
 
 
-def long_rollout(env: Env, lanes: int, steps: int) -> Seen:
-    """The same seed twice and another once, side by side, under the same actions."""
-    seen, generator = Seen(), np.random.default_rng(1)
+def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
+    """Run the same seed twice and another seed once, in lockstep, with the same actions."""
+    seen, generator = RolloutResult(), np.random.default_rng(1)
     one, again, other = Harness(env, lanes, 1), Harness(env, lanes, 1), Harness(env, lanes, 2)
     sums = np.zeros(TALLIES + len(env.tally))
     low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in env.observation.bounds())
     for t in range(steps + 1):
         action = rollout_actions(env, generator, t, lanes, one.slot.legal)
         if t and one.slot.legal is not None:
-            _judge(env, seen, t - 1, one.slot.legal, action)
+            _check_mask(env, seen, t - 1, one.slot.legal, action)
         for harness in (one, again, other):
             harness.step(action) if t else harness.reset()
         if t:
@@ -124,8 +124,8 @@ def long_rollout(env: Env, lanes: int, steps: int) -> Seen:
     return seen
 
 
-def _judge(env: Env, seen: Seen, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
-    """Look at the mask (H, N) that step t left, and at the actions (A, N) taken under it."""
+def _check_mask(env: Env, seen: RolloutResult, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
+    """Check the mask (H, N) after step t, and count the illegal ones among the actions (A, N)."""
     blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
     seen.legal_share += float((legal == 1).double().mean())
     seen.illegal += sum(
@@ -139,29 +139,28 @@ def _judge(env: Env, seen: Seen, t: int, legal: torch.Tensor, action: torch.Tens
         return
     for k, block in enumerate(blocks):
         if bool((none := ~(block == 1).any(dim=0)).any()):
-            which = f" of choice {k}" if len(blocks) > 1 else ""
+            which = f" of component {k}" if len(blocks) > 1 else ""
             seen.mask = (
-                f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: one at least "
-                "must be, always"
+                f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: at least one "
+                "must always be"
             )
             return
 
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
-    """The first number that a mask marks, in words."""
+    """Description of the first value that a mask marks; None if there is none."""
     for name, (numbers, mask) in wrong.items():
         if bool(mask.any()):
-            place = mask.nonzero()[0].tolist()
-            row = f"[{place[0]}]" if len(place) == 2 else ""
-            return f"{name}{row} is {float(numbers[tuple(place)]):g} after step {t} in lane {place[-1]}"
+            index = mask.nonzero()[0].tolist()
+            row = f"[{index[0]}]" if len(index) == 2 else ""
+            return f"{name}{row} is {float(numbers[tuple(index)]):g} after step {t} in lane {index[-1]}"
     return None
 
 
 def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
-    """What keeps the shards of an observation from being written by several threads at once, in words; None where
-    nothing does.
+    """Reason why several threads cannot write the shards of an observation concurrently; None if they can.
 
-    Each shard is written alone, twice, into buffers that differ: what then is equal is what it wrote.
+    Each shard is written twice, into buffers with different contents: equal values are those it wrote.
     """
     harness, generator = Harness(env, lanes, 1), np.random.default_rng(1)
     write = Kernel(shards_body(env, harness.world.params, env.observation_shards), torch.device("cpu"))
@@ -188,20 +187,22 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
         missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
         for shard in range(env.observation_shards):
             one, other = alone(shard, 85), alone(shard, 42)
-            for what, then, now in zip(("s", "int_state"), before, scene, strict=True):
-                if then is not None and not same_bits(then, now):
-                    return f"`observe` or `legal` writes into {what}: in shards, they may only read"
+            for what, old, new in zip(("s", "int_state"), before, scene, strict=True):
+                if old is not None and not same_bits(old, new):
+                    return f"`observe` or `legal` writes into {what}: with shards they may only read"
             for name, whole in right.items():
                 written = one[name] == other[name]
                 missing[name] &= ~written
                 if rows := (written & (one[name] != whole)).any(dim=1).nonzero().flatten().tolist():
                     return (
-                        f"shard {shard} writes {name}{rows[:8]} otherwise than another shard does: each row must "
-                        "be one shard's"
+                        f"shard {shard} writes {name}{rows[:8]} differently from another shard: each row must "
+                        "belong to one shard"
                     )
         for name, none in missing.items():
             if rows := none.any(dim=1).nonzero().flatten().tolist():
-                return f"{name}{rows[:8]} are what no shard writes by itself: none may read what another one wrote"
+                return (
+                    f"{name}{rows[:8]} are not written by any shard alone: a shard must not read what another one wrote"
+                )
         for name, value in bits.items():
             value.copy_(right[name])
     return None
@@ -210,10 +211,10 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
 def compare_devices(
     env: Env, lanes: int, steps: int, device: str = "cuda", resynchronise: bool = False
 ) -> tuple[float, float]:
-    """The same steps on the CPU and on a GPU, free or from the CPU's state at every step.
+    """Take the same steps on the CPU and on a GPU, free-running or from the CPU's state at every step.
 
     Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1,
-    |number|), cells and flags equal), and the largest error among those.
+    |value|), integers and flags equal), and the largest error among those.
     """
     generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, device)
     agree, worst = torch.ones(lanes, dtype=torch.bool), torch.zeros(lanes)
@@ -226,11 +227,11 @@ def compare_devices(
             one, two = ours[name].reshape(-1, lanes), theirs[name].reshape(-1, lanes)
             if one.dtype != torch.float32:
                 agree &= (one == two).all(dim=0)
-            elif name != "running":  # its sums are those of the rewards
+            elif name != "running":  # sums of the rewards
                 error = ((one - two).abs() / one.abs().clamp(min=1.0)).amax(dim=0)
                 agree &= error <= DEVICE_TOLERANCE
                 worst = torch.where(agree, torch.maximum(worst, error), worst)
         if resynchronise:
-            for mine, its in zip(host.world.state().values(), other.world.state().values(), strict=True):
-                its.copy_(mine)
+            for source, target in zip(host.world.state().values(), other.world.state().values(), strict=True):
+                target.copy_(source)
     return float(agree.float().mean()), float(worst[agree].max()) if bool(agree.any()) else math.nan

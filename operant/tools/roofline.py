@@ -1,5 +1,5 @@
-"""What a device can do at most, measured by one product and one copy. What an iteration must do at least is counted by
-`operant.nn.flops`.
+"""Peak performance of a device, measured by one matrix product and one copy. `operant.nn.flops` counts the work of an
+iteration.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import torch
 
 
 class Peak(NamedTuple):
-    """The most that was seen: operations a second of one large product, bytes a second of one large copy, read and
-    written.
-    """
+    """Highest measured rates: FLOP/s of a large matrix product, bytes/s of a large copy (read and written)."""
 
     flops: float
     bytes: float
-    product: str  # which product
+    product: str  # description of the product
 
 
 def peak(device: torch.device, precision: str) -> Peak:
-    """Measure both, within a second or two. Changes no setting of torch for longer than that."""
+    """Measure both, within one or two seconds. torch's settings are restored."""
     cuda = device.type == "cuda"
     size = (8192 if precision != "fp32" else 4096) if cuda else 1024
     kind = torch.bfloat16 if cuda and precision == "bf16" else torch.float32
@@ -46,14 +44,14 @@ def peak(device: torch.device, precision: str) -> Peak:
 
 
 def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    """Seconds of the fastest of some calls."""
+    """Seconds of the fastest of `repeats` calls."""
     best = math.inf
-    for _ in range(repeats + 2):  # the first two warm up
+    for _ in range(repeats + 2):  # two warm-up calls
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start_s)
     return best

@@ -1,8 +1,8 @@
-"""What is in a trace that torch.profiler exported (Chrome's trace event format): launches, busy time, and to which
-named range each kernel belongs.
+"""Analysis of a trace exported by torch.profiler (Chrome's trace event format): launches, busy time, and the named
+range of each kernel.
 
-Standard library only. Knows the format as Kineto writes it: durations and times in microseconds, a kernel and the call
-that launched it share a `correlation`, and ranges opened on the host are of the category `user_annotation`.
+Standard library only. Kineto's format: times and durations in microseconds; a kernel and the call that launched it
+share a `correlation`; host ranges have the category `user_annotation`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAUNCHES = (
 
 
 class Range(NamedTuple):
-    """What ran on the device for the ranges of one name, innermost ranges only."""
+    """Device work of all ranges with one name, innermost ranges only."""
 
     busy_s: float
     kernels: int
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """One kernel by its name, over the whole trace."""
+    """All launches of one kernel in the trace."""
 
     name: str
     busy_s: float
@@ -46,13 +46,13 @@ class Kernel(NamedTuple):
 
 
 def load(path: Path) -> list[Mapping[str, Any]]:
-    """The complete events of a trace, `.json` or `.json.gz`."""
+    """Read the complete events of a trace, `.json` or `.json.gz`."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
 def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Kernels, copies and fills, in the order of their beginning."""
+    """Kernels, copies and fills, by start time."""
     return sorted(
         (event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY),
         key=lambda event: float(event["ts"]),
@@ -60,12 +60,12 @@ def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def host_launches(events: Iterable[Mapping[str, Any]]) -> int:
-    """How often the host asked the device for something."""
+    """Number of host calls that launch device work."""
     return sum(event.get("cat") in _HOST and str(event.get("name", "")).startswith(_LAUNCHES) for event in events)
 
 
 def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds in which at least one of the events was under way."""
+    """Seconds in which at least one of the events was active."""
     total, until = 0.0, float("-inf")
     for event in sorted(events, key=lambda event: float(event["ts"])):
         start, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0.0))
@@ -75,7 +75,7 @@ def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
-    """The kernels by name, those that took longest first."""
+    """Kernels by name, longest total time first."""
     spent: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for event in events:
@@ -86,11 +86,10 @@ def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
 
 
 def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Range]:
-    """What ran on the device for each named range, from the call that launched it; "" for what was launched outside all
-    of them.
+    """Device work of each named range, assigned by the launching call; "" for launches outside all ranges.
 
-    A thread of autograd launches while the one that opened the range waits in it, so any thread's call belongs to the
-    range that was open at the time.
+    Launches of any thread belong to the range open at the time, since an autograd thread launches while the thread that
+    opened the range waits.
     """
     wanted = frozenset(names)
     opened = sorted(
@@ -117,7 +116,7 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
-    """The name of the last-opened range that was open at a time; "" where none was."""
+    """Name of the most recently opened range that is open at a time; "" if none."""
     for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
         if opened[k][1] >= at:
             return opened[k][2]

@@ -75,7 +75,7 @@ def test_in_turns_a_game_waits_for_keys():
     assert (
         (score.returns, score.steps) == ([], 4) and stage.observation.tolist() == [[4.0]] and stage.ages.tolist() == [4]
     )
-    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last("walk   ? keys, p pause, r restart, q quits")
+    assert seen.last("return 10.0   step 4   right   sum 8") and seen.last("walk   ? keys, p pause, r restart, q quit")
 
 
 def test_in_turns_a_game_ends_and_begins_again():
@@ -210,7 +210,7 @@ def test_without_a_picture_there_are_numbers():
     rows = characters(View(stage).rows(60, 18, Style(True, True)))
     assert rows[0].strip() == "2" and {len(row) for row in rows} == {60} and len(rows) == 18
     snake = replace(find("snake"), pixel_shader=None)
-    assert "more numbers" in characters(View(Stage(snake, snake.Params(), seed=1)).rows(40, 8, Style(True, True)))[7]
+    assert "more values" in characters(View(Stage(snake, snake.Params(), seed=1)).rows(40, 8, Style(True, True)))[7]
 
 
 def test_the_picture_is_what_the_environment_draws_and_fits():

@@ -81,7 +81,7 @@ def test_keys_move_and_the_picture_follows():
         assert backgrounds(app, 0)[12:48].count(red) == 7 and backgrounds(app, 0)[12] == blue
         await pilot.press("question_mark")
         await pilot.pause()
-        assert "a new game" in line(app, "#box") and app.query_one("#box").display
+        assert "restart" in line(app, "#box") and app.query_one("#box").display
         await pilot.press("x")
         assert not app.query_one("#box").display
         await pilot.press("tab", "f1", "é", "space", "escape")
@@ -101,7 +101,7 @@ def test_against_the_clock_it_goes_on_by_itself():
 
     async def script(pilot):
         await pilot.pause(0.2)
-        assert game.score.steps == 0 and "starts it" in line(app, "#box")
+        assert game.score.steps == 0 and "to start" in line(app, "#box")
         await pilot.press("space")
         for _ in range(200):
             await pilot.pause(0.05)
@@ -198,15 +198,15 @@ def test_play_in_a_terminal(tmp_path):
     ) as terminal:
         before = modes(terminal)
         terminal.press("qq")  # typed blindly: dropped
-        see(terminal, "starts it")
+        see(terminal, "to start")
         assert modes(terminal) == (False, False, False) and b"\x1b[?1049h" in terminal.output
         terminal.press("?")
-        see(terminal, "a new game")
+        see(terminal, "restart")
         terminal.press("?")
         terminal.press("\x1b[C")
         see(terminal, "game over: return ")
         terminal.press("r")
-        see(terminal, "starts it")
+        see(terminal, "to start")
         terminal.press("q")
         assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == before == (True, True, True)
         last = terminal.text().decode().rstrip().splitlines()[-1]
@@ -220,7 +220,7 @@ def test_play_in_a_terminal(tmp_path):
 
 def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
     with operant(tmp_path, "play", "cartpole", "--fps", "2", columns=60, rows=20) as terminal:
-        see(terminal, "starts it")
+        see(terminal, "to start")
         terminal.press(" ")
         see(terminal, "step 1 ")
         terminal.press("\x1a")
@@ -238,7 +238,7 @@ def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
 
 def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
     with operant(tmp_path, "play", "cartpole", columns=60, rows=20) as terminal:
-        see(terminal, "starts it")
+        see(terminal, "to start")
         terminal.vanish()
         assert terminal.wait(DEADLINE_S) == 129
 
@@ -250,7 +250,7 @@ def test_a_file_can_be_played_without_colours(tmp_path):
     with Terminal(
         [sys.executable, "-m", "operant.cli", "play", "mine.py"], tmp_path, columns=60, rows=20, environment=how
     ) as terminal:
-        see(terminal, "starts it")
+        see(terminal, "to start")
         assert b"38;2;" not in terminal.output and b"48;2;" not in terminal.output
         os.kill(terminal.pid, signal.SIGHUP)
         assert terminal.wait(DEADLINE_S) == 129 and modes(terminal) == (True, True, True)
@@ -309,4 +309,4 @@ def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, monkeypatch, lin
 @pytest.mark.parametrize("line", ["play cartpole", "eval x --render term"])
 def test_without_a_terminal_a_sentence(here, line):
     done = here(*line.split())
-    assert done.code == 2 and "needs a terminal, as input and output" in done.err
+    assert done.code == 2 and "needs a terminal as input and output" in done.err

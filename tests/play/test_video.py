@@ -208,7 +208,7 @@ def test_an_mp4_holds_the_pictures_and_their_pace(tmp_path):
 def test_what_ffmpeg_cannot_write_has_a_sentence(tmp_path, capfd, count):
     pytest.importorskip("imageio_ffmpeg")
     film = Mp4Writer(tmp_path / "nowhere" / "a.mp4", 12.0)
-    with pytest.raises(MachineError, match=r"ffmpeg could not write the MP4: see its own message above"):
+    with pytest.raises(MachineError, match=r"ffmpeg could not write the MP4: see its message above"):
         film_of(film, pictures(count, 256, 256))
     film.abandon()
     assert "No such file" in capfd.readouterr().err
@@ -234,7 +234,7 @@ def test_another_ending_is_refused(tmp_path, name):
 
 def test_what_is_there_is_replaced_only_by_force(tmp_path):
     (tmp_path / "a.gif").write_text("mine")
-    with pytest.raises(UsageError, match=r"already exists: another name, or --force"):
+    with pytest.raises(UsageError, match=r"already exists: give another name, or --force"):
         render.check(tmp_path / "a.gif", force=False)
     assert render.check(tmp_path / "a.gif", force=True) == "gif"
     (tmp_path / "b.gif").mkdir()

@@ -131,14 +131,14 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
         learner(root, "sac", 1, top=10),
         learner(root, "ppo", 1, top=9, environment="go"),
     ]
-    made_groups = plot.groups(plot.usable(found))
+    made_groups = plot.groups(plot.load_entries(found))
     assert [(group.label, [entry.run.id for entry in group.entries]) for group in made_groups] == [
         ("ppo cartpole", ["cartpole-ppo-1", "cartpole-ppo-2"]),
         ("sac cartpole", ["cartpole-sac-1"]),
         ("ppo go", ["go-ppo-1"]),
     ]
     (found[1].path / "config.toml").write_text((found[1].path / "config.toml").read_text().replace("0.99", "0.9"))
-    made_groups = plot.groups(plot.usable(found[:2]))
+    made_groups = plot.groups(plot.load_entries(found[:2]))
     assert [group.label for group in made_groups] == ["ppo gamma=0.99", "ppo gamma=0.9"]
     assert plot.differences(made_groups) == {"algo.gamma": [0.99, 0.9]}
 
@@ -172,7 +172,7 @@ def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
     (run.path / "eval" / "evaluations.jsonl").write_text(
         "".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 9'
     )
-    ((_, band),) = plot.bands(plot.groups(plot.usable([run])), "eval/return", "steps", 0.0)["cartpole"]
+    ((_, band),) = plot.bands(plot.groups(plot.load_entries([run])), "eval/return", "steps", 0.0)["cartpole"]
     assert list(band.marked) == [105, 505, 905]
     assert np.interp([105, 305, 505, 705, 905], band.x, band.mean) == pytest.approx([1.0, 2.0, 3.0, 6.0, 9.0])
     done = here("plot", "few", "--metric", "eval/return", "--out", "few.svg")
@@ -212,17 +212,19 @@ def test_plot_draws_a_file(three, here, tmp_path, ending, words):
 def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
     empty = runs.create(tmp_path / "runs", "empty", "x", {})
     done = here("compare", empty.id, three[0].id)
-    assert done.code == 3 and "empty has no records: there is nothing to draw or to compare" in done.err
+    assert done.code == 3 and "empty has no records to draw or compare" in done.err
     assert here("compare").code == 2 and here("compare", "nothing").code == 3
     assert here("plot", three[0].id, "--out", "a.gif").code == 2
     done = here("plot", three[0].id, "--out", "b.svg", "--metric", "retrun")
-    assert done.code == 2 and "has no curve of 'retrun'; it has return, loss, eval/return, seconds/update" in done.err
+    assert (
+        done.code == 2 and "has no curve of 'retrun'; available: return, loss, eval/return, seconds/update" in done.err
+    )
     none = float("nan")
     once = made(tmp_path / "runs", "once", [(10, (none, 1.0, none, 0.1)), (20, (5.0, 2.0, none, 0.1))])
     done = here("plot", once.id, "--out", "b.svg")
     assert (
         done.code == 2
-        and "once has one value of 'return', and a curve needs two; it has loss, seconds/update" in done.err
+        and "once has one value of 'return', but a curve needs two; available: loss, seconds/update" in done.err
     )
     done = here("compare", three[0].id, "--metric", "retrun")
     assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err

@@ -200,7 +200,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
             "within bounds": ["observation[0] is -", "outside the declared bounds"],
             "picture": [
                 "`pixel_shader` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must "
-                "each be from 0 to 1"
+                "be within 0 to 1"
             ],
         },
     ),
@@ -373,7 +373,7 @@ def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypa
     found = findings(
         *to_grid, ("    workspace[1] = action\n", "    s[X] += float32(workspace[1] % 7)\n    workspace[1] = action\n")
     )
-    assert "the workspace left there" in found["writes what it declares"].detail
+    assert "values left by the workspace" in found["writes what it declares"].detail
     found = findings(*to_grid, ("ints[workspace[1]] += 1", "ints[workspace[1] + 2] += 1"))
     assert "out of bounds" in found["keeps to its columns"].detail
 
@@ -399,8 +399,8 @@ def _moves_what_it_sees(s, cells, obs, p, shard):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (replace(GATE_IN_SHARDS, observe=_shared_row), "shard 0 writes obs[0] otherwise than another shard does"),
-        (replace(GATE_IN_SHARDS, observe=_reads_another), "obs[1, 2] are what no shard writes by itself"),
+        (replace(GATE_IN_SHARDS, observe=_shared_row), "shard 0 writes obs[0] differently from another shard"),
+        (replace(GATE_IN_SHARDS, observe=_reads_another), "obs[1, 2] are not written by any shard alone"),
         (replace(FILL_IN_SHARDS, observe=_moves_what_it_sees), "writes into int_state: in shards, they may only read"),
     ],
     ids=["a row of two shards", "a shard that waits for another", "a shard that plays"],
@@ -474,7 +474,7 @@ def test_masks(what, findings, monkeypatch):
         assert all(word in found[name].detail for word in words), found[name].detail
     if not wanted:
         assert re.search(
-            r"always one at least, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail
+            r"always at least one, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail
         )
         assert "legal the whole mask" in found[WRITES].detail
 

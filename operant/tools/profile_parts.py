@@ -1,5 +1,5 @@
-"""One part of an iteration alone, and a trainer's buffers by name: `operant profile --part` and `--memory`, for every
-kind of world. Prints nothing.
+"""Timing of one part of an iteration, and the trainer's buffers by name (`operant profile --part` and `--memory`), for
+every kind of world. Prints nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from operant.training import auto_lanes
 from operant.training import build as building
 
 PARTS = ("env", "rollout", "update")
-_STEPS = 16  # of the environments, that are timed together
+_STEPS = 16  # environment steps per timed call
 _WARM_UP = 3
-_DEEPEST = 8  # attributes of attributes
+_DEEPEST = 8  # maximum nesting of attributes
 
 
 class Part(NamedTuple):
-    """What a part took."""
+    """Result of timing one part."""
 
     part: str
     environment: str
@@ -33,13 +33,13 @@ class Part(NamedTuple):
     device: str
     lanes: int
     iterations: int
-    seconds: float  # the median of a turn
-    steps: int  # environment steps of a turn
+    seconds: float  # median of one call
+    steps: int  # environment steps of one call
     sps: float
 
 
 class Buffer(NamedTuple):
-    """A piece of memory that a trainer keeps."""
+    """Allocation of a trainer."""
 
     name: str
     bytes: int
@@ -48,8 +48,8 @@ class Buffer(NamedTuple):
     device: str
 
 
-def built(config: Any, report: Callable[[str], None]) -> Any:
-    """A trainer of a configuration, its lanes begun. Raises MachineError where the device is not there."""
+def build_trainer(config: Any, report: Callable[[str], None]) -> Any:
+    """Build a trainer from a configuration and start its lanes. Raises MachineError if the device is not available."""
     device = find_device(config.run.device)
     set_threads(config.run.threads)
     algo = building.build(auto_lanes.resolved(config, device, report=report), device)
@@ -57,18 +57,18 @@ def built(config: Any, report: Callable[[str], None]) -> Any:
     return algo
 
 
-def timed(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
-    """A part alone, again and again: "env" steps the lanes with random actions, "rollout" collects, "update" learns
-    from what was collected.
+def time_part(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
+    """Time one part: "env" steps the lanes with random actions, "rollout" collects, "update" learns from the collected
+    data.
 
-    Raises UsageError where an algorithm does the last two in one.
+    Raises UsageError if the algorithm has a single phase for the last two.
     """
-    algo = built(config, report)
+    algo = build_trainer(config, report)
     names = [phase.name for phase in algo.phases]
     if part != "env" and len(names) == 1:
         raise UsageError(
-            f"--part {part}: {config.algo_label} steps and learns in one phase, {names[0]!r}: use --part env, or "
-            "no --part"
+            f"--part {part}: {config.algo_label} collects and learns in one phase, {names[0]!r}: use --part env, or "
+            "omit --part"
         )
     for _ in range(_WARM_UP):
         for phase in algo.phases:
@@ -85,9 +85,9 @@ def timed(config: Any, part: str, iterations: int, report: Callable[[str], None]
     report(f"timing {part}, {iterations} times")
     seconds = []
     for _ in range(iterations):
-        began = _now(algo.device)
+        start_s = _now(algo.device)
         work()
-        seconds.append(_now(algo.device) - began)
+        seconds.append(_now(algo.device) - start_s)
     median = statistics.median(seconds)
     return Part(
         part,
@@ -117,7 +117,7 @@ def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 def _stepping(world: Any) -> Callable[[], None]:
-    """Some steps of every lane, with actions that were drawn before; of a mask what it allows now."""
+    """Function that takes _STEPS steps in every lane with precomputed random actions, legal ones if there is a mask."""
     slot, space = world.slot(), world.spec.action
     bound, generator = world.bind(slot), torch.Generator().manual_seed(1)
     world.reset(bound)
@@ -141,10 +141,10 @@ def _stepping(world: Any) -> Callable[[], None]:
 
 
 def buffers(algo: Any) -> list[Buffer]:
-    """Every tensor and array that an algorithm and its world reach, each piece of memory once by its shortest name, the
+    """Every tensor and array reachable from an algorithm and its world: each allocation once, by its shortest name,
     largest first.
     """
-    found: dict[int, Buffer] = {}  # by where their memory begins
+    found: dict[int, Buffer] = {}  # by start address
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()
     waiting: deque[tuple[str, Any, int]] = deque([("", algo, 0)])
@@ -166,7 +166,7 @@ def buffers(algo: Any) -> list[Buffer]:
             waiting += [
                 (f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _inside(value)
             ]
-    # An array may look into a tensor: as kernels on the CPU take them.
+    # CPU kernels take NumPy views of tensors.
     apart = [
         array
         for at, array in arrays.items()

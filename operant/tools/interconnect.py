@@ -1,5 +1,5 @@
-"""What lies between this machine's GPUs, how long an exchange takes, and the lines that start one run on several of
-them or on several hosts. Knows no run.
+"""Interconnect of this machine's GPUs (`operant doctor --links`): links, exchange time, and the commands that start one
+run on several GPUs or hosts. Knows no run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _SRUN = "srun --ntasks={ranks} --gpus-per-task=1 --cpus-per-task=8 python -m ope
 
 
 MINIBATCHES = 16
-"""Of an iteration, by default: each has an exchange."""
+"""Exchanges per iteration with default settings, one per minibatch."""
 
 LAUNCH_US = 1.7
-"""Of a kernel in a graph, which an exchange inside another kernel saves."""
+"""Microseconds of a kernel launch in a graph, saved if the exchange is part of another kernel."""
 
 ITERATIONS_MS = (0.33, 1.4, 7.5)
-"""Of CartPole on one H200, 2,048 x 16, 8,192 x 64 and 65,536 x 64."""
+"""Milliseconds of a CartPole iteration on one H200 with 2,048 x 16, 8,192 x 64 and 65,536 x 64 samples."""
 
 
 def examine() -> list[Finding]:
-    """The links of each pair of GPUs, the time of an exchange between all, and the launch lines."""
+    """Links of each pair of GPUs, time of an exchange between all, and the launch commands."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -36,9 +36,7 @@ def examine() -> list[Finding]:
     found = [_pair(one, two) for one in range(count) for two in range(one + 1, count)]
     if count < 2:
         which = "no GPU" if not count else "one GPU"
-        found.append(
-            Finding("links", NOTE, f"{which}: a run is shared between processes of the CPU by run.ranks=2, over gloo")
-        )
+        found.append(Finding("links", NOTE, f"{which}; run.ranks=2 splits a run over CPU processes, with gloo"))
     else:
         found += _exchange(ranks)
     lines = {
@@ -54,33 +52,33 @@ def examine() -> list[Finding]:
 
 
 def _exchange(ranks: int) -> list[Finding]:
-    """The measured time of an exchange between so many GPUs, and what it makes of short and long iterations."""
-    measured = exchange_probe.measured(ranks, gpu=True)
-    if measured.problem:
+    """Measured time of an exchange between `ranks` GPUs, and the resulting efficiency for short and long iterations."""
+    result = exchange_probe.measure(ranks, gpu=True)
+    if result.problem:
         return [
             Finding(
                 "exchange",
                 NOTE,
-                f"could not be measured between {ranks} GPUs: {measured.problem}",
-                "operant train --gpus says more",
+                f"could not be result between {ranks} GPUs: {result.problem}",
+                "see the messages of operant train --gpus",
             )
         ]
-    times = ", ".join(f"{us:g} us for {size:,}" for size, us in measured.us.items())
-    saved_us = LAUNCH_US if "kernel" in measured.name else 0.0
-    spent_ms = MINIBATCHES * max(measured.us[exchange_probe.SIZES[1]] - saved_us, 0.0) / 1e3
+    times = ", ".join(f"{us:g} us for {size:,}" for size, us in result.us.items())
+    saved_us = LAUNCH_US if "kernel" in result.name else 0.0
+    spent_ms = MINIBATCHES * max(result.us[exchange_probe.SIZES[1]] - saved_us, 0.0) / 1e3
     shares = ", ".join(f"{ms / (ms + spent_ms):.2f} of {ms:g} ms" for ms in ITERATIONS_MS)
     expected = (
-        f"with {MINIBATCHES} exchanges of {exchange_probe.SIZES[1]:,} numbers in an iteration that takes one "
-        f"GPU so long: {shares}"
+        f"with {MINIBATCHES} exchanges of {exchange_probe.SIZES[1]:,} values per iteration, by the iteration "
+        f"time on one GPU: {shares}"
     )
     return [
-        Finding("exchange", OK, f"{ranks} GPUs by {measured.name}: {times} numbers"),
+        Finding("exchange", OK, f"{ranks} GPUs by {result.name}: {times} values"),
         Finding("efficiency", OK, f"expected {expected}"),
     ]
 
 
 def _pair(one: int, two: int) -> Finding:
-    """Whether two GPUs read each other's memory, and through what."""
+    """Link between two GPUs, and whether they can read each other's memory."""
     import torch
 
     links = _nvlinks(one)
@@ -89,14 +87,14 @@ def _pair(one: int, two: int) -> Finding:
         found = f"{through}, peer access: gradients are exchanged inside the reduction kernel"
         return Finding(f"{one} - {two}", OK, found)
     advice = (
-        "NCCL exchanges instead, several times slower; a container may hide it (--ipc=host), or the machine's IOMMU"
+        "NCCL is used instead, several times slower; a container (use --ipc=host) or the IOMMU may block peer access"
     )
     return Finding(f"{one} - {two}", NOTE, f"{through}, no peer access", advice)
 
 
 def _nvlinks(index: int) -> int | None:
-    """Active NVLinks of a GPU; None where the driver does not say."""
-    with contextlib.suppress(Exception):  # another's library: without it nothing is known
+    """Number of active NVLinks of a GPU; None if the driver does not report it."""
+    with contextlib.suppress(Exception):  # optional library
         import pynvml
 
         pynvml.nvmlInit()

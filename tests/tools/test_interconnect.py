@@ -19,7 +19,7 @@ def test_it_says_what_is_between_the_gpus_and_how_to_start_on_several(here, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, two: 2 not in (one, two))
-    times = exchange_probe.Measured("NVLink", {2: 3.0, 9_600: 5.0, 80_000: 6.5, 700_000: 20.0})
+    times = exchange_probe.ExchangeTimes("NVLink", {2: 3.0, 9_600: 5.0, 80_000: 6.5, 700_000: 20.0})
     monkeypatch.setattr(exchange_probe, "measured", lambda ranks, *, gpu: times if (ranks, gpu) == (2, True) else None)
     rows = {row["name"]: row for row in json.loads(here("doctor", "--links", "--json").out)["findings"]}
     assert rows["0 - 1"]["status"] == "ok" and "peer access" in rows["0 - 1"]["found"]
@@ -31,7 +31,7 @@ def test_it_says_what_is_between_the_gpus_and_how_to_start_on_several(here, monk
     )
     assert "0.80 of 0.33 ms" in rows["efficiency"]["found"]
     monkeypatch.setattr(
-        exchange_probe, "measured", lambda ranks, *, gpu: exchange_probe.Measured("", {}, "rank 1: no room")
+        exchange_probe, "measured", lambda ranks, *, gpu: exchange_probe.ExchangeTimes("", {}, "rank 1: no room")
     )
     rows = {row["name"]: row for row in json.loads(here("doctor", "--links", "--json").out)["findings"]}
     assert (
@@ -43,12 +43,12 @@ def test_it_says_what_is_between_the_gpus_and_how_to_start_on_several(here, monk
 
 @pytest.mark.soak
 def test_an_exchange_between_processes_is_measured_and_a_limit_ends_it():
-    found = exchange_probe.measured(2, gpu=False)
+    found = exchange_probe.measure(2, gpu=False)
     assert (
         found.name == "gloo"
         and set(found.us) == set(exchange_probe.SIZES)
         and min(found.us.values()) > 0.0
         and not found.problem
     )
-    assert exchange_probe.measured(2, gpu=False, limit_s=0.01).problem == "not done within 0.01 s"
-    assert "rank" in exchange_probe.measured(2, gpu=True).problem  # of which there is none
+    assert exchange_probe.measure(2, gpu=False, limit_s=0.01).problem == "not done within 0.01 s"
+    assert "rank" in exchange_probe.measure(2, gpu=True).problem  # of which there is none
