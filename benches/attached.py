@@ -1,12 +1,11 @@
-"""What a monitor costs the run it watches: a real `operant train`, and a real `operant monitor` in a pseudo-terminal
-that comes and goes. Linux.
+"""Cost of a monitor for the run it watches: a real `operant train` and a real `operant monitor`. Linux.
 
     python benches/attached.py [--pairs 12] [--seconds 5] [--device auto] [key=value ...]
 
-Regions with and without the monitor alternate, and so does which of a pair comes first; each region leaves out its
-first second, in which the monitor starts. Steps a second are counted from the records themselves. Three comparisons:
-the overview with the agent's picture (the default: the trainer plays and shades for it), a page without the agent, and
-none twice, which is the noise. Prints Markdown for benches/LOG.md.
+The monitor runs in a pseudo-terminal. Regions with and without it alternate, as does their order within a pair; each
+region skips its first second, in which the monitor starts. Steps per second are computed from the records. Three
+comparisons: the overview with the agent's picture (the default: the trainer steps and shades it), a page without the
+agent, and no monitor twice, which measures the noise. Prints Markdown for benches/LOG.md.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OPERANT = [sys.executable, "-c", "from operant.cli import main; main()"]
 
 
 def records_of(run: Path, seconds: float) -> list[tuple[int, int]]:
-    """(boottime ns, step) of what the run publishes in so many seconds from now."""
+    """(boottime ns, step) of the records published in the next `seconds`."""
     from operant.runs.metrics import Reader
 
     with Reader(run / "metrics.mm") as reader:
@@ -37,13 +36,13 @@ def records_of(run: Path, seconds: float) -> list[tuple[int, int]]:
 
 
 def rate(records: list[tuple[int, int]]) -> float:
-    """Steps a second from the first to the last record."""
+    """Steps per second from the first to the last record."""
     (begin_ns, begin), (end_ns, end) = records[0], records[-1]
     return (end - begin) * 1e9 / (end_ns - begin_ns)
 
 
 class Attached:
-    """A monitor of a run, drained as a terminal would."""
+    """Monitor attached to a run; its output is drained like a terminal's."""
 
     def __init__(self, run: Path, keys: str) -> None:
         self.terminal = Terminal([*OPERANT, "monitor", str(run)], run.parent, 160, 48)
@@ -59,7 +58,7 @@ class Attached:
             self.terminal.read(0.1)
 
     def close(self) -> int:
-        """End it; bytes it has written."""
+        """Stop the monitor; returns the number of bytes it has written."""
         self._over.set()
         self._thread.join()
         written = len(self.terminal.output)
@@ -68,7 +67,7 @@ class Attached:
 
 
 def region(run: Path, keys: str | None, seconds: float) -> float:
-    """Steps a second while a monitor is attached, or (None) none is."""
+    """Steps per second with the given monitor command, or without a monitor (None)."""
     monitor = Attached(run, keys) if keys is not None else None
     if monitor is None:
         time.sleep(0.9)
@@ -99,7 +98,7 @@ def compare(run: Path, name: str, keys: str | None, pairs: int, seconds: float) 
 
 
 def main() -> None:
-    """Train, watch, compare."""
+    """Train, watch and compare."""
     parser = argparse.ArgumentParser(description="What a monitor costs the run it watches")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=5.0)

@@ -1,11 +1,10 @@
-"""What a person waits for at the shell: commands that read, and TAB, with many runs lying about.
+"""Latency of commands at the shell: reading commands and TAB completion, with many runs on disk.
 
     python benches/commands.py [--runs 200] [--repeats 15]
 
-Makes run folders as training leaves them (a metrics file of 30 metrics and 1,024 records, run.json, exit.json; one in
-ten crashed), then measures each command from its start to its end, the commands taking turns. Prints a Markdown table
-for benches/LOG.md: median and slowest tenth, and the ratio to an interpreter that does nothing, which is what the
-machine is worth.
+Creates run folders like those of training (a metrics file with 30 metrics and 1,024 records, run.json, exit.json; one
+in ten crashed), then measures each command from start to end, in rotation. Prints a Markdown table for benches/LOG.md:
+median, slowest tenth, and the ratio to an empty interpreter, as a measure of the machine's speed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ METRICS = [
 
 
 def make(root: Path, count: int) -> None:
-    """`count` runs that have ended."""
+    """Create `count` finished runs."""
     for k in range(count):
         run = runs.create(root, None, "cartpole-ppo", {"config": None})
         crashed = k % 10 == 0
@@ -58,7 +57,7 @@ def make(root: Path, count: int) -> None:
 
 
 def commands(last: str) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """What is measured: words behind `operant`, and what the shell sets for TAB."""
+    """Measured commands: words after `operant`, and the environment variables of TAB completion."""
 
     def tab(line: str) -> dict[str, str]:
         return {
@@ -81,7 +80,7 @@ def commands(last: str) -> dict[str, tuple[list[str], dict[str, str]]]:
 
 
 def measure(command: list[str], folder: Path, extra: dict[str, str]) -> float:
-    """Milliseconds from the start of a command to its end."""
+    """Duration of a command, ms."""
     began = time.perf_counter()
     subprocess.run(
         command, cwd=folder, env=os.environ | extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False

@@ -1,9 +1,9 @@
-"""PPO by Operant beside the same PPO in JAX (benches/jax_ppo.py), each in a process's own time. Prints Markdown for
+"""PPO by Operant and the same PPO in JAX (benches/jax_ppo.py), in separate processes. Prints Markdown for
 benches/LOG.md.
 
     python benches/compare_jax.py [--python PYTHON] [--sizes 2048x16,8192x64] [--device auto] [--repeats 5]
 
-PYTHON is a Python that has JAX. Operant runs in every precision of the device, and JAX is compared with the fastest.
+PYTHON is an interpreter with JAX. Operant runs in every precision of the device; JAX is compared with the fastest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_S = 900.0
 def jax_training(
     lanes: int, horizon: int, device: str, *, python: str = sys.executable, repeats: int = 5
 ) -> tuple[dict[str, Any], str]:
-    """The PPO in JAX on "cuda" or "cpu", in a process of its own: its figures, or else why there are none."""
+    """Run the JAX PPO on "cuda" or "cpu" in a separate process; returns its figures and an error message."""
     command = [
         python,
         str(PROGRAM),
@@ -35,7 +35,7 @@ def jax_training(
         "--repeats",
         str(repeats),
     ]
-    # A card that torch has used is not all free, and JAX would ask for three quarters of all of it.
+    # torch keeps some GPU memory, and JAX would preallocate three quarters of the total.
     environment = {
         **os.environ,
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -1,11 +1,10 @@
-"""Trains each shipped configuration with several seeds, as a user would, and plays 1,024 fresh greedy episodes with the
-best checkpoint of each run.
+"""Train each shipped configuration with several seeds, then play 1,024 fresh greedy episodes with each best checkpoint.
 
     python benches/configs.py [NAME ...] [--seeds 1,2,3] [--episodes 1024] [--at-once 1]
 
-Prints Markdown for benches/LOG.md. Wall seconds are from the command's start to its end, imports and compilation
-included; training seconds are those of collecting and updating alone, by the device's clock, the first iteration left
-out, in which kernels are loaded. With `--at-once` above 1 runs share the machine, and their seconds say nothing.
+Prints Markdown for benches/LOG.md. Wall seconds are those of the whole command, imports and compilation included.
+Training seconds are those of collecting and updating, by the device's clock, without the first iteration, which loads
+kernels. With `--at-once` above 1, runs share the machine and their seconds are not meaningful.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ death. Recipes by their environments; of those that ship, those that one number 
 
 
 def operant(*words: str, folder: Path) -> str:
-    """Run a command; its standard output."""
+    """Run a command; returns its standard output."""
     program = [sys.executable, "-c", "from operant.cli import main; main()", *words]
     done = subprocess.run(program, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -49,7 +48,7 @@ def operant(*words: str, folder: Path) -> str:
 
 
 def trained_s(run: Path) -> float:
-    """Seconds of collecting and updating after the first record: each record tells those since the one before."""
+    """Seconds of collecting and updating after the first record; each record holds those since the previous one."""
     spent = [
         a + b
         for chunk in read(run / "history")
@@ -59,7 +58,7 @@ def trained_s(run: Path) -> float:
 
 
 def row(name: str, seed: str, episodes: str) -> str:
-    """One run and its games, as a line of the table."""
+    """Table row of one run and its games."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         operant("train", "--config", name, "--seed", seed, "--runs", folder, folder=Path(folder))
@@ -79,7 +78,7 @@ def row(name: str, seed: str, episodes: str) -> str:
 
 
 def main() -> None:
-    """Train, play, print."""
+    """Train, play and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(MARKS))
     parser.add_argument("--seeds", default="1,2,3")

@@ -1,11 +1,10 @@
-"""What Operant does on this machine's CPU: stepping alone, and PPO at 1,024 lanes x 16, two 4-64-64 tanh towers, 4
-epochs x 4 minibatches.
+"""Speed on this machine's CPU: stepping alone, and PPO at 1,024 lanes x 16.
 
     python benches/cpu.py [--repeats 9] [--only stepping,ppo,chunks] [--jax PYTHON]
 
-PPO is measured with the manual backward pass, with autograd, and with JAX where PYTHON has it, in turns: on a machine
-that others use only ratios within one run mean anything. Prints Markdown for benches/LOG.md; medians. On two cores one
-busy neighbour halves every number.
+PPO has two 4-64-64 tanh towers and 4 epochs x 4 minibatches. It is measured with the manual backward pass, with
+autograd, and with JAX if PYTHON has it, in rotation: on a shared machine only ratios within one run are meaningful
+(with two cores, one busy neighbour halves every figure). Prints Markdown for benches/LOG.md; medians.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LANES, HORIZON = 1024, 16
 
 
 def in_turns(works: Mapping[str, Callable[[], object]], repeats: int, inner: int) -> dict[str, list[float]]:
-    """Seconds of one call of each, `repeats` times, in turns."""
+    """Seconds per call of each function, `repeats` times, in rotation."""
     for work in works.values():
         work()
         work()
@@ -52,7 +51,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], repeats: int, inner: int
 
 
 def trainer(kernels: str) -> PPO:
-    """PPO, begun."""
+    """PPO after its first iterations."""
     config = PPOConfig(anneal=False, learning_rate=2.5e-4, kernels=kernels)
     algo = PPO(DeviceWorld(envs.find("cartpole"), LANES, seed=1), config, mlp.Config(), seed=1, steps=10**9)
     algo.start()
@@ -60,7 +59,7 @@ def trainer(kernels: str) -> PPO:
 
 
 def ppo(repeats: int, jax_python: str | None) -> None:
-    """The table of PPO."""
+    """Table of PPO."""
     trainers = {"manual backward": trainer("auto"), "autograd": trainer("torch")}
     works: dict[str, Callable[[], object]] = {}
     for name, algo in trainers.items():
@@ -92,7 +91,7 @@ def ppo(repeats: int, jax_python: str | None) -> None:
 
 
 def chunks(repeats: int) -> None:
-    """The manual backward pass of one minibatch by the size of its chunks, beside autograd's."""
+    """Manual backward pass of one minibatch by chunk size, compared with autograd."""
     algo = trainer("torch")
     algo.collect()
     algo.update()

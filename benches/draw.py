@@ -1,11 +1,11 @@
-"""What drawing costs: six charts on 160x48, as pure functions and as a Textual app in a pseudo-terminal. Linux.
+"""Cost of drawing: six charts on 160x48, as pure functions and as a Textual app in a pseudo-terminal. Linux.
 
     python -m benches.draw [--seconds 10] [--hz 4,10] [--cases growing,sliding,still] [--pure]
 
-`growing`: the whole history of a run that writes 100 records a second (600,000 there already), in a window that grows
-in jumps, so that only the newest columns change: what a monitor shows by default. `sliding`: the newest 3,000 records,
-so that every column changes with every picture: the worst case. `still`: nothing new. `plain`: growing, without the
-diff renderer. CPU is of one core, by the process's own user and system time; it includes asking the series.
+Cases. `growing`: the whole history of a run with 100 records per second (600,000 at the start), in a window that grows
+in jumps, so that only the newest columns change; this is the monitor's default. `sliding`: the newest 3,000 records, so
+that every column changes with every picture; the worst case. `still`: no new records. `plain`: growing, without the
+diff renderer. CPU is the process's user and system time as a fraction of one core, queries of the series included.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LABELS = ("return", "SPS", "entropy", "approx KL", "value loss", "policy loss")
 
 
 class Run:
-    """Six metrics of a made-up run: a noisy S, a noisy constant, a decay, bursts, spikes, noise around zero."""
+    """Six metrics of a synthetic run: noisy S-curve, noisy constant, decay, bursts, spikes, zero-mean noise."""
 
     def __init__(self) -> None:
         self.random = random.Random(1)
@@ -49,7 +49,7 @@ class Run:
         self.window: tuple[float, float] | None = None
 
     def advance(self, count: int) -> None:
-        """Publish so many records."""
+        """Publish `count` records."""
         numbers = range(self.records + 1, self.records + count + 1)
         rows = [self.values(number, self.random.gauss) for number in numbers]
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -60,7 +60,7 @@ class Run:
 
     @staticmethod
     def values(number: int, gauss: Any) -> tuple[float, ...]:
-        """The metrics of one record."""
+        """Metrics of one record."""
         x = number / HISTORY
         return (
             500 / (1 + math.exp(-10 * (x - 0.4))) + gauss(0, 25),
@@ -72,7 +72,7 @@ class Run:
         )
 
     def data(self, index: int, columns: int, case: str) -> ChartData:
-        """What the chart shows now."""
+        """Data of the chart."""
         curve = self.curves[index]
         last = 16384.0 * self.records
         if case == "sliding":
@@ -99,7 +99,7 @@ class Run:
 
 
 def pure() -> None:
-    """Microseconds a chart, from points to cells."""
+    """Microseconds per chart, from points to cells."""
     width, height = 42, 14
     palette, layout = Palette(), Layout.of(width, height)
     print(f"one chart of {width}x{height}, microseconds a picture (median of 300): asking the series / drawing")
@@ -123,7 +123,7 @@ def pure() -> None:
 
 
 def picture() -> None:
-    """Microseconds a picture of four lanes, each with something that moves."""
+    """Microseconds per picture of four lanes, each with a moving object."""
     side, width, height, palette = 40, 83, 12, Palette()
     spent = {}
     for mode in ("braille", "blocks"):
@@ -145,7 +145,7 @@ def picture() -> None:
 
 
 def app(case: str, hz: float) -> None:
-    """Inside the pseudo-terminal."""
+    """Run the app inside the pseudo-terminal."""
     from textual.app import App, ComposeResult
 
     from monitor.charts.chart import Chart
@@ -176,7 +176,7 @@ def app(case: str, hz: float) -> None:
 
 
 def measure(case: str, hz: float, seconds: float) -> tuple[float, float]:
-    """CPU share of one core and bytes a second."""
+    """CPU fraction of one core, and bytes per second."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_ANIMATIONS": "none"}
@@ -200,7 +200,7 @@ def measure(case: str, hz: float, seconds: float) -> tuple[float, float]:
 
 
 def drain(master: int, seconds: float, quiet_after: bytes = b"", more: float = 0.0) -> int:
-    """Read for so long, or until `more` seconds after something was seen. Returns how many bytes there were."""
+    """Read for `seconds`, or until `more` seconds after the first output; returns the number of bytes."""
     end, count = time.monotonic() + seconds, 0
     while (left := end - time.monotonic()) > 0:
         if select.select([master], [], [], left)[0]:

@@ -1,13 +1,11 @@
-"""Every shipped recipe, trained for some iterations and exported: what the files' check found. Prints a JSON line an
-export; what fails says so.
+"""Train and export every shipped recipe, and print the result of each file's check as a JSON line.
 
-python benches/exports.py [--iterations 5] [--formats onnx,pt2,numpy,safetensors] [--device auto] [--only ppo/snake,...]
-[--lanes 64]
-                          [--seconds 60] [--kept FILE]
+    python benches/exports.py [--iterations 5] [--formats onnx,pt2,numpy,safetensors] [--device auto]
+                              [--only ppo/snake,...] [--lanes 64] [--seconds 60] [--kept FILE]
 
-One worker trains all runs, with few lanes, small batches and one pass over each: networks, inputs and heads are the
-recipe's. A check takes 200 steps of 5 lanes, those of a recipe with a memory carry its state. With `--kept` lines go to
-that file, too, and recipes that are in it are left out.
+One worker trains all runs with few lanes, small batches and one epoch; networks, inputs and heads are the recipe's. A
+check takes 200 steps of 5 lanes; recipes with a memory carry their state. With `--kept` the lines are also appended to
+that file, and recipes already in it are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from operant.runs.pool import Worker, wait
 
 
 def say(arguments: argparse.Namespace, **row: Any) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     line = json.dumps(row)
     print(line, flush=True)
     if arguments.kept:
@@ -39,7 +37,7 @@ def say(arguments: argparse.Namespace, **row: Any) -> None:
 
 
 def smaller(recipe: str, arguments: argparse.Namespace) -> list[str]:
-    """Overrides that make a recipe's iterations short, as far as it takes them."""
+    """Overrides that shorten a recipe's iterations as far as it allows."""
     words = [f"run.device={arguments.device}", "run.threads=1", "eval.every=0"]
     config = request.make(words, config=recipe, environment_file=None, settings={}).load()
     most = {
@@ -64,7 +62,7 @@ def smaller(recipe: str, arguments: argparse.Namespace) -> list[str]:
 
 
 def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namespace) -> runs.Run:
-    """A run of a recipe after some iterations. Raises RuntimeError where that failed."""
+    """Run of a recipe after a few iterations. Raises RuntimeError if it failed."""
     words = smaller(recipe, arguments)
     config = request.make(words, config=recipe, environment_file=None, settings={}).load()
     lanes = config.env.lanes if isinstance(config.env.lanes, int) else 1
@@ -90,7 +88,7 @@ def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namesp
 
 
 def main() -> None:
-    """All recipes."""
+    """Export all recipes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--formats", default="onnx,pt2,numpy,safetensors")

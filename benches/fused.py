@@ -1,13 +1,12 @@
-"""The fused kernels on this machine's GPU: gradients beside float64 autograd's, actions beside the torch path's, bits,
-then speed. Prints Markdown.
+"""Fused kernels on this machine's GPU: gradients, actions and bits, then speed. Prints Markdown.
 
-    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5] OUT=FOLDER
-    python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py OUT=FOLDER python
-    benches/fused.py --wide --games [--seconds 120] [--only snake,go]    the games: benches/fused_games.py OUT=FOLDER
-    python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
+    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5]
+    OUT=FOLDER python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py
+    OUT=FOLDER python benches/fused.py --wide --games [--seconds 120] [--only snake,go]    benches/fused_games.py
+    OUT=FOLDER python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
 
-A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a
-region is replays of a captured graph.
+Gradients are compared with float64 autograd, actions with the torch path. A part that fails reports it and the next one
+runs. Every time is the median of `repeats` regions timed with CUDA events; a region is replays of a captured graph.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ GOALS = (90e6, 250e6, 415e6)
 
 
 def combinations(quick: bool) -> Iterator[tuple[str, str, mlp.Config, dict]]:
-    """Environment, its name, network and what else is configured."""
+    """Environment, its name, network, and other settings of each case."""
     plain = {"entropy_coefficient": 0.03}
     clipped = plain | {"value_clip": 0.1, "normalize_observations": True}
     for env, shared in itertools.product(ENVS, (False, True)):
@@ -56,7 +55,7 @@ def combinations(quick: bool) -> Iterator[tuple[str, str, mlp.Config, dict]]:
         yield "categorical", "", mlp.Config(activation=activation), plain
     for hidden in ((16,), (128,), (48, 24), (32, 64, 16), (64, 64, 64), (128, 128)):
         yield "categorical", "", mlp.Config(hidden=hidden), plain
-    for hidden in ((64, 64), (128, 128)):  # in tf32 there are no fused kernels for it: that column says so
+    for hidden in ((64, 64), (128, 128)):  # without fused kernels in tf32: that column says so
         yield "categorical", "layer norm", mlp.Config(hidden=hidden, layer_norm=True), plain
     if not quick:
         for hidden, shared, activation in itertools.product(((32,), (128, 64)), (False, True), ("gelu", "silu")):
@@ -66,7 +65,7 @@ def combinations(quick: bool) -> Iterator[tuple[str, str, mlp.Config, dict]]:
 
 
 def gradient_error(env: str, net: mlp.Config, algo: dict, precision: str) -> tuple[float | str, float]:
-    """Relative error of a minibatch's gradient, and of the loss's numbers; or what went wrong."""
+    """Relative error of a minibatch's gradient and of the loss statistics, or an error message."""
     try:
         rules = wide(118, 3) if env == "wide" else ENVS[env]
         ppo = trainer(
@@ -83,20 +82,20 @@ def gradient_error(env: str, net: mlp.Config, algo: dict, precision: str) -> tup
 
 
 def gradient_errors(combination: tuple[str, str, mlp.Config, dict]) -> tuple[dict[str, float | str], float]:
-    """The error of each precision, and of the numbers in fp32; runs in a process of its own."""
+    """Errors in each precision, and of the statistics in fp32; runs in a separate process."""
     env, _, net, algo = combination
     found = {precision: gradient_error(env, net, algo, precision) for precision in LIMITS}
     return {precision: error for precision, (error, _) in found.items()}, found["fp32"][1]
 
 
 def together(function: Callable, items: Iterable) -> list:
-    """`function` of each item, in processes side by side: most of the time is compilation."""
+    """Apply `function` to each item in parallel processes: most of the time is compilation."""
     with ProcessPoolExecutor(max_workers=12, mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(function, items))
 
 
 def check_gradients(quick: bool) -> Iterator[str]:
-    """A line a combination, with the error of each precision."""
+    """One line per combination with the errors in each precision."""
     yield "| action | network | fp32 | tf32 | bf16 | numbers, fp32 |"
     yield "|---|---|---|---|---|---|"
     worst = dict.fromkeys(LIMITS, 0.0)
@@ -113,7 +112,7 @@ def check_gradients(quick: bool) -> Iterator[str]:
 
 
 def first_actions(precision: str) -> str:
-    """How many of the first iteration's actions differ between the paths."""
+    """Number of actions of the first iteration that differ between the paths."""
     algo = {"horizon": 1, "precision": precision, "minibatches": 1}
     ours, theirs = (
         trainer(CARTPOLE, mlp.Config(), lanes=65536, where="cuda", kernels=kernels, **algo)
@@ -130,7 +129,7 @@ def first_actions(precision: str) -> str:
 
 
 def repeatable(precision: str, iterations: int = 200) -> str:
-    """Whether two runs of the same seed end with the same bytes, eager as graphs, and resumed as uninterrupted."""
+    """Whether runs with one seed end with identical bytes: twice, eager and with graphs, resumed and uninterrupted."""
     algo = {
         "horizon": 16,
         "normalize_observations": True,
@@ -168,7 +167,7 @@ def repeatable(precision: str, iterations: int = 200) -> str:
 
 
 def cartpole(lanes: int, horizon: int, precision: str, kernels: str = "fused", shared: bool = False) -> PPO:
-    """The trainer that is timed."""
+    """Trainer for the timings."""
     algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal": False, "learning_rate": 2.5e-4}
     ppo = trainer(CARTPOLE, mlp.Config(shared=shared), lanes=lanes, where="cuda", **algo)
     for _ in range(4):
@@ -178,7 +177,7 @@ def cartpole(lanes: int, horizon: int, precision: str, kernels: str = "fused", s
 
 
 def speed(repeats: int) -> Iterator[str]:
-    """Steps a second, and milliseconds of each half."""
+    """Steps per second, and milliseconds of each half."""
     yield "| lanes x horizon | network | precision | M SPS | of the goal | ms an iteration | collect | update |"
     yield "|---|---|---|---|---|---|---|---|"
     for (lanes, horizon), goal in zip(SIZES, GOALS, strict=True):
@@ -200,7 +199,7 @@ def speed(repeats: int) -> Iterator[str]:
 
 
 def parts(repeats: int) -> Iterator[str]:
-    """Microseconds of each launch of an iteration, each in a graph of its own."""
+    """Microseconds of each launch of an iteration, each in a separate graph."""
     yield (
         "| lanes x horizon | precision | act | step | bootstrap | uniforms | advantages | begin | order | gradient "
         "| reduce | adam |"
@@ -227,7 +226,7 @@ def parts(repeats: int) -> Iterator[str]:
 
 
 def timed(work, repeats: int, inner: int = 20) -> float:
-    """Seconds of one launch among `inner` in a graph."""
+    """Seconds of one launch, averaged over `inner` in a graph."""
 
     def many() -> None:
         for _ in range(inner):
@@ -257,7 +256,7 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
     """Compile one tile config into Triton's cache."""
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
-    with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
+    with contextlib.suppress(Exception):  # the timing fails again and reports it
         with_config(
             ppo.backend.learner,
             replace(ppo.backend.learner.config, block_m=rows, warps=warps, max_registers=registers or 0),
@@ -265,7 +264,7 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
 
 
 def gradient_us(ppo: PPO, repeats: int, change: dict[str, int]) -> str:
-    """Microseconds of a minibatch's gradient in another tile config, or the error that it raises."""
+    """Microseconds of a minibatch's gradient with another tile config, or the error it raises."""
     try:
         learner = with_config(ppo.backend.learner, replace(ppo.backend.learner.config, **change))
         return f"{timed(lambda: learner.backward(1), repeats, 4) * 1e6:.1f}"
@@ -274,7 +273,7 @@ def gradient_us(ppo: PPO, repeats: int, change: dict[str, int]) -> str:
 
 
 def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str]:
-    """Microseconds of the gradient's kernel for a minibatch, over tile configs."""
+    """Microseconds of the gradient kernel for a minibatch, over tile configs."""
     together(warm, list(itertools.product(precisions, CONFIGS)))
     yield "| precision | rows | warps | registers | chunks | 8,192 samples | 131,072 | 1,048,576 |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -287,7 +286,7 @@ def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str
 
 
 def main() -> None:
-    """Run the parts asked for and print the tables."""
+    """Run the selected parts and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument(

@@ -1,12 +1,11 @@
-"""Learning curves of the torch path and of the fused kernels in three precisions, five seeds each, side by side: raw
-data, a table, a picture.
+"""Learning curves of the torch path and of the fused kernels in three precisions: raw data, a table, a picture.
 
     OUT=FOLDER python benches/fused.py --curves [--seconds 90]
 
-CartPole-v1, 2,048 lanes x 16, two towers of 64-64, the learning rate lowered to zero over the run. Each run is a line
-of JSON in $OUT/curves.jsonl as soon as it is done: episodes that ended in each iteration, and the sum of their returns.
-Where matplotlib is installed $OUT/curves.png is drawn from them, also later: `python benches/fused_curves.py
-curves.jsonl curves.png`. `--tiny` runs the same code on a CPU through Triton's interpreter, to see that nothing breaks.
+CartPole-v1, 2,048 lanes x 16, two towers of 64-64, five seeds each, learning rate annealed to zero. Each run becomes a
+line of JSON in $OUT/curves.jsonl when it is done: the number of episodes that ended in each iteration, and the sum of
+their returns. If matplotlib is installed, $OUT/curves.png is drawn, also later by `python benches/fused_curves.py
+curves.jsonl curves.png`. `--tiny` runs the same code on a CPU in Triton's interpreter, as a smoke test.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ COLOURS = {"torch fp32": "#222222", "fused fp32": "#1f77b4", "fused tf32": "#2ca
 
 
 def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
-    """One run, in a process of its own: episodes and sum of returns of each iteration, or what went wrong."""
+    """One run in a separate process: episodes and sum of returns of each iteration, or an error."""
     from fused_probe import CARTPOLE, trainer
 
     from operant.nn import mlp
@@ -41,7 +40,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
 
         teach()
     lanes, horizon, iterations = (8, 4, 3) if tiny else (LANES, HORIZON, ITERATIONS)
-    # "first": what is measured beside other processes is no measurement.
+    # "first": timings need a machine without other processes.
     algo = {
         "horizon": horizon,
         "precision": precision,
@@ -81,8 +80,8 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
 
 
 def smooth(episodes: list[int], returns: list[float]) -> list[float]:
-    """Mean return of the episodes of the last few iterations, at each: where none has ended, as before; 0 until one
-    has.
+    """Mean return over the episodes of the last few iterations; the previous value if none has ended, 0 before the
+    first.
     """
     means: list[float] = []
     for k in range(len(episodes)):
@@ -93,7 +92,7 @@ def smooth(episodes: list[int], returns: list[float]) -> list[float]:
 
 
 def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
-    """Smoothed curves of every run that went well, by what ran."""
+    """Smoothed curves of all successful runs, by kind."""
     found: dict[str, list[list[float]]] = {f"{kernels} {precision}": [] for kernels, precision in KINDS}
     for line in lines:
         if line["what"] == "run" and line["verdict"] == "ok":
@@ -102,8 +101,8 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
 
 
 def table(curves: dict[str, list[list[float]]]) -> str:
-    """Mean and deviation over seeds after so many iterations, and how far each kind is from torch: in standard errors
-    of the difference.
+    """Mean and standard deviation over seeds after given iterations, and the distance of each kind from torch in
+    standard errors of the difference.
     """
     marks = [mark for mark in MARKS if mark <= min(len(run) for runs in curves.values() for run in runs)]
     lines = [
@@ -127,7 +126,7 @@ def table(curves: dict[str, list[list[float]]]) -> str:
 
 
 def picture(curves: dict[str, list[list[float]]], step: int, path: Path) -> None:
-    """Means as lines, the range of the seeds as bands; needs matplotlib."""
+    """Draw means as lines and ranges over seeds as bands; needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -165,7 +164,7 @@ def picture(curves: dict[str, list[list[float]]], step: int, path: Path) -> None
 
 
 def draw(data: Path, path: Path) -> str:
-    """Draw the picture of some raw data and return its table."""
+    """Draw the picture from raw data and return its table."""
     lines = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
     curves = by_kind(lines)
     if not curves:
@@ -177,12 +176,12 @@ def draw(data: Path, path: Path) -> str:
 
 
 def main(*, tiny: bool, limit_s: float) -> None:
-    """Run every kind and seed, then draw."""
+    """Run all kinds and seeds, then draw."""
     from records import Records, side_by_side
 
     records = Records("curves")
     seeds = 2 if tiny else SEEDS
-    # A kind after the other would leave none complete, were time to run out: so a seed after the other.
+    # Seed by seed, so that complete seeds remain if the time runs out.
     tasks = [
         (kernels, precision, seed, tiny)
         for seed in range(1, seeds + 1)

@@ -1,16 +1,17 @@
-"""The games' dense policies through the fused kernels on this machine's GPU: right first, then how fast beside torch's.
+"""Dense policies of the games in fused kernels on this machine's GPU: correctness first, then speed compared with
+torch.
 
     OUT=FOLDER python benches/fused.py --wide --games [--seconds 120] [--only snake,go] [--tiny]
 
-Each game comes with the network and the numbers of its shipped configuration; one that ships with convolutions, with
-[256, 256] and a shared trunk. Checked in tf32 and bf16: a minibatch's gradient beside float64 autograd's (fp32, too),
-the first step's actions beside the torch path's, and whether 200 iterations end with the same bytes again, eager, and
-resumed. Then steps a second, fused and torch, at 8,192 lanes x 32, and what each shape of the kernels costs.
+Each game uses the network and the hyperparameters of its shipped configuration; games that ship with convolutions use
+[256, 256] with a shared trunk. Checks in tf32 and bf16: the gradient of a minibatch against float64 autograd (fp32 as
+well), the actions of the first step against the torch path, and whether 200 iterations end with identical bytes again,
+eager, and resumed. Then steps per second, fused and torch, at 8,192 lanes x 32, and the cost of each tile config.
 
-Every number is a line of JSON, printed and in $OUT/games.jsonl, as soon as it is there. A game and a precision are
-checked in a process of their own, so that one that breaks the GPU's context takes nothing else with it; what is timed
-runs alone, afterwards. Nothing more is begun once the seconds are over. `--tiny` runs the same code on a CPU through
-Triton's interpreter, on a few lanes, to see that nothing breaks.
+Every result is a line of JSON, printed and written to $OUT/games.jsonl at once. Each game and precision is checked in a
+separate process, so that one that breaks the GPU's context affects no other; timings run alone, afterwards. No new work
+starts after the time limit. `--tiny` runs the same code on a CPU in Triton's interpreter with few lanes, as a smoke
+test.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ CHECKED_SHARE = 0.6
 
 @dataclass(frozen=True)
 class Game(Task):
-    """A game's network in one precision and shape, and what is asked of it."""
+    """Network of a game in one precision and tile config, and its checks."""
 
     __hash__ = Task.__hash__
 
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
-        """A trainer of it."""
+        """Trainer of this game."""
         given = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
         return trainer(
             find(self.env),
@@ -82,7 +83,7 @@ class Game(Task):
 
 
 def game(name: str, precision: str, *, tiny: bool = False) -> Game:
-    """A game as it ships, or nearly so."""
+    """A game with its shipped configuration, adapted where necessary."""
     shipped = config.load(recipes.find_source(f"ppo/{name}"))
     algo = {key: value for key, value in shipped.algo.model_dump().items() if key not in LEFT_OUT}
     net = shipped.net.model_dump() if shipped.net.kind == "mlp" else DENSE
@@ -96,7 +97,7 @@ def game(name: str, precision: str, *, tiny: bool = False) -> Game:
 
 
 def checks(task: Game, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is asked, and what was found."""
+    """Names and results of the checks."""
     asked: dict[str, Callable[[Game, Sizes], dict[str, Any]]] = {"gradient": _gradient}
     if task.precision != "fp32" or sizes.where == "cpu":
         asked |= {"actions": actions, "bits": bits, "smooth": _smooth}
@@ -111,7 +112,7 @@ def checks(task: Game, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _gradient(task: Game, sizes: Sizes) -> dict[str, Any]:
-    """The gradient as the game's network has it. A minibatch of its small rollout has several microbatches."""
+    """Gradient error with the game's network. A minibatch of its small rollout has several microbatches."""
     found = gradient(replace(task, algo={**task.algo, "minibatches": 4}), sizes)
     if task.net["activation"] == "relu" and found.get("error", math.inf) <= BENT[task.precision]:
         found["verdict"] = "ok"
@@ -119,7 +120,7 @@ def _gradient(task: Game, sizes: Sizes) -> dict[str, Any]:
 
 
 def _smooth(task: Game, sizes: Sizes) -> dict[str, Any]:
-    """The same where no activation has a bend."""
+    """Gradient error with a smooth activation."""
     return gradient(replace(task, algo={**task.algo, "minibatches": 4}, net={**task.net, "activation": "silu"}), sizes)
 
 
@@ -127,9 +128,7 @@ def _smooth(task: Game, sizes: Sizes) -> dict[str, Any]:
 
 
 def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Steps a second of a game, fused in both precisions and torch's; and the costs of the shapes that were to choose
-    from.
-    """
+    """Steps per second of a game, fused in both precisions and with torch, and the cost of each tile config."""
     for kernels, precision in (("fused", "tf32"), ("fused", "bf16"), ("torch", "tf32")):
         said = {"kernels": kernels, "precision": precision}
         try:
@@ -155,13 +154,13 @@ def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[st
 
 
 class Collected:
-    """Records that are kept instead of written."""
+    """Records that are collected instead of written."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
 
     def add(self, what: str, **fields: Any) -> None:
-        """Keep one."""
+        """Store a record."""
         self.found.append(fields)
 
 
@@ -169,7 +168,7 @@ class Collected:
 
 
 def child(words: Sequence[str]) -> None:
-    """`check GAME PRECISION` or `speed GAME ...`, with `tiny` in front or not: what it finds, a line of JSON each."""
+    """Entry point `check GAME PRECISION` or `speed GAME ...`, optionally after `tiny`: prints results as JSON lines."""
     tiny = words[0] == "tiny"
     sizes = TINY if tiny else SIZES
     if tiny:
@@ -192,11 +191,11 @@ def child(words: Sequence[str]) -> None:
         for what, fields in speeds(name, sizes, peak):
             tell(what, {"game": name, **fields})
             if "CUDA error" in str(fields.get("verdict", "")):
-                sys.exit(1)  # nothing that follows in this process could run
+                sys.exit(1)  # nothing else can run in this process
 
 
 class Children:
-    """Processes of this script, whose lines become records; all of them end with `stop`."""
+    """Processes of this script whose lines become records; `stop` ends all of them."""
 
     def __init__(self, records: Records, *, tiny: bool) -> None:
         self._records, self._tiny, self._lock = records, tiny, threading.Lock()
@@ -205,7 +204,7 @@ class Children:
         self.found: list[dict[str, Any]] = []
 
     def run(self, *words: str, **fields: Any) -> int:
-        """Run one to its end; its exit status. `fields` are added to each of its lines."""
+        """Run a child to its end and return its exit status. `fields` are added to each of its lines."""
         command = [
             sys.executable,
             "-W",
@@ -226,7 +225,7 @@ class Children:
             try:
                 found = {**fields, **json.loads(line)}
             except ValueError:
-                print(line, end="", flush=True)  # what some library has to say
+                print(line, end="", flush=True)  # output of a library
                 continue
             self._add(found)
         status = process.wait()
@@ -242,7 +241,7 @@ class Children:
             self._records.add(**found)
 
     def stop(self) -> None:
-        """End what still runs, and begin nothing more."""
+        """End all running children and start no more."""
         with self._lock:
             self._stopped = True
         for process in self._running:
@@ -251,7 +250,7 @@ class Children:
 
 
 def check_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: float) -> None:
-    """All games in all precisions, side by side; what was not reached is said, too."""
+    """Check all games in all precisions in parallel; reports what was not reached."""
     children = Children(records, tiny=tiny)
     precisions = ("fp32",) if tiny else ("bf16", "tf32", "fp32")
     wanted = [(name, precision) for precision in precisions for name in games]
@@ -286,7 +285,7 @@ def check_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: fl
 
 
 def time_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: float) -> None:
-    """All games one after the other, and again from the next one on where one has broken its process."""
+    """Time all games one after another, continuing with the next one after a crash."""
     children = Children(records, tiny=tiny)
     timer = threading.Timer(max(0.0, limit_s - records.elapsed_s()), children.stop)
     timer.start()

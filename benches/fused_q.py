@@ -1,11 +1,10 @@
-"""Value-based algorithms by fused kernels beside torch's on this GPU: updates and steps a second, and how far their
-numbers are apart. JSON lines.
+"""DQN and PQN in fused kernels and in torch on this GPU: updates and steps per second, and differences of results.
 
     python benches/fused_q.py [--only numbers,dqn,pqn] [--part I/N] [--once]
 
-DQN's rates count one tick of all lanes an update: act, step, store, sample, update; `update_us` is the update alone.
-With --once nothing is timed: every kernel is compiled into Triton's cache, by N processes at once where each is given a
-part.
+Prints JSON lines. DQN's rates count one tick of all lanes per update: act, step, store, sample, update; `update_us` is
+the update alone. With --once nothing is timed: every kernel is compiled into Triton's cache, by N processes in parallel
+if each is given a part.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def say(**found) -> None:
 
 
 def median_us(graph, count: int, repeats: int = 3) -> float:
-    """Microseconds of a replay."""
+    """Microseconds per replay (median)."""
     if count == 0 or WHERE == "cpu":
         graph()
         if WHERE == "cuda":
@@ -176,7 +175,7 @@ def pqn(env, net, config, lanes, kernels="fused", count=10) -> None:
 
 
 def jobs(tiny: bool):
-    """(what, function, arguments) of everything."""
+    """(name, function, arguments) of all jobs."""
     two, normed = {"hidden": [120, 84], **RELU}, {"hidden": [64, 64], "layer_norm": True, **RELU}
     small = {"batch_size": 128, "horizon": 128}
     once = {"horizon": 8, "batch_size": 128, "updates_per_step": 0.125, "learning_starts": 1, "replay_capacity": 20_000}

@@ -1,9 +1,11 @@
-"""SAC's and TD3's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes.
-Prints JSON lines.
+"""SAC and TD3 on a GPU: updates per second, alone and with their tick, fused and in torch, and the time of each launch.
 
-python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256]
-[--kernels fused,torch] [--parts] ... python benches/fused_sac.py --fast: FastSAC's own shape (8,192 x (512-256-128 |
-768-384-192), layer normalization, silu, bf16, 4,096 lanes) in its own ratios.
+    python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256]
+                                [--kernels fused,torch] [--parts] ...
+    python benches/fused_sac.py --fast
+
+`--fast` is FastSAC's shape with its update ratios: 8,192 x (512-256-128 | 768-384-192), layer normalization, silu,
+bf16, 4,096 lanes. Prints JSON lines.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ if WHERE == "cpu":  # kernels are interpreted
 
 
 def say(**row: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(row), flush=True)
 
 
 def microseconds(work: Callable[[], None], times: int = 32, replays: int = 20) -> float:
-    """Of one call, captured so many times in a graph: the best of three."""
+    """Microseconds of one call, captured `inner` times in a graph: the best of three."""
     if WHERE == "cpu":
         work()
         return float("nan")
@@ -59,7 +61,7 @@ def microseconds(work: Callable[[], None], times: int = 32, replays: int = 20) -
 
 
 def replay_microseconds(work: Callable[[], None], replays: int) -> float:
-    """Of one call of what is already captured: the best of three times so many."""
+    """Microseconds of one replay of a captured graph: the best of three."""
     work()
     if WHERE == "cpu":
         return float("nan")
@@ -76,7 +78,7 @@ def replay_microseconds(work: Callable[[], None], replays: int) -> float:
 
 
 def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC | TD3:
-    """The algorithm on a fresh world, with a replay that is full enough to learn from."""
+    """Algorithm on a fresh world, with enough transitions in the replay to learn."""
     kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
     config = kind.Config(
         kernels=kernels,
@@ -150,8 +152,8 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
 
 
 def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ...]) -> None:
-    """One line: how far Adam's first moments by fused kernels are from torch's after an iteration's updates, and from
-    their own in a second run.
+    """One line: differences of Adam's first moments between fused kernels and torch after one iteration, and between
+    two fused runs.
     """
     found = []
     for kernels, kind in (("fused", precision), ("torch", precision), ("fused", precision), ("torch", "fp32")):
@@ -180,7 +182,7 @@ def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ..
 
 
 def widths(words: str) -> tuple[int, ...]:
-    """Of hidden layers, as given on the command line."""
+    """Widths of hidden layers from the command line."""
     return tuple(int(width) for width in words.split(","))
 
 
@@ -204,7 +206,7 @@ update a tick; and as it was before.
 
 
 def fast(arguments: argparse.Namespace) -> None:
-    """A line for each of them."""
+    """One line for each FastSAC case."""
     sizes = {"lanes": 4096, "batch": 8192, "env": "swingup", "activation": "silu", "layer_norm": True}
     actor, critics = ("512,256,128", "768,384,192") if WHERE == "cuda" else ("32,16", "32,32,16")
     if WHERE == "cpu":
@@ -223,7 +225,7 @@ def fast(arguments: argparse.Namespace) -> None:
 
 
 def attempt(arguments: argparse.Namespace, kernels: str, precision: str, hidden: str) -> None:
-    """One case, or a line that says what failed."""
+    """Run one case, or print a line with its error."""
     try:
         if arguments.numbers:
             numbers(arguments, precision, widths(hidden))

@@ -1,12 +1,11 @@
-"""Wide networks through the fused kernels on this machine's GPU: gradients in every shape beside float64 autograd's,
-actions, bits, then speed beside torch's.
+"""Wide networks in fused kernels on this machine's GPU: gradients, actions and bits, then speed compared with torch.
 
     OUT=FOLDER python benches/fused.py --wide [--seconds 90]
 
-Every number is a line of JSON in $OUT/wide.jsonl as soon as it is there. Gradients come from processes side by side,
-which leaves their kernels in Triton's cache too; what is timed runs alone afterwards, the widest network first, and
-nothing more is begun once the seconds are over. `--tiny` runs the same code on a CPU through Triton's interpreter, on a
-few lanes, to see that nothing breaks.
+Gradients of every tile config are compared with float64 autograd. Every result is a line of JSON in $OUT/wide.jsonl at
+once. Gradients are computed in parallel processes, which also fill Triton's cache; timings run alone afterwards, the
+widest network first, and no new work starts after the time limit. `--tiny` runs the same code on a CPU in Triton's
+interpreter with few lanes, as a smoke test.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ CLIPPED = PLAIN | {"value_clip": 0.1, "normalize_observations": True}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a bench is: lanes and horizon that are timed, lanes of a gradient (x 8 steps, 4 minibatches) and of
-    runs that are compared.
+    """Sizes of a bench: lanes and horizon of timings, lanes of gradients (x 8 steps, 4 minibatches) and of compared
+    runs.
     """
 
     where: str = "cuda"
@@ -71,7 +70,7 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Task:
-    """One network in one precision and shape ("": the first that fits), and what is asked of it."""
+    """Network in one precision and tile config ("": the first that fits), and its checks."""
 
     asked: str
     env: str
@@ -84,8 +83,8 @@ class Task:
         return hash(repr(self))
 
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
-        """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with
-        three actions.
+        """Trainer of this task. `env`: one of the tests' environments, or an integer: CartPole projected to that number
+        of observations, with three actions.
         """
         rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
         config = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
@@ -98,7 +97,7 @@ class Task:
 
 
 def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
-    """Relative error of a minibatch's gradient and of the loss's numbers; a layer at a time in several microbatches."""
+    """Relative error of a minibatch's gradient and of the loss statistics; per layer, with several microbatches."""
     line, task = task.shape, replace(task, shape="")
     ppo = task.trainer(sizes, sizes.gradient_lanes, 8, eager=True)
     shape = from_text(line) if line else ppo.backend.learner.config
@@ -120,7 +119,7 @@ def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
 
 
 def actions(task: Task, sizes: Sizes) -> dict[str, Any]:
-    """How many of the first step's actions differ between fused and torch, and by how much values do."""
+    """Number of actions of the first step that differ between fused and torch, and the difference of the values."""
     ours, theirs = (
         task.trainer(sizes, 8 * sizes.run_lanes, 1, kernels=kernels, minibatches=1) for kernels in ("fused", "torch")
     )
@@ -138,7 +137,7 @@ def actions(task: Task, sizes: Sizes) -> dict[str, Any]:
 
 
 def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
-    """Whether the same seed ends with the same bytes: again, eager, and resumed half way."""
+    """Whether runs with one seed end with identical bytes: again, eager, and resumed half way."""
 
     def run(seed: int = 1, eager: bool = False, break_at: int = -1) -> bytes:
         ppo = task.trainer(sizes, sizes.run_lanes, 16, seed=seed, eager=eager, target_kl=0.05)
@@ -167,7 +166,7 @@ ASKED: dict[str, Callable[[Task, Sizes], dict[str, Any]]] = {"gradient": gradien
 
 
 def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
-    """What is asked of a task, or what went wrong. Runs in a process of its own."""
+    """Result of a task, or its error. Runs in a separate process."""
     task, sizes = question
     if sizes.where != "cuda":
         from interpreter import teach
@@ -181,8 +180,8 @@ def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
 
 
 def tasks(sizes: Sizes) -> list[Task]:
-    """What matters most first: every network in the shape that is likely taken, actions and bits, other actions and
-    activations, then all other shapes.
+    """Tasks by priority: every network in its likely tile config, actions and bits, other action spaces and
+    activations, then all other tile configs.
     """
     precisions = tuple(LIMITS) if sizes.where == "cuda" else ("fp32",)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if sizes.where == "cuda" else 2
@@ -223,7 +222,7 @@ def tasks(sizes: Sizes) -> list[Task]:
 
 
 def check(records: Records, sizes: Sizes, limit_s: float) -> None:
-    """All checks; what was not reached is said, too."""
+    """Run all checks; reports what was not reached."""
     results = side_by_side(answer, [(task, sizes) for task in tasks(sizes)], workers=sizes.workers, limit_s=limit_s)
     worst: dict[str, float] = {}
     bad = 0
@@ -240,7 +239,7 @@ def check(records: Records, sizes: Sizes, limit_s: float) -> None:
 
 
 def peaks() -> dict[str, float]:
-    """FLOPs a second of this GPU's products, as torch reaches them with large random matrices."""
+    """FLOP/s of this GPU's matrix products, as torch reaches them with large random matrices."""
     found = {}
     for name, kind in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -251,8 +250,8 @@ def peaks() -> dict[str, float]:
 
 
 def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float]) -> None:
-    """Steps a second, TFLOP/s of the update (without padding) and their share of the measured peak; and what each shape
-    costs.
+    """Steps per second, TFLOP/s of the update (without padding) as a fraction of the measured peak, and the cost of
+    each tile config.
     """
     timed = (
         (hidden, kernels, precision)
@@ -288,7 +287,7 @@ def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float])
 
 
 def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[str, Any]:
-    """How fast a trainer is."""
+    """Rates of a trainer."""
 
     def both() -> None:
         ppo.collect()
@@ -310,7 +309,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
         towers * sum(a * b for a, b in itertools.pairwise(widths))
         + (ppo.policy.distribution.parameter_rows + 1) * hidden[-1]
     )
-    # Two a weight forward and four backward, but none for the slopes of the observation.
+    # 2 FLOP per weight forward and 4 backward, without the gradient of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.updates / ppo.config.minibatches
     return {
         "shape": ppo.chosen.get("kernel_config"),
@@ -327,7 +326,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
 
 
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
-    """Milliseconds an iteration of each shape that was to choose from."""
+    """Milliseconds per iteration of each candidate tile config."""
     spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.task)
     layout = ppo.backend.learner.layout
     group = next(

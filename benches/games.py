@@ -1,15 +1,15 @@
-"""The games on this machine's GPU: equal to the CPU, and how fast they step. Prints Markdown for benches/LOG.md.
+"""Games on this machine's GPU: equality with the CPU, and stepping speed. Prints Markdown for benches/LOG.md.
 
-    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--threads 0,1] [--repeats 5]
-    [--steps 1000]
+    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--threads 0,1]
+                            [--repeats 5] [--steps 1000]
 
-Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in
-every bit of every buffer; those of fractions are held to one step from a shared state, since a ball that just meets a
-brick on one device may just miss it on the other. Stepping: a captured graph of random (where the rules judge them,
-legal) actions. A share of bandwidth is the bytes that a step must touch by the contract, each buffer once a direction,
-beside a measured copy. Threads are those that write a lane's observation (0: one for each of its shards); where that is
-1, the thread that steps the lane writes it, too. Limits: registers and local memory of a thread of each kernel of a
-step, as the compiler gives them.
+`same`: the same actions from the same seed, step after step without correction. Games with integer arithmetic must
+agree in every bit of every buffer; those with fractions are compared over one step from a shared state, since a ball
+that just touches a brick on one device can miss it on the other. `stepping`: a captured graph of random actions (legal
+ones if there is a mask). The fraction of bandwidth is the number of bytes that a step must move by the contract, each
+buffer once per direction, relative to a measured copy. `--threads` is the number of threads that write a lane's
+observation (0: one per shard; 1: the thread that steps the lane). `limits`: registers and local memory per thread of
+each kernel of a step, as reported by the compiler.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ WARM_UP = 300
 
 
 def same(name: str, lanes: int, steps: int) -> str:
-    """CPU against CUDA, a line of the table."""
+    """Compare CPU and CUDA; one line of the table."""
     env = envs.find(name)
     generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, str(CUDA))
     equal, first = np.ones(lanes, bool), ""
     for t in range(steps + 1):
         action = rollout_actions(env, generator, t, lanes)
         if host.slot.legal is not None and t:
-            # Most lanes play by the rules, or no game would last; every eighth still tries whatever there is.
+            # Most lanes play legal actions, or games would end at once; every eighth lane plays any action.
             drawn = (generator.random(host.slot.legal.shape, np.float32) * host.slot.legal.numpy()).argmax(axis=0)[None]
             action = torch.from_numpy(np.where(np.arange(lanes) % 8 == 0, action.numpy(), drawn).astype(np.int32))
         for trial in (host, other):
@@ -74,7 +74,7 @@ def same(name: str, lanes: int, steps: int) -> str:
 
 
 def draw_actions(world: DeviceWorld, slot: torch.Tensor, legal: torch.Tensor | None) -> None:
-    """Random actions into `slot` (A, N), legal ones where there is a mask (H, N)."""
+    """Write random actions into `slot` (A, N), legal ones if there is a mask (H, N)."""
     env = world.spec
     if legal is not None:
         slot.copy_((torch.rand(legal.shape, device=CUDA) * legal).argmax(dim=0, keepdim=True))
@@ -86,9 +86,7 @@ def draw_actions(world: DeviceWorld, slot: torch.Tensor, legal: torch.Tensor | N
 
 
 def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, int]:
-    """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones
-    costs is taken off.
-    """
+    """Steps per second of a world in a graph, and bytes per step. The cost of drawing legal actions is subtracted."""
     world = DeviceWorld(envs.find(name), lanes, seed=1, device=CUDA, threads=threads)
     slot = world.slot()
     bound = world.bind(slot)
@@ -127,7 +125,7 @@ def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, 
 
 
 def limits(name: str) -> list[str]:
-    """What a thread of each kernel of a step takes, lines of the table."""
+    """Resources per thread of each kernel of a step, as table lines."""
     world = DeviceWorld(envs.find(name), 64, seed=1, device=CUDA)
     bound = world.bind(world.slot())
     world.reset(bound)
@@ -144,7 +142,7 @@ def limits(name: str) -> list[str]:
 
 
 def main() -> None:
-    """Run the sections asked for and print the tables."""
+    """Run the selected sections and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(GAMES))
     parser.add_argument("--only", default="same,stepping,limits")
@@ -187,7 +185,7 @@ def main() -> None:
         for line in (line for name in names for line in limits(name)):
             say(line)
     if "same" in wanted:
-        torch.set_num_threads(1)  # small work, of which the threads' meetings would be most
+        torch.set_num_threads(1)  # little work, dominated by thread synchronization
         say(f"\nCPU and CUDA, {arguments.steps:,} steps of 1,024 lanes, the same actions.\n")
         say(
             "| game | lanes with every bit equal | first difference | one step from a shared state: largest difference "

@@ -1,5 +1,4 @@
-"""What Operant does on this machine's GPU, in one run and one table: correctness first, then speed. Prints Markdown for
-benches/LOG.md.
+"""Speed and correctness on this machine's GPU, in one run and one table. Prints Markdown for benches/LOG.md.
 
     python benches/gpu.py [--out FILE] [--only checks,stepping,ppo,solve] [--repeats 5]
 
@@ -37,7 +36,7 @@ Free steps cannot be held to more: near the top of a pendulum's swing the last b
 
 
 def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
-    """Median seconds of one call, over `repeats` regions of `inner` calls each."""
+    """Median seconds per call, over `repeats` regions of `inner` calls each."""
     for _ in range(3):
         work()
     times = []
@@ -53,14 +52,14 @@ def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
 
 
 def copy_bandwidth(repeats: int) -> float:
-    """Bytes a second of a large device-to-device copy, read plus written."""
+    """Bytes per second of a large device-to-device copy, read plus written."""
     source = torch.randn(2**30, device=CUDA)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), repeats, 10)
 
 
 def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
-    """Steps a second of a world in a graph, with random actions (eight draws, in turn), and the bytes of a step."""
+    """Steps per second of a world in a graph with random actions (eight draws, in rotation), and bytes per step."""
     world = DeviceWorld(envs.find(name), lanes, seed=1, device=CUDA)
     slot = world.slot()
     bound = world.bind(slot)
@@ -85,8 +84,8 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
 
 
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
-    """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each
-    half.
+    """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps per second, and milliseconds of
+    each half.
     """
     world = DeviceWorld(envs.find("cartpole"), lanes, seed=1, device=CUDA)
     algo = PPO(
@@ -113,8 +112,8 @@ def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, flo
 
 
 def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 475.0) -> tuple[float, int]:
-    """Seconds of training after the first two iterations (compilation, capture) until a greedy evaluation reaches the
-    target, and steps.
+    """Seconds of training, without the first two iterations (compilation, capture), until a greedy evaluation reaches
+    the target, and steps.
     """
     world = DeviceWorld(envs.find("cartpole"), lanes, seed=seed, device=CUDA)
     algo = PPO(world, config, mlp.Config(), seed=seed, steps=20_000_000)
@@ -135,8 +134,8 @@ def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 4
 
 
 def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
-    """CPU against CUDA over free steps with the same actions: integers equal, states within a stated tolerance where no
-    episode forked.
+    """Compare CPU and CUDA over free steps with the same actions: integers equal, states within a tolerance unless an
+    episode diverged.
     """
     env = envs.find(name)
     worlds = [DeviceWorld(env, lanes, seed=3, device=device) for device in (torch.device("cpu"), CUDA)]
@@ -174,8 +173,8 @@ def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
 
 
 def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: int | None = None) -> bytes:
-    """The parameters after some iterations with every normalisation on; with `break_at` the state moves into a fresh
-    trainer half way.
+    """Parameters after some iterations with all normalization; with `break_at` the state moves into a fresh trainer
+    half way.
     """
     config = Config(horizon=16, normalize_observations=True, normalize_rewards=True, target_kl=0.05)
 
@@ -197,7 +196,7 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
 
 
 def checks() -> list[str]:
-    """Correctness on the GPU, a line each."""
+    """Correctness checks on the GPU, one line each."""
     lines = [
         "Largest difference of a lane's state, CPU - CUDA, under the same actions: in one step from the same state, "
         "and over 200 free steps.",
@@ -222,7 +221,7 @@ def checks() -> list[str]:
 
 
 def main() -> None:
-    """Run the sections asked for and print the tables."""
+    """Run the selected sections and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="checks,stepping,ppo,solve")

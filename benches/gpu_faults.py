@@ -1,16 +1,16 @@
-"""What a user sees when a device fails, provoked through the command line: one JSON line for each fault, flushed.
+"""Device faults as a user meets them, provoked through the command line: one JSON line per fault.
 
     python benches/gpu_faults.py [--device cuda:0] [--only crowded,oom,fault,lost,hang]
 
-crowded   another process holds nearly all of the device's memory before training starts oom       an algorithm that
-takes more memory in each iteration fault     an environment that writes through a wild address from step 200 on hang
-an environment that does not come back from step 200 on, ended by `operant stop --now` illegal   what torch raises for
-`fault`, raised by an algorithm: for a machine without a GPU lost      an algorithm that raises what torch raises for a
-device that fell off the bus, which cannot be provoked (simulated)
+    crowded   another process holds nearly all of the device's memory before training starts
+    oom       an algorithm that takes more memory in each iteration
+    fault     an environment that writes through a wild address from step 200 on
+    hang      an environment that does not return from step 200 on, ended by `operant stop --now`
+    illegal   the exception that torch raises for `fault`, raised by an algorithm: for a machine without a GPU
+    lost      an algorithm that raises torch's exception for a device that fell off the bus (simulated)
 
-On a CPU, `crowded` and `fault` are left out: the first needs a device, and the second is a crash of the process. Each
-line holds the exit code, the state and its cause, the last lines of what was printed, and the seconds from the last
-record to the end.
+On a CPU, `crowded` and `fault` are skipped: the first needs a device, and the second crashes the process. Each line has
+the exit code, the state and its cause, the last lines of the output, and the seconds from the last record to the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ LIMIT_S = 60.0
 
 
 def operant(place: Path, *words: str) -> subprocess.Popen[str]:
-    """`operant WORDS` in a process of its own, in the folder `place`."""
+    """Run `operant WORDS` in a separate process in the folder `place`."""
     command = [sys.executable, "-m", "operant.cli", *words]
     variables = os.environ | {
         "XDG_STATE_HOME": str(place / "state"),
@@ -119,7 +119,7 @@ def operant(place: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def words_for(name: str, device: str) -> list[str]:
-    """The command line that provokes a fault."""
+    """Command line that provokes a fault."""
     if name == "crowded":
         what = LARGE
     elif name in ("fault", "hang"):
@@ -130,7 +130,7 @@ def words_for(name: str, device: str) -> list[str]:
 
 
 def shown(place: Path, name: str) -> dict[str, Any]:
-    """What `operant show --json` says of the run, {} where there is none."""
+    """Output of `operant show --json`, {} if there is no run."""
     said = operant(place, "show", name, "--json").communicate(timeout=LIMIT_S)[0]
     try:
         return dict(json.loads(said))
@@ -139,7 +139,7 @@ def shown(place: Path, name: str) -> dict[str, Any]:
 
 
 def provoke(place: Path, name: str, device: str) -> dict[str, Any]:
-    """One fault: what came of it."""
+    """Provoke one fault and return its result."""
     if name in FILES:
         (place / FILES[name][0]).write_text(FILES[name][1])
     hog = None
@@ -176,9 +176,7 @@ def provoke(place: Path, name: str, device: str) -> dict[str, Any]:
 
 
 def seconds_since_the_last_record(path: Path) -> float | None:
-    """From the last record to the end of the process, by exit.json: how long a fault took to end it, an iteration
-    included.
-    """
+    """Seconds from the last record to the end of the process, by exit.json, including an iteration."""
     from operant import runs
     from operant.runs.metrics import Reader
 
@@ -191,7 +189,7 @@ def seconds_since_the_last_record(path: Path) -> float | None:
 
 
 def main() -> None:
-    """Provoke each fault and print."""
+    """Provoke all faults and print."""
     parser = argparse.ArgumentParser(description="What a user sees when a device fails")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", default="")

@@ -1,19 +1,20 @@
-"""Our environments on the host's threads and a learner on the device: checks, then rates, all in one process that
-survives a part that fails. JSON lines.
+"""Operant's environments on host threads with learning on the device: checks, then rates. Prints JSON lines.
 
     python benches/host_worlds.py                          on a GPU: everything (about 10 minutes on 16 cores)
-    python benches/host_worlds.py --tiny --device cpu      the same in small, to try the script
+    python benches/host_worlds.py --tiny --device cpu      small sizes, to test the script
     python benches/host_worlds.py --only check,breakout
 
-Parts
-    once        compiles and measures what the others keep: run it before, if those are timed overlap     acting on one
-    buffer while others are stepped trains to the bits of no overlap, by any buffers cpu         Breakout's rules on CPU
-    threads: no device, no copy check       lanes on the CPU show on the device what one world there shows, by both
-    kinds of world breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning
-    included, and the share that steps take buffers     the same by a linear policy, nothing learned, by buffers 1, 2,
-    4, 8 x threads, with and without pinned memory
+Parts (one that fails does not stop the others)
 
-Environments of others: benches/outside_worlds.py.
+    once        compile and measure everything that the others cache: run it first if those are timed
+    overlap     acting on one buffer while others are stepped gives the bits of no overlap, for any number of buffers
+    cpu         Breakout's rules on CPU threads: no device, no copy
+    check       lanes on the CPU give the device the same data as a world on the device, for both kinds of world
+    breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps per second with learning, and
+                the fraction of time spent in steps
+    buffers     a linear policy without learning, with 1, 2, 4, 8 buffers x threads, with and without pinned memory
+
+Outside environments: benches/outside_worlds.py.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PARTS = ("check", "overlap", "cpu", "breakout", "buffers")
 
 
 def say(part: str, **figures) -> None:
-    """One line of JSON."""
+    """Print one JSON line."""
     print(json.dumps({"part": part, **figures}), flush=True)
 
 
@@ -53,7 +54,7 @@ def wait(device: torch.device) -> None:
 
 
 def rollout(world, steps: int):
-    """A rollout of actions that are the same on every device."""
+    """Rollout of actions that are identical on every device."""
     slot = world.slot(steps)
     world.reset(world.bind(slot, -1))
     generator = torch.Generator().manual_seed(1)
@@ -152,9 +153,7 @@ def overlap(device: torch.device, tiny: bool) -> None:
 
 
 def trained(config, device: torch.device, seconds: float, before: int = 3) -> dict:
-    """Iterations for so many seconds: steps a second, and of an iteration what its phases take, and the parts of its
-    steps.
-    """
+    """Train for `seconds`: steps per second, and the phases of an iteration and of its steps."""
     algo = build(config, device)
     algo.start()
     for _ in range(before):
@@ -198,7 +197,7 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
 
 
 def clocked(owner, name: str, into: dict[str, float]) -> None:
-    """Add up the seconds that a function of an object takes."""
+    """Accumulate the seconds spent in a method of an object."""
     function = getattr(owner, name)
 
     def timed(*words):
@@ -224,7 +223,7 @@ def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ..
 
 
 def once(device: torch.device, tiny: bool) -> None:
-    """What the other parts compile and choose, so that it is kept."""
+    """Compile and measure everything that the other parts cache."""
     lanes, horizon, buffers = (64, 8, 2) if tiny else CASES[0]
     for epochs, beside in ((1, "false"), (4, "false"), (1, "true")):
         words = (
@@ -261,7 +260,7 @@ def breakout(device: torch.device, tiny: bool) -> None:
 
 
 def taken(world, slot, steps: int) -> None:
-    """Steps of all buffers with the actions that are there, and nothing else."""
+    """Step all buffers with their current actions."""
     count, late = len(world.buffers), world.late
     with world.stepping(steps):
         for place in range(steps * count + late):
@@ -272,7 +271,7 @@ def taken(world, slot, steps: int) -> None:
 
 
 def stepped_alone(lanes: int, threads: int, buffers: int, seconds: float) -> float:
-    """Steps a second of Breakout's rules by so many threads: no device, no copy."""
+    """Steps per second of Breakout's rules on the given number of threads: no device, no copy."""
     numba.set_num_threads(threads)
     world, steps = BridgedWorld(envs.find("breakout"), lanes, seed=1, device="cpu", buffers=buffers), 0
     slot = world.slot()
@@ -288,7 +287,7 @@ def stepped_alone(lanes: int, threads: int, buffers: int, seconds: float) -> flo
 
 
 def stepped_together(lanes: int, threads: int, seconds: float) -> float:
-    """The same by numba's own threads, which meet in each step."""
+    """Steps per second with numba's own threads, which synchronize in each step."""
     numba.set_num_threads(threads)
     world, steps = DeviceWorld(envs.find("breakout"), lanes, seed=1, threads=1), 0
     slot = world.slot()
@@ -346,10 +345,10 @@ def buffers(device: torch.device, tiny: bool) -> None:
 
 
 def overlapped(world, horizon: int, times: int) -> float:
-    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a
-    training has them.
+    """Steps per second with a linear policy acting on one buffer while others are stepped; copies, graphs and streams
+    as in training.
 
-    Where pictures are observed nothing acts.
+    With pixel observations there is no policy.
     """
     collector = Collector(world, horizon, 1)
     rollout = collector.rollout
@@ -379,7 +378,7 @@ def overlapped(world, horizon: int, times: int) -> float:
 
 
 def run_parts(parts: dict[str, Callable[[torch.device, bool], None]], device: torch.device, tiny: bool) -> None:
-    """Run parts one after the other; one that fails says so, and the next begins."""
+    """Run the parts one after another, reporting failures."""
     for name, part in parts.items():
         began = time.perf_counter()
         try:

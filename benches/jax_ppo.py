@@ -1,12 +1,11 @@
-"""PPO on CartPole-v1 in plain JAX, in the manner of PureJaxRL, to compare Operant with: everything in one jitted scan,
-nothing but jax itself.
+"""PPO on CartPole-v1 in plain JAX, in the style of PureJaxRL, for comparison: one jitted scan, no dependency but jax.
 
     python benches/jax_ppo.py [--lanes 1024] [--horizon 16] [--repeats 5] [--json]
 
-It is a comparison written by Operant's authors, not PureJaxRL itself: the same work (two 4-64-64 tanh towers,
-orthogonal weights, 4 epochs x 4 minibatches of a fresh permutation of single samples, advantages normalised per
-minibatch, clipped value loss, Adam with its epsilon at 1e-5, gradients clipped to a norm of 0.5), CartPole's own
-equations with automatic resets, and time limits treated as ends, as there. `--solve` shows that it learns.
+Written by Operant's authors; not PureJaxRL itself. The work is the same: two 4-64-64 tanh towers, orthogonal weights, 4
+epochs x 4 minibatches of a fresh permutation of single samples, advantages normalized per minibatch, clipped value
+loss, Adam with epsilon 1e-5, gradients clipped to norm 0.5; CartPole's equations with automatic resets, and time limits
+treated as terminations, as in PureJaxRL. `--solve` shows that it learns.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GAMMA, LAMBDA, CLIP, VALUE, ENTROPY, NORM, RATE = 0.99, 0.95, 0.2, 0.5, 0.01, 0.
 
 
 class Lanes(NamedTuple):
-    """What every lane keeps."""
+    """State of all lanes."""
 
     state: jax.Array  # (N, 4)
     age: jax.Array  # (N)
@@ -40,7 +39,7 @@ def fresh(key, lanes):
 
 
 def step(lanes, action, key):
-    """One step of every lane; ended ones begin anew. Returns lanes, reward, done."""
+    """Step every lane and reset ended ones. Returns lanes, reward, done."""
     x, x_dot, theta, theta_dot = lanes.state.T
     force = jnp.where(action == 1, 10.0, -10.0)
     cos, sin = jnp.cos(theta), jnp.sin(theta)
@@ -122,7 +121,7 @@ def loss(parameters, samples, advantage, target):
 
 
 def iteration(carry, _, horizon):
-    """Collect, estimate, learn; the mean length of what ended comes out as the score."""
+    """Collect, compute advantages, update; the score is the mean length of ended episodes."""
     parameters, moments, lanes, key = carry
 
     def act(inner, _):
@@ -179,9 +178,7 @@ def start(seed, lanes):
 
 
 def measure(lanes, horizon, repeats, least_s=1.0):
-    """Seconds of one iteration: the median over regions that are one call each, of as many iterations as take about
-    `least_s`.
-    """
+    """Seconds per iteration: median over regions, each one call with enough iterations to take about `least_s`."""
     carry = start(1, lanes)
 
     def timed(iterations):

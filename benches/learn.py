@@ -1,13 +1,13 @@
-"""How long the shipped configurations of the games take on this machine's GPU to play as well as is asked. Prints
-Markdown for benches/LOG.md.
+"""Training time of the games' shipped configurations on this machine's GPU to a given mark. Prints Markdown for
+benches/LOG.md.
 
     python benches/learn.py [NAME ...] [--seeds 1,2,3] [--limit 30] [--override section.key=value ...]
 
-Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are
-compiled and captured, and evaluations are left out. After each half second or tenth of what has gone by, whichever is
-more, 512 greedy games are played; the first evaluation at the mark ends the run, and 1,024 fresh games, of another
-seed, say how well it plays. `--limit` is in the same seconds: what is not there by then is a miss, with the curve of
-its evaluations.
+Seconds are those of collecting and updating, host and device together, without evaluations and without the first three
+iterations, which compile and capture kernels. 512 greedy games are played after each half second, or tenth of the
+elapsed time if that is longer. The first evaluation at the mark ends the run, and 1,024 fresh games with another seed
+measure the policy. `--limit` counts the same seconds: a run that has not reached the mark by then is a miss, reported
+with the curve of its evaluations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SWING_S = 500
 
 
 class Mark(NamedTuple):
-    """What counts as learnt: a tally's mean or that of the return, and the least it must be."""
+    """Criterion of success: the mean of a tally or of the return, and its minimum."""
 
     what: str
     least: float
@@ -59,8 +59,8 @@ MARKS = {
 
 
 def settled(policy: Policy, config: Config) -> float:
-    """Mean reward of a step from step `SWING_S` on, greedily, over 512 lanes (one that ended counts with what it gains
-    after its next start).
+    """Mean greedy reward per step from step `SWING_S` on, over 512 lanes (an ended lane counts with the reward after
+    its next start).
     """
     world = DeviceWorld(
         config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1
@@ -79,14 +79,14 @@ def settled(policy: Policy, config: Config) -> float:
 
 
 def found(mark: Mark, result: Evaluation, policy: Policy, config: Config) -> float:
-    """The number that the mark judges."""
+    """Value of the mark's metric."""
     if mark.what == "return":
         return result.mean
     return result.tally[mark.what] if mark.what in result.tally else settled(policy, config)
 
 
 def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callable[[str], None]) -> None:
-    """Train one configuration with one seed, and say a line of the table."""
+    """Train one configuration with one seed; returns a line of the table."""
     mark, device = MARKS[name], find_device("auto")
     config = configuration.load(find_source(name), overrides)
     world = DeviceWorld(config.environment, config.lanes, seed=seed, device=device, params=config.params)
@@ -105,7 +105,7 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
             algo.update()
             iterations += 1
             if iterations <= 3 or iterations % 4 == 0:
-                synchronise()  # so that the clock tells what was done rather than asked for
+                synchronise()  # synchronize, so that the clock measures completed work
                 gone = time.perf_counter() - began
                 if (
                     iterations <= 3
@@ -132,7 +132,7 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
 
 
 def main() -> None:
-    """Train, play, print."""
+    """Train, play and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", default="1,2,3")

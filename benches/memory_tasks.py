@@ -1,16 +1,15 @@
-"""What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy
-games reach its mark. JSON lines.
+"""Results of policies with a memory, and of controls without one: trains recipes until greedy games reach a mark. JSON
+lines.
 
     python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile]
-    [--tiny]
-        [--fresh 65536] [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
+        [--tiny] [--fresh 65536] [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
 
-Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are
-compiled and captured, and evaluations are left out. An experiment ends at its mark, after its limit in seconds or at
-the end of its recipe's steps; then 1,024 fresh games or more, of another seed (--fresh: so many), say how well the
-policy plays. No experiment stops another. With --curve each goes on to the end of its steps all the same, and greedy
-games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile
-the kernels of ten iterations are timed. With --tiny every experiment takes a few steps on a CPU.
+Seconds are those of collecting and updating, host and device together, without evaluations and without the first three
+iterations, which compile and capture kernels. An experiment ends at its mark, after its limit in seconds or at the end
+of its recipe's steps; then 1,024 or `--fresh` games with another seed measure the policy. A failed experiment does not
+stop the others. With --curve N each experiment runs to the end of its steps, with evaluations after N equal parts. With
+--once nothing is learnt: kernels are compiled. With --profile the kernels of ten iterations are timed. With --tiny
+every experiment takes a few steps on a CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TINY = ["env.lanes=8", "algo.minibatches=2", "algo.kernels=torch"]
 
 
 class Task(NamedTuple):
-    """A recipe, what is changed in it, what greedy games must reach, and the most seconds."""
+    """Recipe, overrides, mark of greedy games, and time limit in seconds."""
 
     recipe: str
     words: str  # overrides
@@ -46,7 +45,7 @@ class Task(NamedTuple):
     what: str = "return"  # or a tally's name
     judged: str = ""  # overrides of the environment that plays the games
     longest: int | None = None  # steps of a game
-    look_s: tuple[float, float] = (0.0, 0.02)  # seconds before the first look, and between two at least
+    look_s: tuple[float, float] = (0.0, 0.02)  # seconds before the first evaluation, and minimum between two
     fresh: int = FRESH  # games of another seed at the end
 
 
@@ -114,15 +113,15 @@ TASKS = {
 
 
 def value_of(task: Task, found: Evaluation) -> float:
-    """The number that the mark judges."""
+    """Value of the mark's metric."""
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
 def trained(
     name: str, seed: int, more: list[str], limit_s: float | None, games: int | None, tiny: bool, parts: int
 ) -> None:
-    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`,
-    all of its steps in so many parts.
+    """Run one experiment with one seed: whether and when it reached its mark, and its best evaluation; with `parts`,
+    all of its steps in equal parts.
     """
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
@@ -191,7 +190,7 @@ def trained(
 
 
 def built(config: Any, tiny: bool) -> Any:
-    """The algorithm; on a GPU by fused kernels, where they can be."""
+    """Algorithm; on a GPU with fused kernels if supported."""
     if DEVICE == "cuda" and config.algo.kernels == "auto" and not tiny:
         fused = replace(config, algo=config.algo.model_copy(update={"kernels": "fused"}))
         with contextlib.suppress(ConfigError):
@@ -200,7 +199,7 @@ def built(config: Any, tiny: bool) -> Any:
 
 
 def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
-    """What an experiment launches, once; or the time of each kernel in ten iterations."""
+    """Launch everything of an experiment once, or time each kernel over ten iterations."""
     task = TASKS[name]
     config = configuration.load(find_source(task.recipe), [*task.words.split(), *more, f"run.seed={seed}"])
     began = wait()
@@ -237,7 +236,7 @@ def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
 
 
 def iterate(algo: Any, times: int, done: int = 0) -> None:
-    """Whole iterations, each with what schedules say after those that are done."""
+    """Whole iterations with the values of the schedules."""
     for number in range(done, done + times):
         if algo.scheduled:
             set_scheduled(algo, number * algo.steps_per_iteration)
@@ -246,7 +245,7 @@ def iterate(algo: Any, times: int, done: int = 0) -> None:
 
 
 def main() -> None:
-    """Every experiment that was asked for."""
+    """Run all selected experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--seeds", default="1,2,3")

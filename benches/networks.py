@@ -1,11 +1,10 @@
-"""Networks that read bytes, on this machine's GPU: are they right, are their bits the same again and from a CUDA graph,
-and how fast are they? Prints Markdown.
+"""Networks with byte observations on this machine's GPU: accuracy, determinism, and speed. Prints Markdown.
 
     python benches/networks.py [--samples 8192] [--repeats 5] [--precision fp32,tf32,bf16]
 
-"error" is the gradient's, against the same network in float64 on the CPU for 512 samples, relative to its length. Times
-are medians of replays of a graph: acting is a forward pass without gradients, learning a forward and a backward pass.
-"peak" is the most memory that learning took beyond what there was.
+"error" is the relative error of the gradient against the same network in float64 on the CPU for 512 samples. Bits are
+compared between repetitions and with a CUDA graph. Times are medians of graph replays: acting is a forward pass without
+gradients, learning a forward and a backward pass. "peak" is the peak of additional memory during learning.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CHECKED = 512  # samples
 
 
 def showing(*shape: int, categories: int = 0) -> Env:
-    """Rules that do not matter, with an observation of this shape."""
+    """Environment with an observation of this shape and arbitrary rules."""
     size = 1
     for length in shape:
         size *= length
@@ -55,7 +54,7 @@ CASES: dict[str, tuple[Env, dict[str, Any], bool]] = {
 
 
 def observations(env: Env, samples: int, *, seed: int = 0) -> Tensor:
-    """Random bytes (O, B): sample after sample in memory where they are pictures, feature after feature else."""
+    """Random bytes (O, B): pictures sample by sample in memory, other observations feature by feature."""
     box, generator = env.observation, torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, box.categories or 256, (samples, box.size), dtype=torch.uint8, generator=generator).to(
         CUDA
@@ -64,13 +63,13 @@ def observations(env: Env, samples: int, *, seed: int = 0) -> Tensor:
 
 
 def learn(policy: Policy, observation: Tensor) -> None:
-    """Some gradient into the policy's vector."""
+    """Compute a gradient into the policy's vector."""
     head, value = policy.forward(observation)
     policy.flat.backward(head.square().mean() + (value - 1.0).square().mean())
 
 
 def error_and_bits(policy: Policy, observation: Tensor) -> tuple[float, bool]:
-    """How far the gradient is from float64's, and whether it is the same again, and the same from a graph."""
+    """Error of the gradient against float64, and whether it is identical when repeated and in a graph."""
     flat = policy.flat
     net = copy.deepcopy(policy.net).double().cpu()
     net.dtype = None
@@ -97,7 +96,7 @@ def error_and_bits(policy: Policy, observation: Tensor) -> tuple[float, bool]:
 
 
 def seconds(work: Callable[[], None], repeats: int) -> float:
-    """Median seconds of one replay."""
+    """Median seconds per replay."""
     graphed, times = Graphed(work, CUDA), []
     for _ in range(3):
         graphed()

@@ -1,17 +1,17 @@
-"""What the off-policy algorithms (and PQN) reach on a GPU, in one process: rates, replay in host memory, times to a
-score. JSON lines; no part stops another.
+"""Off-policy algorithms and PQN on a GPU: rates, replay in host memory, times to a score. Prints JSON lines.
 
     python benches/offpolicy.py [--only rates,place,pqn,learn,tune,minatar] [--seeds 1,2,3] [--part I/N] [--once]
-    [--tiny]
+        [--tiny]
 
-`rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in
-FastSAC's shape (8,192 x 768, 4,096 lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes.
-`place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the replay on the device and in host memory, with
-the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations and
-evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps,
-by their own rules and by gymnax's (no sticky actions, games of 1,000 steps, Freeway's 2,500), and the mean of greedy
-games then. `tune`: `learn` with other values. With --once nothing is timed: kernels are compiled, by N processes at
-once where each is given a part. With --tiny all of it runs on a CPU.
+All parts run in one process; one that fails does not stop the others. `rates`: updates and steps per second with act,
+step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096 lanes), DQN
+at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M
+transitions, with the replay on the device and in host memory, with identical bytes of a run, compared with the
+bandwidth of the bus. `learn`: seconds of training (without the first three iterations and evaluations) until greedy
+games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, with their own rules and with
+gymnax's (no sticky actions, games of 1,000 steps, Freeway's 2,500), and the mean return of greedy games. `tune`:
+`learn` with other hyperparameters. With --once nothing is timed: kernels are compiled, by N processes in parallel if
+each is given a part. With --tiny everything runs on a CPU.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ TINY = [
 
 
 def say(**found: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(found), flush=True)
 
 
 def wait() -> float:
-    """The time, once the device has done what it was told."""
+    """Current time after synchronizing the device."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def made(source: str | None, overrides: list[str], tiny: bool, seed: int = 1) -> tuple[Any, Any]:
-    """A configuration and its algorithm, begun."""
+    """Configuration and its algorithm, after the first iterations."""
     found = find_source(source) if source else None
     off_policy = "algo.name=pqn" not in overrides and not (source or "").startswith("pqn")
     words = [
@@ -91,7 +91,7 @@ def iterate(algo: Any, times: int) -> None:
 
 
 def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> None:
-    """Steps and updates a second of whole iterations: the best of three stretches."""
+    """Steps and updates per second of whole iterations: the best of three measurements."""
     config, algo = made(None, overrides, tiny)
     iterate(algo, 4)  # plain, captured, replayed; learning has begun
     if ONCE:
@@ -121,7 +121,7 @@ def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> N
 
 
 def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
-    """Each a function."""
+    """All rates, each a function."""
     relu = "net.activation=relu"
     for algo in ("sac", "td3"):
         for precision in ("bf16", "tf32"):
@@ -186,7 +186,7 @@ def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def place(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
-    """A replay on the device and in host memory, and the bus."""
+    """Replay on the device and in host memory, and the bus."""
     words = [
         "algo.name=dqn",
         "env.name=snake",
@@ -219,7 +219,7 @@ def place(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def same_bits(words: list[str], tiny: bool) -> None:
-    """Whether a replay in host memory leaves every byte of a run as it is; and how many differ."""
+    """Number of bytes of a run that differ with a replay in host memory."""
     found = []
     for where in ("device", "host"):
         _, algo = made(
@@ -240,7 +240,7 @@ def same_bits(words: list[str], tiny: bool) -> None:
 
 
 def gather(tiny: bool) -> None:
-    """GB/s of sampling alone from host memory, and of a plain copy of page-locked memory."""
+    """GB/s of sampling from host memory, and of a plain copy of page-locked memory."""
     words = [
         "algo.name=dqn",
         "env.name=snake",
@@ -299,7 +299,7 @@ def pqn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def score(config: Any, algo: Any, evaluator: Evaluator, iteration: int) -> float:
-    """What the mark judges: the mean return of greedy games; of the swing-up the reward a step once the pole is up."""
+    """Metric of the mark: the mean return of greedy games; for swing-up the reward per step once the pole is up."""
     return settled(algo.actor, config) if config.environment.name == "swingup" else evaluator.run(iteration).mean
 
 
@@ -386,7 +386,7 @@ TUNE = {
 
 
 def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
-    """Each recipe with other values."""
+    """Each recipe with other hyperparameters."""
     for recipe, cases in TUNE.items():
         for case in cases:
             words = [word if "." in word.split("=")[0] else f"algo.{word}" for word in case.split()]
@@ -395,8 +395,8 @@ def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
-    """One MinAtar game over the steps of its recipe; by gymnax's rules without sticky actions, and judged by games of
-    its length.
+    """One MinAtar game over the steps of its recipe; with gymnax's rules without sticky actions, evaluated over games
+    of its length.
     """
     config, algo = made(f"pqn/minatar_{name}", ["env.params.sticky=0"] if gymnax else [], tiny, seed)
     iterate(algo, 3)
@@ -426,7 +426,7 @@ def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
 
 
 def minatar(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
-    """Each game with each seed, by either rules."""
+    """Each game with each seed and both sets of rules."""
     for seed in seeds:
         for gymnax in (True, False):
             for name in MINATAR:
@@ -434,7 +434,7 @@ def minatar(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def main() -> None:
-    """Every part that was asked for."""
+    """Run all selected parts."""
     parts = {part.__name__: part for part in (rates, place, pqn, learn, tune, minatar)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(parts))

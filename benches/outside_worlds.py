@@ -1,20 +1,21 @@
-"""Outside environments and a learner on the device: their own rate alone, then rates and curves with learning included.
-JSON lines.
+"""Outside environments with learning on the device: their rate alone, then rates and curves with learning. JSON lines.
 
     python benches/outside_worlds.py                          on a GPU with 16 cores: everything (some minutes)
-    python benches/outside_worlds.py --tiny --device cpu      the same in small, to try the script
+    python benches/outside_worlds.py --tiny --device cpu      small sizes, to test the script
 
 Parts
-    ale_alone     Pong by ale-py with random actions and nothing else: its vector environment with a thread a core, and
-    in a process a core that waits for no
-                  other; then our processes without a learner
-    ale           Pong by PPO with the Nature CNN: training, beside those ale_learn     the curve of Pong mujoco_alone
-    HalfCheetah-v5 by Gymnasium, one environment in a process a core that waits for no other, random actions mujoco
-    HalfCheetah-v5 by PPO and SAC: training, beside that mujoco_learn  the curves of HalfCheetah-v5 resize        a
-    user's pictures of 210 x 160 in colour, made grey and small and stacked by the processes, and on the device: the
-    same bytes, rates
 
-"Alone" is measured over whole episodes and their beginnings: a game of Pong that begins takes as long as some steps.
+    ale_alone     Pong by ale-py with random actions only: its vector environment with one thread per core, and in
+                  independent processes, one per core; then Operant's processes without a learner
+    ale           Pong by PPO with the Nature CNN: training rate compared with those
+    ale_learn     learning curve of Pong
+    mujoco_alone  HalfCheetah-v5 by Gymnasium with random actions, in independent processes, one per core
+    mujoco        HalfCheetah-v5 by PPO and SAC: training rates compared with that
+    mujoco_learn  learning curves of HalfCheetah-v5
+    resize        a user's colour images of 210 x 160, converted to grayscale, resized and stacked by the processes and
+                  on the device: identical bytes, rates
+
+"Alone" is measured over whole episodes and their starts: starting a game of Pong takes as long as several steps.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ print(steps / (time.perf_counter() - began), ended, flush=True)
 
 
 def alone(program: str, lanes: int, threads: int, processes: int, seconds: float) -> tuple[float, int]:
-    """Steps a second and episodes that ended, of processes that begin together and do not wait for each other."""
+    """Steps per second and ended episodes of independent processes that start together."""
     words = [sys.executable, "-W", "ignore", "-c", program, str(lanes), str(threads), str(seconds)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     started = [
@@ -118,7 +119,7 @@ def ours_alone(device: torch.device, tiny: bool) -> None:
 
 
 def stepped(name: str, lanes: int, buffers: int, seconds: float) -> dict[str, float]:
-    """Our processes as a GPU has them, without one and without a learner: steps a second."""
+    """Steps per second of Operant's processes as used with a GPU, without GPU and learner."""
     env = configuration.load(None, [f"env.name={name}"]).environment
     world = HostWorld(replace(env, hosting=outside.Hosting(CORES, buffers)), lanes, seed=1, device="cpu", raw=True)
     world.reset(world.slot())
@@ -203,7 +204,7 @@ def mujoco_configs(tiny: bool) -> Iterator:
 
 
 def once(device: torch.device, tiny: bool) -> None:
-    """What the other parts compile, so that it is kept."""
+    """Compile everything that the other parts cache."""
     for config in mujoco_configs(tiny):
         say("once", **trained(config, device, 0.2))
 
@@ -285,8 +286,8 @@ def mujoco_learn(device: torch.device, tiny: bool) -> None:
 
 
 def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
-    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those
-    are near the mark, and at the end.
+    """Learning curve of a recipe: mean returns of training episodes, then greedy evaluations near the mark and at the
+    end.
     """
     algo = build(config, device)
     evaluator = Evaluator(

@@ -1,12 +1,10 @@
-"""What collecting the next iteration while learning from the last (algo.overlap) brings on one GPU, and could bring at
-most. JSON lines.
+"""Gain of overlapped collection (algo.overlap) on one GPU, and its upper bound. Prints JSON lines.
 
     python benches/overlap.py [--tiny] [--cases WORD,WORD] [--only rates,bits]
 
-`rates`, in microseconds: `collect` and `update` alone; `apart`, [collect, update] of two learners in turns, and
-`beside`, the same in two streams, which hand nothing over and so bound what is to be had; `turns` and `ahead`, an
-iteration of one learner without algo.overlap and with it. `bits`: the same after 30 iterations twice, and without CUDA
-graphs.
+`rates`, in microseconds: `collect` and `update` alone; `apart`, [collect, update] of two learners in sequence, and
+`beside`, the same in two streams without data dependencies, the upper bound; `turns` and `ahead`, an iteration of one
+learner without and with algo.overlap. `bits`: identical results after 30 iterations twice, and without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ CASES: dict[str, list[str]] = {
 
 
 def microseconds(work: Callable[[], None], device: torch.device, times: int) -> float:
-    """Of one call, the best of three."""
+    """Microseconds per call, the best of three."""
     found = []
     for _ in range(3):
         if device.type == "cuda":
@@ -106,7 +104,7 @@ def microseconds(work: Callable[[], None], device: torch.device, times: int) -> 
 
 
 def made(words: list[str], device: torch.device, *more: str, eager: bool = False) -> Any:
-    """A learner behind its first iterations, in which kernels are compiled and captured."""
+    """Learner after its first iterations, which compile and capture kernels."""
     common = [
         "run.steps=1000G",
         "algo.anneal=false",
@@ -127,14 +125,14 @@ def iterate(algo: Any, times: int = 1) -> None:
 
 
 def closed(*algos: Any) -> None:
-    """The end of worlds with processes of their own."""
+    """Close worlds that have processes."""
     for algo in algos:
         if hasattr(algo.world, "close"):
             algo.world.close()
 
 
 def rates(name: str, words: list[str], device: torch.device) -> None:
-    """One configuration."""
+    """Rates of one configuration."""
     one, two = (made(words, device, f"run.seed={seed}") for seed in (1, 2))
     on_gpu = device.type == "cuda"
     side = torch.cuda.Stream(device) if on_gpu else None
@@ -147,7 +145,7 @@ def rates(name: str, words: list[str], device: torch.device) -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             two.update()
-        one.collect()  # which waits where the host steps
+        one.collect()  # waits if the host steps the lanes
         torch.cuda.current_stream().wait_stream(side)
 
     def apart() -> None:
@@ -186,7 +184,7 @@ def rates(name: str, words: list[str], device: torch.device) -> None:
 
 
 def bits(name: str, words: list[str], device: torch.device) -> None:
-    """The same numbers of one seed, twice and without graphs."""
+    """Results of one seed: twice, and without graphs."""
     first: dict[str, torch.Tensor] = {}
     for label, eager in (("first", False), ("again", False), ("eager", True)):
         algo = made(words, device, "algo.overlap=true", eager=eager)
@@ -205,7 +203,7 @@ def bits(name: str, words: list[str], device: torch.device) -> None:
 
 
 def main() -> None:
-    """All cases, or those of which a word of --cases is a part; none stops another."""
+    """Run all cases, or those that contain a word of --cases; a failed case does not stop the others."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--cases", default="")
@@ -217,11 +215,11 @@ def main() -> None:
             continue
         less = ["env.lanes=16", "algo.horizon=8", "algo.minibatches=1", "algo.microbatch=64"] if tiny else []
         for part in given.only.split(","):
-            if part == "bits" and name.startswith("host"):  # whose episodes begin anew
+            if part == "bits" and name.startswith("host"):  # episodes restart
                 continue
             try:
                 PARTS[part](name, [*words, *less], torch.device("cpu" if tiny else "cuda"))
-            except Exception as error:  # no case stops another
+            except Exception as error:  # a failed case does not stop the others
                 print(
                     json.dumps({"part": part, "case": name, "failed": f"{type(error).__name__}: {error}"}), flush=True
                 )

@@ -1,10 +1,10 @@
-"""The README's pictures of the monitor: a run folder as the screen shows it, to PNG.
+"""Pictures of the monitor for the README: the screen of a run folder as PNG.
 
     python benches/pictures.py RUN_DIR OUT.png [--size 132x38] [--seconds 4] [--keys k,e,y]
     python benches/pictures.py RUN_DIR OUT.svg, elsewhere: python benches/pictures.py OUT.svg OUT.png
 
-A living run is watched for some seconds first, so that the agent's picture is there. The screen itself is the
-monitor's, drawn without a terminal. Needs `rsvg-convert` (librsvg) and a monospaced font with braille, JetBrains Mono.
+A live run is watched for some seconds first, so that the agent's picture is visible. The screen is the monitor's, drawn
+without a terminal. Needs `rsvg-convert` (librsvg) and JetBrains Mono, a monospaced font with braille.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ async def drawn(app: MonitorApp, size: tuple[int, int], seconds: float, keys: li
 
 
 def as_cells(svg: str) -> str:
-    """With the font that is installed in place of one from the network, and every character at its own place, whatever
-    that font's widths are.
-    """
+    """Replace the web font by an installed one, and position every character, independent of the font's widths."""
     svg = re.sub(r"@font-face\s*{[^}]*}", "", svg).replace("Fira Code", FONT)
 
     def in_cells(match: re.Match[str]) -> str:
@@ -59,7 +57,7 @@ def as_cells(svg: str) -> str:
 
 
 def seen(arguments: argparse.Namespace) -> str:
-    """The run's screen as SVG."""
+    """Screen of the run as SVG."""
     run = runs.load(arguments.run.resolve())
     if run is None:
         raise SystemExit(f"{arguments.run} is no run")

@@ -1,8 +1,10 @@
-"""What it costs the trainer to tell: ns of `Writer.publish`, `event` and `frame`, hot and at 1 kHz; a history beside.
-`python benches/publish.py [FOLDER]`.
+"""Cost of publishing for the trainer: ns per `Writer.publish`, `event` and `frame`, hot and at 1 kHz, and with a
+history.
 
-Standard library only. Hot: back to back, min and median over batches. Cold: a millisecond's sleep between calls, each
-timed alone. With a history: records at 50 Hz for ten seconds, with and without its thread, the processor time of both.
+    python benches/publish.py [FOLDER]
+
+Standard library only. Hot: back-to-back calls, min and median over batches. Cold: a sleep of 1 ms between calls, each
+timed alone. With a history: records at 50 Hz for ten seconds, with and without its thread, CPU time of both.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def calls(folder):
 
 
 def beside(folder, with_history, seconds=10, hertz=50):
-    """Milliseconds of processor time a second of training, for 64 metrics."""
+    """CPU milliseconds per second of training, for 64 metrics."""
     writer = make(folder, "auto", 64)
     history = History(folder / "history", writer.path, writer=writer, run_uuid=UUID, session=1)
     if with_history:

@@ -1,4 +1,4 @@
-"""One rank of a bench, and how a set of them is started: `python benches/ranks.py` says what they do."""
+"""One rank of a multi-GPU bench, and the launcher of a set of them; see `python benches/ranks.py`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LINES = 25
 
 
 def say(**found: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(found), flush=True)
 
 
 def wait(device: Any) -> float:
-    """The clock, once the GPU is done."""
+    """Current time after synchronizing the GPU."""
     import torch
 
     if device.type == "cuda":
@@ -37,7 +37,7 @@ def wait(device: Any) -> float:
 
 
 def iterate(algo: Any, iterations: int) -> float:
-    """Seconds that they take."""
+    """Seconds of some iterations."""
     began = wait(algo.device)
     for _ in range(iterations):
         for phase in algo.phases:
@@ -46,14 +46,14 @@ def iterate(algo: Any, iterations: int) -> float:
 
 
 def latency(exchange: Any, device: Any, numbers: int, times: int) -> float:
-    """Microseconds of one gather, inside a graph on a GPU."""
+    """Microseconds of one gather, on a GPU inside a graph."""
     import torch
 
     from operant.compute.graphs import Graphed
 
     rows = torch.ones(1, numbers, device=device)
     work = Graphed(lambda: [exchange.gather(rows) for _ in range(10)] and None, device)
-    exchange.counts = False  # what it captures is no iteration's
+    exchange.counts = False  # its captures belong to no iteration
     for _ in range(3):
         work()
     exchange.counts = True
@@ -64,7 +64,7 @@ def latency(exchange: Any, device: Any, numbers: int, times: int) -> float:
 
 
 def by_kernel(algo: Any, iterations: int = 5) -> dict[str, float]:
-    """Microseconds an iteration of the kernels that take most, by name."""
+    """Microseconds per iteration of the most expensive kernels, by name."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -75,7 +75,7 @@ def by_kernel(algo: Any, iterations: int = 5) -> dict[str, float]:
 
 
 def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
-    """One configuration for some iterations: the rate behind the first four, and the bits of what was learned."""
+    """Train one configuration: its rate after the first four iterations, and the bits of its parameters."""
     from operant.compute.exchange import SOLO
     from operant.config import load, recipes
     from operant.training import distributed
@@ -115,8 +115,8 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
 
 
 def spin(job: dict[str, Any], rank: int, ranks: int, device: Any, exchange: Any) -> None:
-    """The last rank is killed in the middle of it; the others say when they see that it is gone, and end in another
-    thread, as training does.
+    """Kill the last rank during an iteration; the others report when they notice, and end in another thread, as in
+    training.
     """
     from operant.config import load
     from operant.training.build import build
@@ -138,8 +138,8 @@ def spin(job: dict[str, Any], rank: int, ranks: int, device: Any, exchange: Any)
 
 
 def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any]) -> None:
-    """One rank's part of the jobs; it prints what was found. Ends without taking the process group apart, which hangs
-    after a capture.
+    """Run one rank's jobs and print the results. Ends without destroying the process group, which hangs after a
+    capture.
     """
     faulthandler.dump_traceback_later(given["limit_s"] - 3.0)
     import torch
@@ -178,8 +178,8 @@ def on_ranks(
     limit_s: float,
     look: Callable[[list[list[dict[str, Any]]]], None] = len,
 ) -> list[list[dict[str, Any]]]:
-    """What each rank of a set of processes has printed, which `look` is shown meanwhile; where one does not end well,
-    the ends of all their error streams are printed.
+    """Output of each rank of a set of processes, passed to `look` meanwhile. If one fails, the ends of all error
+    streams are printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}

@@ -1,6 +1,4 @@
-"""Runs of several GPUs by the commands that a user has: rates, a rank that is killed, two hosts. `python
-benches/ranks.py` runs it.
-"""
+"""Multi-GPU runs through the command line: rates, a killed rank, two hosts. Run by `python benches/ranks.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from rank import LINES, say
 
 
 class Asked(NamedTuple):
-    """What the words of the command ask for."""
+    """Parsed command-line arguments."""
 
     ranks: int
     kinds: list[str]
@@ -32,12 +30,12 @@ class Asked(NamedTuple):
     counts: list[int]  # of ranks that users' runs have
 
     def wants(self, case: str) -> bool:
-        """Whether a case is asked for: each is, where none is named."""
+        """Whether a case is selected; all are if none is named."""
         return not self.cases or any(word in case for word in self.cases)
 
 
 class Commands:
-    """Runs by `operant` in a folder of their own, on so many GPUs or, tiny, as processes of the CPU."""
+    """Runs of `operant` in a separate folder on a given number of GPUs or, with tiny, of CPU processes."""
 
     def __init__(self, folder: str, *, tiny: bool) -> None:
         self.folder, self._tiny = Path(folder), tiny
@@ -53,7 +51,7 @@ class Commands:
         with (
             open(self.folder / "out", "w+") as out,
             open(self.folder / "err", "w+") as err,
-        ):  # and no pipes, which a run may hold open that goes on
+        ):  # no pipes: a run that continues would hold them open
             done = subprocess.run(
                 command, env=self.environment | more, stdout=out, stderr=err, check=False, timeout=limit_s
             )
@@ -62,20 +60,20 @@ class Commands:
         )
 
     def begun(self, *words: str, **more: str) -> subprocess.Popen[str]:
-        """The same, which is not waited for."""
+        """Start `operant WORDS` without waiting."""
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
         return subprocess.Popen([sys.executable, "-m", "operant.cli", *words], env=self.environment | more, **quiet)  # type: ignore[call-overload]
 
     def sees(self, gpus: list[str]) -> dict[str, str]:
-        """What lets a run see these GPUs alone."""
+        """Environment that makes only these GPUs visible."""
         return {} if self._tiny else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
     def on(self, ranks: int) -> list[str]:
-        """The words that share a run between so many."""
+        """Arguments that distribute a run over the given number of ranks."""
         return ["run.device=cpu", f"run.ranks={ranks}", "run.threads=1"] if self._tiny else [f"run.gpus={ranks}"]
 
     def said(self, name: str) -> dict[str, Any]:
-        """The ends of a run's logs."""
+        """Ends of a run's logs."""
         return {
             log.name: log.read_text(errors="replace").splitlines()[-LINES:]
             for log in sorted((self.folder / name).glob("log*.txt"))
@@ -83,7 +81,7 @@ class Commands:
 
 
 def last_checkpoint(run: Path) -> tuple[str, str] | None:
-    """Its name, and a digest of its tensors."""
+    """Name and tensor digest of the last checkpoint."""
     found = sorted((run / "checkpoints").glob("step-*/tensors.safetensors"))
     return (found[-1].parent.name, hashlib.sha256(found[-1].read_bytes()).hexdigest()[:16]) if found else None
 
@@ -96,7 +94,7 @@ FAULTS = {
 
 
 def faults(asked: Asked) -> None:
-    """Each of `FAULTS`."""
+    """Run each of `FAULTS`."""
     for case, words in FAULTS.items():
         if asked.wants(case):
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -104,8 +102,8 @@ def faults(asked: Asked) -> None:
 
 
 def fault(asked: Asked, folder: str, case: str, words: list[str]) -> None:
-    """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the
-    bits of a run that nothing stopped, on the other half.
+    """Seconds until a run has crashed after kill -9 of its last rank; half of the ranks then resume it and reach the
+    bits of an uninterrupted run on the other half.
     """
     from operant import runs
 
@@ -190,8 +188,8 @@ SHORT = {"normalised": 1_000_000_000, "small": 20_000_000, "breakout": 5_000_000
 
 
 def users(asked: Asked) -> None:
-    """As users run it, by the command, evaluations and checkpoints on: everything normalised, with as many lanes a GPU;
-    recipes to their targets, with the same global lanes.
+    """Runs by the command with evaluations, checkpoints and all normalization, with equal lanes per GPU; recipes to
+    their targets with equal global lanes.
     """
     from recipes import evaluations, trained_s
 
@@ -255,9 +253,7 @@ def users(asked: Asked) -> None:
 
 
 def rates_said(run: Path) -> dict[str, Any]:
-    """The rates of a run's records behind the first ones, as its monitor shows them, and where the time went between
-    the last and them.
-    """
+    """Rates of a run's records after the first ones, as the monitor shows them, and the time of each phase."""
     from operant.runs.history import read
 
     if not (run / "history").exists():
@@ -273,7 +269,7 @@ def rates_said(run: Path) -> dict[str, Any]:
 
 
 def hosts(asked: Asked) -> None:
-    """Two hosts, as this machine can play them: torchrun twice, each with a rank and a GPU, and NCCL over sockets."""
+    """Two simulated hosts: torchrun twice, each with one rank and one GPU, and NCCL over sockets."""
     from recipes import trained_s
 
     with (

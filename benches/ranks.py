@@ -1,22 +1,21 @@
-"""Two (four, eight) GPUs beside one: rates and efficiency, the same bytes, the exchange's latency by size and by kind,
-a rank that is killed. JSON lines.
+"""Two (four, eight) GPUs compared with one: rates, identical bytes, latency of the exchange, a killed rank. JSON lines.
 
-    python benches/ranks.py [--ranks 2] [--only rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl] [--cases
-    WORD,WORD] [--limit S] [--short]
+    python benches/ranks.py [--ranks 2] [--only rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl]
+        [--cases WORD,WORD] [--limit S] [--short]
 
-Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends
-of all ranks' error streams are printed. `rates`: latencies by size, and each GPU alone beside W ranks with as many
-lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl; sockets: NCCL as between hosts); all
-shapes and the time of kernels by the first kind, three shapes by the others; `exchange_us`: an iteration's time in it,
-as each rank's kernels count it. `bits`: the same global lanes on one rank, on W, and on W without CUDA graphs:
-CartPole, with all normalisation and the KL stop, Breakout, Snake, CartPole's positions with a memory, Breakout's recipe
-(muon). `spin`: how long a rank takes to end whose kernel waits for another that was killed. `faults`: `kill -9` of a
-rank of a run that a command has started (CartPole, Breakout's recipe), which half of the ranks then resume to the bit.
-`users`: rates of whole commands, and recipes to their targets. `hosts`: two hosts of one rank each, which this machine
-plays.
+Each part is a separate set of processes with a time limit, so that no part stops another; after a failure the ends of
+all ranks' error streams are printed. `rates`: latencies by size, and each GPU alone compared with W ranks with equal
+lanes per GPU, for each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl; sockets: NCCL as between hosts);
+all shapes and the time of kernels with the first kind, three shapes with the others; `exchange_us`: the time of the
+exchange per iteration, measured by each rank's kernels. `bits`: the same global lanes on one rank, on W, and on W
+without CUDA graphs: CartPole with all normalization and the KL stop, Breakout, Snake, position-only CartPole with a
+memory, Breakout's recipe (muon). `spin`: time until a rank ends whose kernel waits for a killed rank. `faults`: `kill
+-9` of a rank of a run started by the command (CartPole, Breakout's recipe), which half of the ranks then resume
+bit-exactly. `users`: rates of whole commands, and recipes to their targets. `hosts`: two simulated hosts of one rank
+each.
 
---cases leaves out the cases of which no word is a part; --short trains a little, which compiles what a long one needs;
-with --tiny all of it is on the CPU, over gloo.
+--cases selects cases that contain one of the words; --short trains a little, which compiles everything that a long run
+needs; --tiny runs everything on the CPU with gloo.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ EAGER = ("cartpole", "everything", "muon")
 
 
 def rates(asked: Asked) -> None:
-    """By kind of exchange: latencies, and rates beside those of each GPU alone."""
+    """For each kind of exchange: latencies, and rates compared with each GPU alone."""
     tiny, one = asked.tiny, dict[str, float]()
     for kind in asked.kinds:
         jobs: list[dict[str, Any]] = []
@@ -186,7 +185,7 @@ def bits(asked: Asked) -> None:
 
 
 def spin(asked: Asked) -> None:
-    """Seconds until a rank has ended whose kernel waits for one that was killed."""
+    """Seconds until a rank has ended whose kernel waits for a killed rank."""
     for kind in asked.kinds:
         lanes = 512 if asked.tiny else 8192 * asked.ranks
         job = {
@@ -214,7 +213,7 @@ PARTS = {"rates": rates, "bits": bits, "spin": spin, "faults": faults, "users": 
 
 
 def main() -> None:
-    """All parts, or those that are named."""
+    """Run all or the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
@@ -235,7 +234,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             PARTS[name](Asked(given.ranks, here, cases, given.limit, given.short, given.tiny, counts))
-        except Exception:  # no part stops another
+        except Exception:  # a failed part does not stop the others
             say(part=name, failed=traceback.format_exc().splitlines()[-LINES:])
         say(part=name, took_s=round(time.monotonic() - began, 1))
 

@@ -1,14 +1,13 @@
-"""Trains each shipped recipe that has a target with several seeds, all in this process, and says whether the target
-holds on fresh episodes. Prints JSON lines.
+"""Train each shipped recipe that has a target with several seeds, and test the target on fresh episodes. JSON lines.
 
-    python benches/recipes.py [RECIPE[:KEY=VALUE[,KEY=VALUE]] ...] [--seeds 1,2,3,4,5] [--episodes 16384] [--seconds
-    170]
+    python benches/recipes.py [RECIPE[:KEY=VALUE[,KEY=VALUE]] ...] [--seeds 1,2,3,4,5] [--episodes 16384]
+        [--seconds 170]
 
-A run ends as a user's does: where its target is confirmed, or after all its steps. `said` is its last evaluation,
-`refused` counts those that fresh episodes did not confirm. Then the policy it ended with plays greedy episodes of
-another seed. `training_s` is the time of the algorithm's phases, by the device's clock, the first iteration left out;
-`wall_s` is that of the whole run, compilation and evaluations included, imports left out but for the first run's. All
-recipes are trained with one seed before the next: what lies beyond `--seconds` is left out and named.
+A run ends like a user's: when its target is confirmed, or after all its steps. `said` is its last evaluation, `refused`
+counts those that fresh episodes did not confirm. Then its final policy plays greedy episodes with another seed.
+`training_s` is the time of the algorithm's phases, by the device's clock, without the first iteration; `wall_s` is that
+of the whole run, including compilation and evaluations, without imports except in the first run. All recipes are
+trained with one seed before the next; work beyond `--seconds` is skipped and named.
 """
 
 from __future__ import annotations
@@ -34,26 +33,24 @@ from operant.training import worker
 from operant.training.evaluate import Evaluator
 from operant.training.requests import Requests
 
-FRESH_SEED = 10_007  # of the first seed's; others follow, so that one draw of episodes does not judge all
+FRESH_SEED = 10_007  # of the first seed; others follow, so that the results do not depend on one draw of episodes
 _BETWEEN = ("seconds/evaluate", "seconds/checkpoint")
 
 
 def trained_s(folder: Path) -> float:
-    """Seconds of the algorithm's phases after the first record, in whose iteration kernels are compiled and
-    captured.
-    """
+    """Seconds of the algorithm's phases after the first record, whose iteration compiles and captures kernels."""
     columns = [chunk.columns for chunk in read(folder / "history")]
     names = [name for name in columns[0] if name.startswith("seconds/") and name not in _BETWEEN] if columns else []
     return sum(sum([value for chunk in columns for value in chunk[name]][1:]) for name in names)
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
-    """The lines of evaluations.jsonl."""
+    """Lines of evaluations.jsonl."""
     return [json.loads(line) for line in (folder / "eval" / "evaluations.jsonl").read_text().splitlines()]
 
 
 def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
-    """Train one recipe with one seed and play fresh episodes with its last policy."""
+    """Train one recipe with one seed and play fresh episodes with its final policy."""
     asked = request.make(
         [*overrides, "checkpoint.every=1000000"], config=recipe, environment_file=None, settings={"run.seed": seed}
     )
@@ -98,14 +95,14 @@ def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path)
 
 
 def with_target() -> Iterator[str]:
-    """The recipes that ship with a target."""
+    """Shipped recipes with a target."""
     for name in recipes.shipped():
         if configuration.load(recipes.find_source(name)).run.target is not None:
             yield name
 
 
 def main() -> None:
-    """Train, play, print."""
+    """Train, play and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*")
     parser.add_argument("--seeds", default="1,2,3,4,5")
@@ -129,7 +126,7 @@ def main() -> None:
                 try:
                     overrides = [*arguments.override, *more.split(",")] if more else arguments.override
                     line |= row(name, seed, overrides, arguments.episodes, Path(folder))
-                except Exception as error:  # the other recipes are measured all the same
+                except Exception as error:  # continue with the other recipes
                     line |= {"error": f"{type(error).__name__}: {error}"[:300]}
             print(json.dumps(line), flush=True)
             gc.collect()

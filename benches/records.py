@@ -1,6 +1,4 @@
-"""What benches of the GPU share that must not lose what they have found: lines of JSON as they come, and processes side
-by side that may be cut short.
-"""
+"""Shared helpers of GPU benches: JSON lines that are written at once, and parallel processes with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import Any
 
 
 class Records:
-    """Lines of JSON in $OUT/NAME.jsonl, each on disk before the next is begun; without $OUT they are only printed."""
+    """JSON lines in $OUT/NAME.jsonl, each on disk before the next task starts; only printed without $OUT."""
 
     def __init__(self, name: str) -> None:
         folder = os.environ.get("OUT")
@@ -28,7 +26,7 @@ class Records:
         return time.monotonic() - self._began_s
 
     def add(self, what: str, **fields: Any) -> None:
-        """Write one record down."""
+        """Write one record."""
         line = json.dumps({"what": what, "at_s": round(self.elapsed_s(), 1), **fields})
         print(line, flush=True)
         if self._file is not None:
@@ -40,8 +38,8 @@ class Records:
 def side_by_side(
     function: Callable[[Any], Any], tasks: Iterable[Any], *, workers: int, limit_s: float
 ) -> Iterator[tuple[Any, Any]]:
-    """(task, result) of tasks in processes of their own, as they are done; a task that raised has the exception as its
-    result, one cut short a TimeoutError.
+    """(task, result) of tasks in separate processes, in order of completion. The result is the exception of a failed
+    task, or TimeoutError.
     """
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(function, task): task for task in tasks}

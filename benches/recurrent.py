@@ -1,18 +1,15 @@
-"""PPO with a memory on a GPU: what fused kernels compute beside float64, beside torch and beside themselves, then a
-game's steps a second, all included, beside torch's. Prints JSON lines.
+"""PPO with a memory on a GPU: fused kernels against float64, torch and themselves, then training rates. JSON lines.
 
-python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32]
-[--lanes 4096,8192] [--profile] [--tiny]
-    [--checks gradient,acting,acting8192,bytes,kinds,game,bits,carried,torch] [--time
-    mingru:fused:bf16:4096,gru:torch:tf32]
+    python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru]
+        [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
+        [--checks gradient,acting,acting8192,bytes,kinds,game,bits,carried,torch]
+        [--time mingru:fused:bf16:4096,gru:torch:tf32]
 
-The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios. `--time`
-lists what is timed, and in which order.
-
-`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch
-take in other tiles, of which acting keeps the fastest. A part that fails says so in its line, and the others go on.
-`--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1 PYTHONPATH=tests), on a few lanes, to see that
-nothing breaks.
+The cases `g2048`, `pacman` and `go` are those games with MinGRUs of PufferLib's sizes, at its replay ratios. `--time`
+lists the timed cases in order. `--profile` adds the most expensive kernels of an iteration; `act` and `tiles` time
+acting and a minibatch with other tile configs (acting selects the fastest). A failed part reports its error, and the
+others continue. `--tiny` runs on a CPU in Triton's interpreter (TRITON_INTERPRET=1 PYTHONPATH=tests) with few lanes, as
+a smoke test.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
 
 class Case(NamedTuple):
-    """What is timed."""
+    """A timed case."""
 
     hidden: int
     memory: str
@@ -52,7 +49,7 @@ class Case(NamedTuple):
     normalize: bool = True
 
     def net(self, *, tiny: bool) -> NetConfig:
-        """The network, or a narrow one of its kind."""
+        """Network of this case, or a narrow one of its kind."""
         return NetConfig(
             hidden=(16 if tiny else self.hidden,),
             memory=self.memory,
@@ -83,15 +80,15 @@ LIMITS = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
 
 
 def say(**row: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(row), flush=True)
 
 
 def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> None:
-    """Say a line, with what went wrong where something did."""
+    """Print a result line, or its error."""
     try:
         say(**row, **work())
-    except Exception as error:  # the others go on
+    except Exception as error:  # the others continue
         traceback.print_exc(limit=-6)
         say(**row, failed=f"{type(error).__name__}: {error}"[:300])
 
@@ -102,7 +99,7 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 def checks(
     tiny: bool, only: list[str], precisions: list[str], asked: list[str]
 ) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
-    """What is asked of every cell and precision, by the networks that are timed."""
+    """Checks of every cell and precision, with the timed networks."""
     from fused_probe import wide
 
     many, numbers, kinds = (
@@ -131,14 +128,12 @@ def checks(
 
 
 def sizes_of(tiny: bool, net: dict) -> dict[str, int]:
-    """Of what is checked; float64 autograd of a wide memory takes much room."""
+    """Sizes for checks; float64 autograd of a wide memory needs much memory."""
     return {"lanes": 16, "horizon": 4} if tiny else {"lanes": 1024 if max(net["hidden"]) <= 128 else 128, "horizon": 64}
 
 
 def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """Relative errors beside float64, and what the first update says of a policy that has not changed since
-    it acted.
-    """
+    """Relative errors against float64, and the statistics of the first update, before the policy has changed."""
     from fused_probe import trainer, wide
     from memory_interpreted import gradient_case
 
@@ -170,9 +165,7 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 def acting(
     net: dict, precision: str, tiny: bool, lanes: int | None = None, env: envs.Env | None = None, normalize: bool = True
 ) -> dict[str, object]:
-    """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same
-    weights: equal to the bit or how far off.
-    """
+    """Difference between acting's outputs in the rollout and the learner's forward pass with the same weights."""
     from fused_probe import trainer, wide
     from memory_interpreted import third_iteration
 
@@ -212,7 +205,7 @@ def acting(
     }
     told = {name: apart(ours, theirs) for name, (ours, theirs) in sides.items()}
     ppo.update()
-    # The update's own way to the log-probabilities: 0 where all ratios are 1.
+    # Log-probabilities by the update: 0 where all ratios are 1.
     verdict = "equal" if not any(one["differ"] for one in told.values()) else "seen"
     return {
         "lanes": sizes["lanes"],
@@ -224,13 +217,13 @@ def acting(
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
-    """Shares of numbers that differ, and by more than 64 units in the last place of the largest; by how much at most,
-    also in such units and in their own.
+    """Fractions of values that differ, and that differ by more than 64 ulp of the largest; the maximum difference in
+    such ulp and in their own.
     """
     ours, theirs = ours.contiguous(), theirs.contiguous()
     most = (ours - theirs).abs().max()
     unit = torch.finfo(torch.float32).eps * 2.0 ** torch.floor(torch.log2(theirs.abs().max()))
-    # Floats of one sign are as far apart as their bits.
+    # The distance of floats of one sign in ulp is the difference of their bits.
     places = (ours.view(torch.int32).long() - theirs.view(torch.int32).long()).abs()[
         (ours * theirs > 0) & (theirs.abs() > 1e-3)
     ]
@@ -244,8 +237,8 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
 
 
 def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What learning's way forward makes of the rollout, drawn with the same noise, (T, N) each; and what lanes remember
-    after each segment, (K, R, N).
+    """Forward pass of the learner over the rollout with the same noise, (T, N) each, and the recurrent state after each
+    segment, (K, R, N).
     """
     from operant.kernels.dense import per_layer
 
@@ -294,7 +287,7 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """Whether the same seed ends with the same bytes: again, eager, and resumed half way."""
+    """Whether runs with one seed end with identical bytes: again, eager, and resumed half way."""
     from fused_probe import trainer, wide
 
     def run(seed: int = 1, eager: bool = tiny, break_at: int = -1) -> bytes:
@@ -340,9 +333,7 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
 
 def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """Whether two iterations act to the bit as one that is as long as both, and differ from it where the state is not
-    carried.
-    """
+    """Whether two iterations act bit-identically to one of twice the length, and differently without carried state."""
     from fused_probe import ENVS, trainer
 
     def acting(horizon: int, **more: object) -> PPO:
@@ -370,8 +361,8 @@ def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
 
 def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
-    """What two short iterations from the same seed differ in, by fused kernels and by torch's; judged in fp32 alone:
-    else actions soon lead elsewhere.
+    """Differences after two short iterations from one seed between fused kernels and torch; checked in fp32 only:
+    otherwise actions soon diverge.
     """
     from memory_interpreted import rollout_case
 
@@ -391,7 +382,7 @@ def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 
 
 def begun(case: str, kernels: str, precision: str, lanes: int, minibatches: int, *, tiny: bool) -> PPO:
-    """A trainer that has done three iterations: it is compiled and captured."""
+    """Trainer after three iterations: compiled and captured."""
     asked = CASES[case]
     config = PPOConfig(
         horizon=8 if tiny else asked.horizon,
@@ -416,7 +407,7 @@ def begun(case: str, kernels: str, precision: str, lanes: int, minibatches: int,
 
 
 def rates(ppo: PPO) -> dict[str, object]:
-    """Steps a second, and microseconds of an iteration's halves."""
+    """Steps per second, and microseconds of an iteration's halves."""
 
     def both() -> None:
         ppo.collect()
@@ -434,7 +425,7 @@ def rates(ppo: PPO) -> dict[str, object]:
 
 
 def profile(ppo: PPO) -> list[list[object]]:
-    """The 25 kernels that take the most time of an iteration: name, microseconds, launches."""
+    """The 25 most expensive kernels of an iteration: name, microseconds, launches."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -448,7 +439,7 @@ def profile(ppo: PPO) -> list[list[object]]:
 
 
 def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
-    """Microseconds of acting in several tiles."""
+    """Microseconds of acting with several tile configs."""
     from operant.kernels.recurrent import learner
 
     ppo = begun(case, "fused", precision, lanes, 4, tiny=False)
@@ -475,7 +466,7 @@ def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
 
 
 def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
-    """Microseconds of a minibatch's gradient with other tiles of the products."""
+    """Microseconds of a minibatch's gradient with other tile configs of the products."""
     from memory_interpreted import reconfigured
 
     ppo, deep = (
@@ -520,7 +511,7 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """A line a case."""
+    """One line per case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", action="store_true")

@@ -1,12 +1,11 @@
-"""What watching costs, measured as a person has it: a monitor in a pseudo-terminal of 160x48 beside a run that writes
-100 records a second. Linux.
+"""Cost of the monitor for its user: in a pseudo-terminal of 160x48, on a run that writes 100 records per second. Linux.
 
     python benches/screen.py [--repeats 5] [--seconds 20] [--only first,cost,idle,keys] [--leet]
 
-Prints one Markdown table for benches/LOG.md: time to first data, CPU of one core, bytes a second to the terminal,
-resident memory, key to paint. `--leet` measures `wandb leet` (pip install wandb) in the same run, on a run that logs 8
-metrics ten times a second. The run is a stand-in (benches/standin.py) that publishes 30 made-up metrics: what watching
-costs a trainer is benches/watch.py's matter.
+Prints one Markdown table for benches/LOG.md: time to first data, CPU as a fraction of one core, bytes per second to the
+terminal, resident memory, latency from key to paint. `--leet` measures `wandb leet` (pip install wandb) in the same
+run, on a run that logs 8 metrics ten times per second. The run is a stand-in (benches/standin.py) that publishes 30
+synthetic metrics; the cost for a trainer is measured by benches/watch.py.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STANDIN = str(Path(__file__).with_name("standin.py"))
 
 
 def first_data_ms(command: list[str], folder: Path, wanted: bytes) -> float:
-    """From the start of the program to the first number of the run on the screen."""
+    """Milliseconds from the start of the program to the first value of the run on the screen."""
     terminal = Terminal(command, folder, COLUMNS, ROWS)
     found = re.compile(wanted)
     terminal.read(20.0, until=lambda: bool(found.search(terminal.text())))
@@ -45,7 +44,7 @@ def first_data_ms(command: list[str], folder: Path, wanted: bytes) -> float:
 
 
 def cost(command: list[str], folder: Path, seconds: float, settle_s: float = 4.0) -> tuple[float, float, float]:
-    """Per cent of a core, kB/s to the terminal, and MB resident, over so many seconds once it has settled."""
+    """Per cent of a core, kB/s to the terminal, and resident MB, after the program has settled."""
     terminal = Terminal(command, folder, COLUMNS, ROWS)
     terminal.read(settle_s)
     before, cpu, began = len(terminal.output), terminal.cpu_s(), time.perf_counter()
@@ -61,7 +60,7 @@ def cost(command: list[str], folder: Path, seconds: float, settle_s: float = 4.0
 
 
 def key_to_paint_ms(command: list[str], folder: Path, key: str, presses: int = 40) -> list[float]:
-    """From a key to the first bytes that come of it, each time after a quiet moment (the run must be a silent one)."""
+    """Milliseconds from a key to its first output, each after a quiet moment (the run must be silent)."""
     terminal, times = Terminal(command, folder, COLUMNS, ROWS), []
     terminal.read(4.0)
     for _ in range(presses):
@@ -87,7 +86,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, wanted: set[str]) -> None:
-    """All that is wanted, one row a program."""
+    """All selected measurements, one row per program."""
     from operant import runs
 
     operant = [sys.executable, "-m", "operant.cli", "monitor"]

@@ -1,10 +1,10 @@
-"""Torch alone, nothing of Operant: Muon's products of matrices in bf16, captured in a CUDA graph and replayed. A JSON
-line says whether they lasted.
+"""Muon's bf16 matrix products in torch alone, captured in a CUDA graph and replayed; a JSON line reports whether they
+survive.
 
     for k in 1 2 3 4 5; do python benches/shared_products.py [--seconds 15] [--shape 12,512,512] & done; wait
 
-Of several such processes at once on an H200, beside other programs, a third died of an "unspecified launch failure"
-(benches/LOG.md, 2026-11-23).
+Of several such processes in parallel on a shared H200, a third died with "unspecified launch failure" (benches/LOG.md,
+2026-11-23).
 """
 
 from __future__ import annotations

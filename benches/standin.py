@@ -1,9 +1,9 @@
-"""A stand-in for a trainer: made-up metrics at a given pace, through the real lock and the real metrics file. Needs
-Operant's standard-library parts only.
+"""Stand-in for a trainer: synthetic metrics at a given rate, through the real lock and the real metrics file.
 
-python benches/standin.py RUN_DIR HZ RECORDS      0 Hz: as fast as it goes; 0 records: until it is killed, else
-`finished` after so many python benches/standin.py --wandb FOLDER          the same kind of numbers into an offline run
-of W&B's, ten times a second
+    python benches/standin.py RUN_DIR HZ RECORDS      0 Hz: unlimited; 0 records: until killed, else ends `finished`
+    python benches/standin.py --wandb FOLDER          similar metrics into an offline W&B run, ten times per second
+
+Needs only Operant's standard-library parts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ NAMES = (
 
 
 def train(folder: Path, hz: float, records: int) -> None:
-    """A stand-in trainer: `records` records of 30 metrics at `hz`, then the last word `finished`; 0 records: until it
-    is killed.
-    """
+    """Publish `records` records of 30 metrics at `hz`, then end as `finished`; 0 records: until killed."""
     from operant import runs
     from operant.runs.metrics import Metric, Writer
 
@@ -114,7 +112,7 @@ def train(folder: Path, hz: float, records: int) -> None:
 
 
 def log_to_wandb(folder: Path) -> None:
-    """A run of W&B's, offline: 8 metrics ten times a second until it is killed."""
+    """Log 8 metrics ten times per second to an offline W&B run until killed."""
     import wandb
 
     run = wandb.init(project="bench", mode="offline", dir=str(folder))

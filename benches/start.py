@@ -1,17 +1,16 @@
-"""What a start costs, phase by phase, with nothing kept from earlier starts and with all of it; how long CartPole
-takes; and by which recipe it takes least.
+"""Cost of a start, phase by phase, with cold and warm caches; time to solve CartPole; and the fastest recipe for it.
 
     python benches/start.py [--device auto] [--only phases,command,imports,solve] [--repeats 3] [--seeds 1,2,3]
-    [--quick] [--out DIR]
+        [--quick] [--out DIR]
 
-Each part prints a Markdown table for benches/LOG.md and adds its figures to `start.jsonl` in DIR (or $OUT). "cold"
-begins with empty caches of its own (Operant's kernels and shapes, Triton's), "warm" with what it left there; the disk's
-cache is warm in both. Seconds count from the process's start.
+Each part prints a Markdown table for benches/LOG.md and appends its figures to `start.jsonl` in DIR (or $OUT). "cold"
+begins with empty, separate caches (Operant's kernels and tile configs, Triton's), "warm" with their content afterwards;
+the disk cache is warm in both. Seconds count from the start of the process.
 
-`solve` trains until 128 greedy episodes have a mean return of 475, looked at after every iteration. Its training
-seconds are those of the iterations alone, each until the device has done it; the first two, which load and capture, are
-counted at the price of the others. A recipe that is slower than the median of its seed is not tried with the next. What
-was reached is confirmed by 1,024 fresh episodes.
+`solve` trains until 128 greedy episodes have a mean return of 475, evaluated after every iteration. Its training
+seconds are those of the iterations, synchronized with the device; the first two, which load and capture, count with the
+mean of the others. A recipe slower than the median of its seed is not tried with the next seed. The result is confirmed
+by 1,024 fresh episodes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ TARGET = 475.0
 
 
 class Recipe(NamedTuple):
-    """What of PPO's configuration may make CartPole take less time; the rest is the shipped one's."""
+    """PPO settings that can shorten CartPole's training; the rest is the shipped recipe."""
 
     lanes: int
     horizon: int
@@ -46,7 +45,7 @@ class Recipe(NamedTuple):
     precision: str
 
     def overrides(self) -> list[str]:
-        """As `key=value`."""
+        """Settings as `key=value`."""
         values = {"env.lanes": self.lanes} | {f"algo.{name}": getattr(self, name) for name in self._fields[1:]}
         return [f"{key}={value}" for key, value in values.items()]
 
@@ -76,19 +75,19 @@ def process_age_s() -> float:
 
 
 class Marks:
-    """The phases of a start: each ends at its mark."""
+    """Phases of a start; each ends at its mark."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, float, float]] = []
 
     def __call__(self, phase: str) -> None:
-        """Note the end of a phase: seconds since the process's start, and of its own CPU time."""
+        """Record the end of a phase: seconds since the start of the process, and its CPU time."""
         self.ends.append((phase, process_age_s(), time.process_time()))
 
 
 def start(wanted: dict[str, Any]) -> dict[str, Any]:
-    """What a worker does until CartPole is solved, in its order. `wanted`: device, overrides, early (context and
-    imports as a worker has them).
+    """Steps of a worker until CartPole is solved. `wanted`: device, overrides, early (context and imports as in a
+    worker).
     """
     marks = Marks()
     marks("python")
@@ -153,7 +152,7 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait(device: Any) -> None:
-    """Until the device has done all it was asked."""
+    """Synchronize the device."""
     if device.type == "cuda":
         import torch
 
@@ -161,7 +160,7 @@ def wait(device: Any) -> None:
 
 
 def one_iteration(algo: Any, device: Any) -> float:
-    """Seconds of an iteration, until the device has done it."""
+    """Seconds of an iteration, synchronized."""
     wait(device)
     began = time.perf_counter()
     algo.collect()
@@ -171,20 +170,20 @@ def one_iteration(algo: Any, device: Any) -> float:
 
 
 def priced(spent_s: list[float]) -> float:
-    """Seconds of all iterations, the first two at the mean price of the others."""
+    """Seconds of all iterations; the first two count with the mean of the others."""
     later = spent_s[2:]
     return sum(later) + 2 * statistics.fmean(later) if later else math.nan
 
 
 def device_name(device: Any) -> str:
-    """For people."""
+    """Display name of the device."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def compilations() -> Any:
-    """What the log will say of kernels that are compiled or loaded."""
+    """Log text about compiled and loaded kernels."""
     import logging
 
     class Lines(logging.Handler):
@@ -218,7 +217,7 @@ IMPORTS = {
 
 @contextlib.contextmanager
 def caches() -> Iterator[dict[str, str]]:
-    """An environment whose caches are empty, and whose runs are its own."""
+    """Environment variables with empty caches and a separate list of runs."""
     with tempfile.TemporaryDirectory(prefix="operant-start-") as folder:
         places = {
             "XDG_CACHE_HOME": "cache",
@@ -232,7 +231,7 @@ def caches() -> Iterator[dict[str, str]]:
 
 
 def child(wanted: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """`start` in a new process; and the seconds of the whole process, its end included."""
+    """Run `start` in a new process; also returns the seconds of the whole process."""
     began = time.perf_counter()
     command = [sys.executable, __file__, "--child", json.dumps(wanted)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -252,7 +251,7 @@ def command(words: list[str], environment: dict[str, str]) -> float:
 
 
 def seconds_of(program: str) -> float:
-    """Of a Python program in a process of its own, its start included."""
+    """Seconds of a Python program in a separate process."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", f"{program}\nimport os\nos._exit(0)"], check=True)
     return time.perf_counter() - began
@@ -262,26 +261,24 @@ def seconds_of(program: str) -> float:
 
 
 class Report:
-    """Prints, and keeps the figures."""
+    """Prints figures and stores them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / "start.jsonl" if folder is not None else None
 
     def __call__(self, line: str) -> None:
-        """A line for people."""
+        """Print a line."""
         print(line, flush=True)
 
     def figures(self, part: str, **fields: Any) -> None:
-        """A line for programs."""
+        """Store a line for programs."""
         if self._path is not None:
             with open(self._path, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"part": part, **fields}) + "\n")
 
 
 def phases(device: str, repeats: int, environment: dict[str, str], report: Report) -> None:
-    """Cold; warm; warm, but with the context made when it is first needed and the garbage collector on: when each phase
-    ended.
-    """
+    """End of each phase: cold; warm; warm with a lazy context and the garbage collector on."""
     rows: dict[str, list[dict[str, Any]]] = {}
     wanted = {"device": device, "early": True, "overrides": []}
     for name, asked in [
@@ -303,7 +300,7 @@ def phases(device: str, repeats: int, environment: dict[str, str], report: Repor
 
 
 def commands(device: str, repeats: int, environment: dict[str, str], report: Report) -> None:
-    """`operant train` as it is: to its last word. After `phases` the caches are warm; else the first is cold."""
+    """`operant train` to its end. After `phases` the caches are warm; otherwise the first run is cold."""
     report("\n| `operant train` | seconds |\n|---|---|")
     for number in range(1, repeats + 1):
         took_s = command(["train", f"run.device={device}"], environment)
@@ -312,7 +309,7 @@ def commands(device: str, repeats: int, environment: dict[str, str], report: Rep
 
 
 def imports(repeats: int, report: Report) -> None:
-    """What importing costs, in turn and at once."""
+    """Cost of imports, one after another and at once."""
     report("\n| imports | seconds of the process, best |\n|---|---|")
     for name, program in IMPORTS.items():
         took_s = min(seconds_of(program) for _ in range(repeats))
@@ -321,7 +318,7 @@ def imports(repeats: int, report: Report) -> None:
 
 
 class Solved(NamedTuple):
-    """One training."""
+    """Result of one training."""
 
     recipe: Recipe
     seed: int
@@ -340,7 +337,7 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     from operant.training.evaluate import Evaluator
     from operant.worlds.device_world import DeviceWorld
 
-    # not the fastest, but none is measured for each recipe
+    # not necessarily the fastest: tile configs are not measured per recipe
     more = ["algo.kernel_config=first"] if device.type == "cuda" else []
     found = config.load(recipes.find_source("ppo/cartpole"), [*recipe.overrides(), *more, f"run.device={device}"])
     world = DeviceWorld(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
@@ -362,9 +359,7 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
 
 
 def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: float, report: Report) -> None:
-    """All recipes with the first seed, the better half with the next, and so on; whatever is left when the time is up
-    is not tried.
-    """
+    """All recipes with the first seed, the better half with the next, and so on, until the time is up."""
     began, tried, left = time.perf_counter(), {}, list(recipes)
     for seed in seeds:
         for recipe in left:
@@ -407,7 +402,7 @@ def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: floa
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the selected measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="auto")

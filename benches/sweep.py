@@ -1,18 +1,18 @@
-"""What a trial costs beside its training, and what a sweep finds. Prints JSON lines; a part that fails says so, and the
-next one begins.
+"""Overhead of a trial, and results of sweeps. Prints JSON lines; a failed part does not stop the others.
 
-python benches/sweep.py [--parts train,warm,profile,schedule,cartpole,breakout] [--device auto] [--trials 256] [--runs
-100] [--minutes 10] [--workers N]
-                         [--folder FOLDER] [--small]
+python benches/sweep.py [--parts train,warm,profile,schedule,cartpole,breakout] [--device auto] [--trials 256]
+    [--runs 100] [--minutes 10] [--workers N] [--folder FOLDER] [--small]
 
-train     `operant train cartpole` from its start to its end, twice: seconds warm      runs of CartPole's recipe, one
-after another in one worker: seconds a run beside its training, descriptors, memory, and the same bits as alone profile
-where a warm run's seconds go, by the functions that take most schedule  a curriculum of CartPole's gravity, with
-schedules of three scalars: resumed in its middle, the same bits as uninterrupted compile   Breakout's recipe for two
-iterations in each shape that its sweep tries, so that kernels are there cartpole  a sweep of CartPole's recipe: seconds
-of wall time after the first trial, and beside training, a trial breakout  a sweep of Breakout's recipe for some
-minutes, by the seconds to its target: the best so far after each trial. With `--folder` it goes on with that
-          folder's, with `--minutes` for all of it together
+train     `operant train cartpole` from start to end, twice: seconds
+warm      runs of CartPole's recipe one after another in one worker: seconds per run without its training,
+          descriptors, memory, and bits identical to a single run
+profile   the most expensive functions of a warm run
+schedule  a curriculum of CartPole's gravity with schedules of three scalars: a resumed run has the bits of an
+          uninterrupted one
+compile   Breakout's recipe for two iterations in each shape that its sweep tries, to fill the kernel cache
+cartpole  a sweep of CartPole's recipe: wall seconds after the first trial, and overhead per trial
+breakout  a sweep of Breakout's recipe for some minutes, by seconds to its target: the best after each trial. With
+          `--folder` it continues that folder's sweep, with `--minutes` for all of it together
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ BRIEF = "run.steps=250M", "algo.anneal_steps=450M", "algo.replay_ratio=1.0", "ev
 
 
 def say(**row: object) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(row), flush=True)
 
 
 def bits(run: runs.Run) -> str:
-    """The hash of a run's last checkpoint."""
+    """Hash of a run's last checkpoint."""
     last = sorted(run.checkpoints_path.glob("step-*"))[-1]
     return hashlib.sha256((last / "tensors.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def made(place: Path, words: list[str], recipe: str = "ppo/cartpole") -> runs.Run:
-    """A run of a recipe that has not begun."""
+    """A prepared run of a recipe."""
     asked = request.make(words, config=recipe, environment_file=None, settings={})
     return runs.create(place / "runs", None, asked.prefix, asked.document())
 
 
 def gpu_mb() -> int | None:
-    """What is in use of the GPU's memory, by all programs; None where the driver does not say."""
+    """GPU memory in use by all programs, MB; None if the driver does not report it."""
     index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     command = ["nvidia-smi", "-i", index, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -83,7 +83,7 @@ def gpu_mb() -> int | None:
 
 
 def process_figures(pid: int) -> dict[str, int | None]:
-    """What a process holds."""
+    """Resources held by a process."""
     place = Path(f"/proc/{pid}")
     pages = int((place / "statm").read_text().split()[1])
     return {
@@ -96,7 +96,7 @@ def process_figures(pid: int) -> dict[str, int | None]:
 
 
 def trained(worker: Worker, run: runs.Run, resume: str | None = None) -> int:
-    """Train a run in a worker; its exit code."""
+    """Train a run in a worker; returns its exit code."""
     worker.begin(run, resume=resume)
     while (ended := worker.ended()) is None:
         wait([worker], 0.25)
@@ -139,7 +139,7 @@ def warm(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
 
 
 def schedule(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
-    """A curriculum, with schedules by steps and by evaluations, whole and in two parts."""
+    """A curriculum with schedules by steps and by evaluations, uninterrupted and in two parts."""
     worker, iteration = Worker(place / "worker.log"), (64 if arguments.small else 1024) * 16
     for kernels in ("auto", "torch"):
         steps = 40 * iteration
@@ -213,7 +213,7 @@ def compiled(place: Path, arguments: argparse.Namespace, words: list[str]) -> No
 
 
 def train(place: Path, words: list[str]) -> None:
-    """The command that a newcomer types."""
+    """The first command of a newcomer."""
     for k in range(2):
         began = time.perf_counter()
         done = subprocess.run(
@@ -234,7 +234,7 @@ def train(place: Path, words: list[str]) -> None:
 
 
 def profile(place: Path, words: list[str]) -> None:
-    """Runs in this process, the last of them under Python's profiler."""
+    """Runs in this process, the last one under Python's profiler."""
     from operant.training import warm as here
     from operant.training import worker
 
@@ -258,7 +258,7 @@ def profile(place: Path, words: list[str]) -> None:
 
 
 def sweep(place: Path, part: str, text: str, words: list[str], arguments: argparse.Namespace) -> None:
-    """A sweep by the command."""
+    """Run a sweep by the command."""
     (place / f"{part}.toml").write_text(text)
     workers = ["--workers", str(arguments.workers)] if arguments.workers else []
     command = [sys.executable, "-m", "operant.cli", "sweep", f"{part}.toml", *words, "--json", *workers]
@@ -280,7 +280,7 @@ def sweep(place: Path, part: str, text: str, words: list[str], arguments: argpar
     endings = (runs.read_json(place / "runs" / trial["runs"][0] / "exit.json") for trial in trials)
     ended = sorted(ending["ended_realtime_ns"] / 1e9 for ending in endings if ending) or [
         0.0
-    ]  # those of this command, where the folder came without old runs
+    ]  # trials of this command, if the folder had no earlier runs
     better, best, curve = min if told["objective"] == "time_to_target" else max, None, []
     for trial in trials:
         if trial["state"] == "complete":
@@ -300,7 +300,7 @@ def sweep(place: Path, part: str, text: str, words: list[str], arguments: argpar
 
 
 def survive(part: str, work: Callable[[], None]) -> None:
-    """Do a part; say what it failed of."""
+    """Run a part and report its failure."""
     try:
         work()
     except Exception as error:
@@ -308,7 +308,7 @@ def survive(part: str, work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """All parts."""
+    """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="train,warm,profile,schedule,cartpole,breakout")
     parser.add_argument("--device", default="auto")

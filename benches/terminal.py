@@ -1,6 +1,6 @@
-"""A program in a pseudo-terminal, as a person has it: what it shows, when, and what it costs. For benches and tests.
+"""A program in a pseudo-terminal: its output, timing and cost. For benches and tests.
 
-Linux; needs psutil and, for `screen`, pyte. Knows nothing of Operant.
+Linux; needs psutil and, for `screen`, pyte. Independent of Operant.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ANSWERS = (
 
 
 class Terminal:
-    """A program in a pseudo-terminal of `columns` x `rows`. Everything it wrote is in `output`; `ended` once it has
-    closed its side.
+    """Program in a pseudo-terminal of `columns` x `rows`. `output` holds everything it wrote; `ended` is set once it
+    has closed its side.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Terminal:
         self._drawn = 0
 
     def read(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Take in what comes for so long, or until something holds (looked at whenever something came, and ten times a
-        second); whether it held.
+        """Read for `seconds`, or until a condition holds (checked after output and ten times per second); returns
+        whether it held.
         """
         end = time.perf_counter() + seconds
         while not (held := until()) and not self.ended and (left := end - time.perf_counter()) > 0:
@@ -82,11 +82,11 @@ class Terminal:
         return held or until()
 
     def text(self, first: int = 0) -> bytes:
-        """What was written from byte `first` on, without what moves the cursor or colours it."""
+        """Output from byte `first` on, without escape sequences."""
         return _ESCAPES.sub(b" ", bytes(self.output[first:]))
 
     def screen(self) -> list[str]:
-        """The lines a person sees now."""
+        """Current lines of the screen."""
         import pyte
 
         if self._screen is None:
@@ -103,22 +103,22 @@ class Terminal:
         return ["".join(self._screen.buffer[y][x].data for x in range(self.columns)) for y in range(self.rows)]
 
     def shows(self, words: str) -> bool:
-        """Whether some line of the screen has these words."""
+        """Whether some line of the screen contains the words."""
         return any(words in line for line in self.screen())
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Send keys."""
         os.write(self.descriptor, keys.encode())
 
     def resize(self, columns: int, rows: int) -> None:
-        """Drag the window's corner. What was written before is forgotten: it was laid out for another size."""
+        """Resize the window. Discards earlier output, which was laid out for another size."""
         self.columns, self.rows = columns, rows
         self.output.clear()
         self._screen = None
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def processes(self) -> list[psutil.Process]:
-        """The program and all below it."""
+        """The program and all its descendants."""
         try:
             own = psutil.Process(self.pid)
             return [own, *own.children(recursive=True)]
@@ -130,16 +130,16 @@ class Terminal:
         return sum(times.user + times.system for times in (process.cpu_times() for process in self.processes()))
 
     def memory_mb(self) -> float:
-        """Resident memory of all of it, in 10^6 bytes."""
+        """Resident memory of all processes, 10^6 bytes."""
         return sum(process.memory_info().rss for process in self.processes()) / 1e6
 
     def vanish(self) -> None:
-        """Take the terminal away from under the program, as a dropped connection does."""
+        """Close the terminal under the program, like a dropped connection."""
         os.close(self.descriptor)
         self.descriptor = -1
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code within so long (minus the signal where one ended it), or None."""
+        """Exit code within the time limit (negative for a signal), or None."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             if self.descriptor >= 0:
@@ -152,7 +152,7 @@ class Terminal:
         return None
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End the program unconditionally."""
         if self.pid > 0:
             for process in self.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,11 +1,10 @@
-"""What watching the agent costs a real PPO: `after` without a viewer, a frame, the first wish, and steps a second
-watched and not, in turn.
+"""Cost of watching the agent for PPO: `after` without a viewer, a frame, the first request, and steps per second.
 
     python benches/watch.py [--device cpu] [--env cartpole] [--lanes 1024] [--horizon 16] [--size 64] [--pairs 10]
-    [--seconds 3]
+        [--seconds 3]
 
 The loop is the trainer's: collect, update, meters, records to a metrics file. Watched and unwatched regions alternate,
-and so does which of a pair comes first. Before that, two trainers are compared byte for byte while wishes for one of
+as does their order within a pair. Before that, two trainers are compared byte for byte while requests to watch one of
 them come and go. Prints Markdown for benches/LOG.md.
 """
 
@@ -36,7 +35,7 @@ from operant.worlds.device_world import DeviceWorld  # noqa: E402
 
 
 class Loop:
-    """A trainer's loop without its checkpoints and evaluations."""
+    """A trainer's loop without checkpoints and evaluations."""
 
     def __init__(self, arguments, folder):
         env = envs.find(arguments.env)
@@ -63,7 +62,7 @@ class Loop:
         self.algo.start()
 
     def iterate(self, times):
-        """Some whole iterations, to their end."""
+        """Run whole iterations and synchronize."""
         for _ in range(times):
             self.meters.measure("collect", self.algo.collect)
             self.meters.measure("update", self.algo.update)
@@ -74,23 +73,23 @@ class Loop:
         self.settle()
 
     def settle(self):
-        """Wait for the device."""
+        """Synchronize the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def sps(self, iterations):
-        """Steps a second over some iterations."""
+        """Steps per second over some iterations."""
         began = time.perf_counter()
         self.iterate(iterations)
         return iterations * self.algo.steps_per_iteration / (time.perf_counter() - began)
 
     def bytes(self):
-        """Everything that a checkpoint would hold."""
+        """Content of a checkpoint."""
         return {name: tensor.cpu().numpy().tobytes() for name, tensor in self.algo.state("all").items()}
 
 
 def same_bytes(alone, shown, rounds):
-    """Whether two trainers stay the same while wishes for one of them come, change and run out."""
+    """Whether two trainers stay identical while requests to watch one of them come, change and expire."""
     draw = random.Random(1)
     for _ in range(rounds):
         if draw.random() < 0.7:
@@ -108,7 +107,7 @@ def same_bytes(alone, shown, rounds):
 
 
 def unwatched_ns(watcher):
-    """Nanoseconds of `after` without a viewer, the loop around it included: the least and the median over batches."""
+    """Nanoseconds of `after` without a viewer, including the loop: minimum and median over batches."""
     batch, found = range(10_000), []
     for _ in range(41):
         began = time.perf_counter_ns()
@@ -119,7 +118,7 @@ def unwatched_ns(watcher):
 
 
 def first_wish_s(loop, size):
-    """Seconds that the first frame of a process takes from the training."""
+    """Seconds of training time taken by the first frame of a process."""
     loop.watcher.want("greedy", size, math.inf)
     began = time.perf_counter()
     loop.watcher.after(loop.step)
@@ -128,7 +127,7 @@ def first_wish_s(loop, size):
 
 
 def frame_ms(loop, mode, size):
-    """Milliseconds on the host, and until all is done, of an `after` that draws."""
+    """Milliseconds of an `after` that draws: on the host, and until the device is done."""
     loop.watcher.want(mode, size, math.inf)
     host, whole = [], []
     for _ in range(12):
