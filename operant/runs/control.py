@@ -269,7 +269,7 @@ class Inbox:
         self._signature: tuple[int, ...] = ()
         self._changed_s = float("-inf")
         self._ignored: dict[str, tuple[int, ...]] = {}  # files that stay in the folder, by name: read once
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         with contextlib.suppress(OSError):
             os.mkdir(self._path, 0o700)
         with contextlib.suppress(OSError), _opened(self._path) as ctl:
@@ -298,7 +298,7 @@ class Inbox:
                 requests = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
                 return [request for name in requests if (request := self._take(ctl, name)) is not None]
         except OSError as error:
-            self._tell("ctl", f"cannot read requests: {safe(self._path, 400)} ({error.strerror})")
+            self._report_once("ctl", f"cannot read requests: {safe(self._path, 400)} ({error.strerror})")
             return []
 
     def settle(self, request: Request, result: str, text: str = "") -> None:
@@ -319,7 +319,7 @@ class Inbox:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(request.name, dir_fd=ctl)
         except OSError as error:
-            self._tell("done", f"cannot answer requests: {safe(self._path / 'done', 400)} ({error.strerror})")
+            self._report_once("done", f"cannot answer requests: {safe(self._path / 'done', 400)} ({error.strerror})")
 
     @staticmethod
     def _names(folder: int) -> set[str]:
@@ -337,7 +337,7 @@ class Inbox:
             request, problem = self._request(name, _read(ctl, name, stats))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            self._tell(name, f"ignored {safe(name)} in {safe(self._path, 400)}: {reason}")
+            self._report_once(name, f"ignored {safe(name)} in {safe(self._path, 400)}: {reason}")
             return None
         renewed = bool(_WATCH.fullmatch(name))
         if renewed:
@@ -376,10 +376,10 @@ class Inbox:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=done)
 
-    def _tell(self, about: str, line: str) -> None:
+    def _report_once(self, about: str, line: str) -> None:
         """Report a line once for each subject."""
-        if about not in self._told and len(self._told) < _MOST_NAMES:
-            self._told.add(about)
+        if about not in self._reported and len(self._reported) < _MOST_NAMES:
+            self._reported.add(about)
             self._report(line)
 
 

@@ -109,7 +109,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
         with contextlib.suppress(OSError):
             path.rmdir()
         raise
-    _enter(path, created_ns)
+    _add_to_index(path, created_ns)
     return Run(path.name, path, document)
 
 
@@ -188,7 +188,7 @@ def is_indexed(run: Run) -> bool:
     return False
 
 
-def _enter(path: Path, created_ns: int) -> None:
+def _add_to_index(path: Path, created_ns: int) -> None:
     """Add a run to the index and drop entries of deleted runs. Entries stay if their whole root is missing (a disk that
     is not mounted).
     """

@@ -32,7 +32,7 @@ from operant.errors import BadFileError, BusyError, MachineError, UsageError
 from operant.runs import SESSION_MARK, Reader, Run, log_end, signal_worker
 
 __all__ = [
-    "Began",
+    "ExitRecord",
     "announce",
     "claimed",
     "detach_problem",
@@ -273,7 +273,7 @@ def mark_session() -> None:
     _say(f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}")
 
 
-class Began:
+class ExitRecord:
     """Start of a worker; writes exit.json at its end."""
 
     def __init__(self) -> None:
@@ -316,7 +316,7 @@ class _Waiter:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         mark_session()
-        began = Began()
+        record = ExitRecord()
         try:
             self._worker = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL)
         except OSError as error:
@@ -327,7 +327,7 @@ class _Waiter:
                 self._worker.terminate()
             code = self._worker.wait()
         try:
-            began.write_ending(self._folder, code, None if self._worker is None else self._worker.pid)
+            record.write_ending(self._folder, code, None if self._worker is None else self._worker.pid)
         except MachineError as error:
             _say(f"operant: {error}")
 

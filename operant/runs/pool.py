@@ -40,7 +40,7 @@ class Worker:
     def __init__(self, log: Path, argv: Sequence[str] | None = None) -> None:
         self._log, self._argv = log, list(argv or launch.module_command(_WORKER))
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = launch.Began()
+        self._exit_record = launch.ExitRecord()
         self.run: Run | None = None
         self._stopping = False  # the run is signalled once its worker can be reached
 
@@ -77,7 +77,7 @@ class Worker:
         for _ in range(2):  # a worker that died between runs is noticed at the first write
             self.warm()
             assert self._process is not None and self._process.stdin is not None
-            self._began = launch.Began()
+            self._exit_record = launch.ExitRecord()
             try:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
@@ -112,7 +112,7 @@ class Worker:
             if runs.state(run).word == "finished":  # the worker died after the end of the run
                 code = 0
         self.run, self._stopping = None, False
-        ending = self._began.write_ending(run.path, code, pid)
+        ending = self._exit_record.write_ending(run.path, code, pid)
         stopped = code in (-signal.SIGTERM, -signal.SIGINT) and ending["last_step"] is None
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 

@@ -113,7 +113,7 @@ def assess(observation: Observation, previous: Assessment | None, now_s: float) 
     """
     status = observation.status
     if status is None:
-        return Assessment(_name(observation, 0.0, 0.0, None))
+        return Assessment(_table_state(observation, 0.0, 0.0, None))
     if previous is None or previous.main_count < 0:
         heartbeat_s = now_s - max(0.0, observation.heartbeat_age_s or 0.0)
         main_s = now_s - max(0.0, observation.record_age_s or 0.0)
@@ -125,19 +125,21 @@ def assess(observation: Observation, previous: Assessment | None, now_s: float) 
             usual = (*usual, (now_s - main_s) / moved)[-_GAPS:]
         if moved:
             main_s = now_s
-    state = _name(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
+    state = _table_state(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
     if status.phase in _LONG_PHASES or status.state == "paused":
         main_s = now_s  # time in a long phase, or paused, is not part of an iteration
     return Assessment(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
 
 
-def _name(observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None) -> State:
+def _table_state(
+    observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None
+) -> State:
     """State by the table, from top to bottom."""
     status, record = observation.status, observation.record
     if observation.broken is not None:
         return State("unreadable", observation.broken)
     if status is not None and status.state in TERMINAL and not _overtaken(observation):
-        return State(status.state, _stopper(observation, status) if status.state == "stopped" else None)
+        return State(status.state, _stopped_by(observation, status) if status.state == "stopped" else None)
     if observation.held is None:
         return State(
             "remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}"
@@ -159,7 +161,7 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
             if main_still_s > _STALLED_S
             else None
         )
-        return State("stopping", ", ".join(filter(None, (_stopper(observation, status), doing))) or None)
+        return State("stopping", ", ".join(filter(None, (_stopped_by(observation, status), doing))) or None)
     if record is None or record.step == 0:
         return State("starting", observation.phase_text or status.phase)
     if main_still_s > max(_STALLED_S, _STALLED_ITERATIONS * (usual_s or 0.0)) and status.phase not in _LONG_PHASES:
@@ -179,7 +181,7 @@ def _overtaken(observation: Observation) -> bool:
     ) not in (None, *_UNCHANGED_CODES)
 
 
-def _stopper(observation: Observation, status: Status) -> str | None:
+def _stopped_by(observation: Observation, status: Status) -> str | None:
     by = _signal_name(status.reason) if status.reason else observation.stopped_by
     return f"by {by}" if by else None
 

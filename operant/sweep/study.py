@@ -82,9 +82,9 @@ class Study:
         """Take a trial of a process that is gone: the engine's trial and its values. Within `turn`."""
         import optuna
 
-        taken = optuna.Trial(self._study, trial._trial_id)
-        self.claim(taken, ids)
-        return taken, self._plan.values(taken)
+        own = optuna.Trial(self._study, trial._trial_id)
+        self.claim(own, ids)
+        return own, self._plan.values(own)
 
     @staticmethod
     def claim(trial: optuna.Trial, ids: list[str]) -> None:

@@ -371,7 +371,7 @@ def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) 
 
 def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> int:
     """Train as one of a launcher's ranks: each rank logs to its own file, and rank 0 records the exit code."""
-    document, began = runs.read_json(folder / "run.json"), launch.Began()
+    document, began = runs.read_json(folder / "run.json"), launch.ExitRecord()
     try:
         if not document:
             raise MachineError(

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
-class Found(NamedTuple):
+class CheckpointInfo(NamedTuple):
     """A checkpoint by its manifest, files not read, and the text of its configuration if it has one."""
 
     manifest: Manifest
@@ -263,7 +263,7 @@ class Store:
         except OSError:
             return []
 
-    def newest(self, which: str | int = "last") -> Found | None:
+    def newest(self, which: str | int = "last") -> CheckpointInfo | None:
         """Checkpoint that `load` tries first; None without one. Reads no tensor."""
         try:
             with atomic.opened(self.folder) as root:
@@ -285,7 +285,7 @@ class Store:
         if found is None:
             return None
         config = self.folder / found[0] / CONFIG
-        return Found(found[1], config if config.is_file() else None)
+        return CheckpointInfo(found[1], config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
         """Load the last checkpoint, the best one, or that of a step: the first valid one; each skipped one is reported.

@@ -66,7 +66,7 @@ class Reading:
         rewinds = [(head.session, head.rewind_to) for head in heads if head is not None and head.rewind_to is not None]
         last: dict[int, int] = {}  # highest record number of each session
         for path, head in zip(paths, heads, strict=True):
-            gathered: _Gathered | None = None
+            builder: _ChunkBuilder | None = None
             for session, schema, rows in self._rows(path, schemas):
                 limit = min((step for later, step in rewinds if later > session), default=None)
                 selected = _select(rows, last.get(session, -1), limit)
@@ -77,13 +77,13 @@ class Reading:
                     continue
                 last[session] = selected[0][-1]
                 every = head.every if head is not None else 1
-                if gathered is not None and (gathered.key != (session, schema, every) or gathered.full):
-                    yield gathered.chunk()
-                    gathered = None
-                gathered = gathered or _Gathered(session, schema, schemas[schema], every)
-                gathered.add(selected)
-            if gathered is not None:
-                yield gathered.chunk()
+                if builder is not None and (builder.key != (session, schema, every) or builder.full):
+                    yield builder.chunk()
+                    builder = None
+                builder = builder or _ChunkBuilder(session, schema, schemas[schema], every)
+                builder.add(selected)
+            if builder is not None:
+                yield builder.chunk()
 
     def _rows(self, path: Path, schemas: dict[int, tuple[Metric, ...]]) -> Iterator[tuple[int, int, list[array[int]]]]:
         """Session, schema and columns of words of every record frame."""
@@ -148,7 +148,7 @@ def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array
     return rows
 
 
-class _Gathered:
+class _ChunkBuilder:
     """Frames to be merged into one chunk."""
 
     def __init__(self, session: int, schema: int, metrics: tuple[Metric, ...], every: int) -> None:
@@ -157,8 +157,8 @@ class _Gathered:
         self._words: list[array[int]] = [array("Q") for _ in range(FIXED + len(metrics))]
 
     def add(self, rows: Iterable[array[int]]) -> None:
-        for gathered, column in zip(self._words, rows, strict=True):
-            gathered.extend(column)
+        for words, column in zip(self._words, rows, strict=True):
+            words.extend(column)
         self.rows = len(self._words[0])
 
     @property

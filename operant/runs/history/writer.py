@@ -196,7 +196,7 @@ class History:
         """Thin a segment step by step while the history exceeds its quota."""
         if self._thinning is None and self._disk.total > self._quota and now >= self._thin_s:
             self._thin_s = now + _RETRY_S
-            victim = self._disk.thickest()
+            victim = self._disk.least_thinned()
             self._thinning = None if victim is None else thin(victim)
         if self._thinning is not None:
             try:
@@ -288,7 +288,7 @@ class _Disk:
                 total += path.stat().st_size if path != self._path else 0
         self._others = total
 
-    def thickest(self) -> Path | None:
+    def least_thinned(self) -> Path | None:
         """Finished segment that was thinned least, the oldest of those; None if no segment is worth it."""
         candidates: list[tuple[int, int, Path]] = []
         for number, path in segments.segments(self._folder):

@@ -23,7 +23,7 @@ from operant.errors import MachineError, OperantError
 _MAPPABLE: Final = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630))
 
 
-class Mapped:
+class MappedFile:
     """Metrics file through a shared map. Unmapped with its last reference, so that no other thread stores to an
     unmapped page.
     """
@@ -65,7 +65,7 @@ class Mapped:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
 
 
-class Written:
+class PwriteFile:
     """Metrics file by `pwrite`. A failed write is counted, not repeated: the next one replaces it, and training
     continues.
     """
@@ -105,7 +105,7 @@ class Written:
         """Nothing to do in a forked child: its descriptor closes with this object."""
 
 
-class Gone:
+class ClosedFile:
     """Placeholder for the file after `close` or in a forked child."""
 
     backend: Final = "none"
@@ -132,10 +132,10 @@ class Gone:
         """Nothing to do."""
 
 
-Store: TypeAlias = "Mapped | Written | Gone"
+Store: TypeAlias = "MappedFile | PwriteFile | ClosedFile"
 
 
-def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> Mapped | Written:
+def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> MappedFile | PwriteFile:
     """Create a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode
     0600.
 
@@ -149,7 +149,7 @@ def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map"
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         _allocate(descriptor, size)
         _write_all(descriptor, content)
-        kind = Mapped if backend == "map" or (backend == "auto" and _mappable(descriptor)) else Written
+        kind = MappedFile if backend == "map" or (backend == "auto" and _mappable(descriptor)) else PwriteFile
         store, descriptor = kind(descriptor, size), -1  # the store owns the descriptor now
         os.rename(temporary, path)
     except (OSError, ValueError) as error:

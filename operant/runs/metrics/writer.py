@@ -333,7 +333,7 @@ class Writer:
 
     def close(self) -> None:
         """Close the file, which stays. Set a terminal state before."""
-        self._store = fixedfile.Gone("it is closed")
+        self._store = fixedfile.ClosedFile("it is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -357,7 +357,7 @@ def _disarm() -> None:
     """Disable the copies of all writers in a forked child."""
     for writer in list(_WRITERS):
         writer._store.forget()
-        writer._store = fixedfile.Gone("this process was forked from the trainer, and only the trainer writes")
+        writer._store = fixedfile.ClosedFile("this process was forked from the trainer, and only the trainer writes")
         writer._turn, writer._event_turn = threading.Lock(), threading.Lock()
 
 
