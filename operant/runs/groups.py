@@ -233,7 +233,7 @@ def kill(group: Group) -> None:
         runs.signal_worker(run, signal.SIGKILL)
 
 
-class Seeds(Journal[Trial]):
+class SeedJournal(Journal[Trial]):
     """Journal of a group: group.json. A trial is the run of one seed."""
 
     def __init__(self, group: Group) -> None:
@@ -280,7 +280,7 @@ def train(group: Group) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stops.append(number))
-    journal = Seeds(group)
+    journal = SeedJournal(group)
     journal.write(supervisor=runs.identity(), problem=None, code=None)
     count = max(1, runs.integer_of(group.document, "side_by_side") or 1)
     workers = [pool.Worker(group.path / f"worker-{k}.log") for k in range(count)]
