@@ -97,14 +97,14 @@ def _unpack(path: Path, folder: Path) -> str:
         for member in packed:
             parts = PurePosixPath(member.name).parts
             id_ = id_ or (parts[0] if parts else "")
-            sound = (
+            is_valid = (
                 parts
                 and parts[0] == id_
                 and ID.fullmatch(id_)
                 and ".." not in parts
                 and not member.name.startswith("/")
             )
-            if not sound or not (member.isfile() or member.isdir()):
+            if not is_valid or not (member.isfile() or member.isdir()):
                 raise BadFileError(
                     f"{runs.display_path(path)} is not an archive of a run: it holds {ascii(member.name)[:80]}"
                 )

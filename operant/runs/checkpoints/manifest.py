@@ -63,8 +63,8 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
     except KeyError as error:
         raise BadFileError(f"the manifest lacks {error.args[0]}") from None
     counts = [manifest.session, manifest.step, manifest.task, manifest.created_realtime_ns, manifest.parent_step or 0]
-    sound = all(type(count) is int and count >= 0 for count in counts) and type(manifest.run_uuid) is str
-    if not sound or type(manifest.best) is not bool or type(manifest.best_value) not in (float, type(None)):
+    is_valid = all(type(count) is int and count >= 0 for count in counts) and type(manifest.run_uuid) is str
+    if not is_valid or type(manifest.best) is not bool or type(manifest.best_value) not in (float, type(None)):
         raise BadFileError("the manifest has a value of a wrong type")
     return manifest
 

@@ -378,10 +378,10 @@ class Store:
                 candidates = [
                     self._verify(root, name, step) for name, step in names_in(root) if STEP_NAME.fullmatch(name)
                 ]
-                sound = [candidate for candidate in candidates if candidate.manifest is not None]
-                best = next(iter(in_order(sound, "best")), None)
+                valid = [candidate for candidate in candidates if candidate.manifest is not None]
+                best = next(iter(in_order(valid, "best")), None)
                 for candidate in candidates:
-                    newer = sum(other.newer_than(candidate) for other in sound)
+                    newer = sum(other.newer_than(candidate) for other in valid)
                     if newer >= max(self._keep, 2) and candidate is not best and not candidate.foreign:
                         self._verified.pop(candidate.name, None)
                         atomic.discard(root, candidate.name)
