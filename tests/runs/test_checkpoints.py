@@ -148,12 +148,12 @@ def test_no_pickle_in_the_sources():
 
 def test_loading_without_any_checkpoint_raises_not_found(store, said):
     assert store.steps() == []
-    with pytest.raises(NotFoundError, match="no checkpoints yet"):
+    with pytest.raises(NotFoundError, match="No checkpoint has been saved yet"):
         store.load()
     save_bytes(store, 100, 200)
-    with pytest.raises(NotFoundError, match=r"of step 150.*steps 100, 200"):
+    with pytest.raises(NotFoundError, match=r"of step 150.*steps: 100, 200"):
         store.load(150)
-    with pytest.raises(NotFoundError, match=r"marked as best.*steps 100, 200"):
+    with pytest.raises(NotFoundError, match=r"marked as best.*steps: 100, 200"):
         store.load("best")
     with pytest.raises(NotFoundError, match="use last, best or a step"):
         store.load("first")

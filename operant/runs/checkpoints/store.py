@@ -34,7 +34,7 @@ from operant.runs.checkpoints.tensors import CONFIG, STATE, TENSORS, Checkpoint,
 if TYPE_CHECKING:
     import torch
 
-FAILURES_TO_TELL = 3
+FAILURES_TO_REPORT = 3
 OVERHEAD_BYTES = 65536  # manifest and partly filled blocks
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
 class CheckpointInfo(NamedTuple):
-    """A checkpoint by its manifest, files not read, and the text of its configuration if it has one."""
+    """Manifest of a checkpoint, and the path of its configuration file if it has one. Other files are not read."""
 
     manifest: Manifest
     config: Path | None
@@ -85,7 +85,7 @@ class Store:
     @property
     def failing(self) -> bool:
         """Whether the last three or more saves have all failed."""
-        return self._failures >= FAILURES_TO_TELL
+        return self._failures >= FAILURES_TO_REPORT
 
     @property
     def saving(self) -> bool:
@@ -274,27 +274,20 @@ class Store:
                 ]
         except OSError:
             return None
-        found = next(
-            (
-                (candidate.name, candidate.manifest)
-                for candidate in in_order(candidates, which)
-                if candidate.manifest is not None
-            ),
-            None,
-        )
-        if found is None:
+        newest = next((one for one in in_order(candidates, which) if one.manifest is not None), None)
+        if newest is None or newest.manifest is None:
             return None
-        config = self.folder / found[0] / CONFIG
-        return CheckpointInfo(found[1], config if config.is_file() else None)
+        config = self.folder / newest.name / CONFIG
+        return CheckpointInfo(newest.manifest, config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
         """Load the last checkpoint, the best one, or that of a step: the first valid one; each skipped one is reported.
 
         Raises NotFoundError, with the existing steps, if there is none; BadFileError if all suitable ones are damaged.
         """
-        found = self._find(which, unpack)
-        self._parent_step = found.step
-        return found
+        checkpoint = self._find(which, unpack)
+        self._parent_step = checkpoint.step
+        return checkpoint
 
     def load_files(self, which: str | int = "last") -> tuple[Manifest, dict[str, bytes]]:
         """Like `load`, but returns the bytes of the files; without torch."""
@@ -313,16 +306,16 @@ class Store:
                 ]
                 reasons = []
                 for candidate in in_order(candidates, which):
-                    found, problem = self._try(root, candidate, accept)
-                    if found is not None:
-                        return found
+                    result, problem = self._try(root, candidate, accept)
+                    if result is not None:
+                        return result
                     reasons.append(f"{candidate.name}: {problem}")
                     self._report(f"checkpoint {candidate.name} skipped: {problem}")
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 raise BadFileError(f"cannot read the checkpoints in {self.folder}: {error.strerror or error}") from None
             reasons = []
-        wanted = (
+        described = (
             f"checkpoint of step {step}"
             if step is not None
             else "checkpoint marked as best"
@@ -330,8 +323,10 @@ class Store:
             else "checkpoint"
         )
         if reasons:
-            raise BadFileError(f"no valid {wanted} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons))
-        raise NotFoundError(f"no {wanted} in {self.folder}. {self._existing()}")
+            raise BadFileError(
+                f"no valid {described} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons)
+            )
+        raise NotFoundError(f"no {described} in {self.folder}. {self._existing()}")
 
     def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
         """Result of `accept` for a candidate with valid files; None and the reason otherwise."""
@@ -345,7 +340,7 @@ class Store:
 
     def _existing(self) -> str:
         steps = self.steps()
-        return f"There are those of steps {', '.join(map(str, steps))}" if steps else "There are no checkpoints yet"
+        return f"Saved steps: {', '.join(map(str, steps))}" if steps else "No checkpoint has been saved yet"
 
     def _own(self, fields: dict[str, Any], step: int) -> Manifest:
         """Manifest of this run and this step; raises BadFileError otherwise."""
@@ -413,9 +408,9 @@ def load_file(path: Path) -> Checkpoint:
     """
     folder = path.parent if path.is_file() else path
     try:
-        found = folder.resolve(strict=True)
-        fields, files = atomic.read(None, str(found))
-        return unpack(found, read_manifest(fields), files)
+        folder = folder.resolve(strict=True)
+        fields, files = atomic.read(None, str(folder))
+        return unpack(folder, read_manifest(fields), files)
     except FileNotFoundError:
         raise NotFoundError(f"no checkpoint at {path}") from None
     except (BadFileError, OSError) as error:
