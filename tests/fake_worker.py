@@ -1,12 +1,18 @@
 """A worker that learns nothing and needs only the standard library: python fake_worker.py RUN_DIR BEHAVIOUR.
 
-finish      50 records, an evaluation now and then, then finished (0) forever     records until SIGTERM or a request,
-then a checkpoint and stopped (130); pauses, goes on and makes checkpoints when it is asked to slow        as forever,
-but a stop takes it 3 s mute        the same, but takes no requests deaf        neither requests nor SIGTERM fork
-as forever, with a forked child that outlives it and holds all it has open quiet       holds the lock and tells a phase,
-no metrics file early       an error before the first record (2) raise       a traceback after three records (1) hang
-the main loop stands still after three records, the heart goes on die         SIGKILL after three records segfault    a
-warning, then SIGSEGV after three records, in an environment of the user's own
+finish    50 records with some evaluations, then finished (0)
+forever   records until SIGTERM or a request, then a checkpoint and stopped (130); pauses, continues and saves
+          checkpoints on request
+slow      like forever, but a stop takes 3 s
+mute      like forever, but takes no requests
+deaf      takes neither requests nor SIGTERM
+fork      like forever, with a forked child that outlives it and holds all of its descriptors
+quiet     holds the lock and reports a phase, without a metrics file
+early     an error before the first record (2)
+raise     a traceback after three records (1)
+hang      the main loop stops after three records, heartbeats continue
+die       SIGKILL after three records
+segfault  a warning, then SIGSEGV after three records, in an environment of the user
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_false_saves_none_and_says_so(here, tmp_path, caplog):
     )
     assert json.loads((sorted(run.checkpoints_path.glob("step-*"))[-1] / "state.json").read_text())["tier"] == "train"
     go_on(run, f"run.steps={6 * ITERATION}", "checkpoint.replay=true")
-    assert "warm resume: the replay starts empty: it was not saved" in caplog.text and len(replays(run)) == 1
+    assert "warm resume: the replay starts empty: not saved" in caplog.text and len(replays(run)) == 1
 
 
 def test_auto_leaves_nine_tenths_of_the_free_disk(here, tmp_path, caplog, monkeypatch):

@@ -120,7 +120,7 @@ def test_inputs_that_can_never_be_saved_raise_at_once(store):
         store.save(1, {"w": torch.ones(3, device="meta")}, {}, session=1)
     with pytest.raises(TypeError):
         store.save_async(1, {}, {"a": torch.ones(1)}, session=1)
-    with pytest.raises(ValueError, match="step is -1"):
+    with pytest.raises(ValueError, match="step=-1 must be"):
         store.save(-1, {}, {}, session=1)
     assert not store.folder.exists()
 
@@ -405,7 +405,7 @@ RECORD = {"bytes": 1, "sha256": "0" * 64}
         ({"files": {"state.json": {"bytes": 10**30, "sha256": "0" * 64}}}, "instead of"),
         ({"files": {"state.json": {"bytes": 1, "sha256": "zz"}}}, "no size"),
         ({"format": 2}, "format 2; this version reads format 1"),
-        ({"step": 300}, "says step 300"),
+        ({"step": 300}, "has step 300"),
         ({"step": "200"}, "wrong type"),
         ({"session": True}, "wrong type"),
         ({"best_value": "x\x1b[31m"}, "wrong type"),

@@ -767,7 +767,7 @@ def test_thinning_that_fails_leaves_the_segment(tmp_path, monkeypatch):
     assert path.read_bytes() == data
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="no head"):
+    with pytest.raises(ValueError, match="no readable head"):
         thin_now(path)
 
 

@@ -276,7 +276,7 @@ def test_frames_that_do_not_fit_raise(tmp_path):
             (bytes(5), 1, 1, 1),
             (bytes(4), 0, 1, 1),
         ):
-            with pytest.raises(ValueError, match=r"no \d pictures"):
+            with pytest.raises(ValueError, match=r"do not hold \d pictures"):
                 writer.frame(0, pixels, lanes=lanes, height=height, width=width)
             assert reader.frame() is None
         with pytest.raises(ValueError, match="step >= 0"):
@@ -685,7 +685,7 @@ def test_bad_metrics_are_all_named(tmp_path):
         writer_at(tmp_path, run_uuid=b"short")
     with pytest.raises(ConfigError, match=r"event_capacity 12: must be a power of two[^$]*frame_bytes -1"):
         writer_at(tmp_path, event_capacity=12, frame_bytes=-1)
-    with pytest.raises(ConfigError, match="need more than 1073741824 bytes"):
+    with pytest.raises(ConfigError, match="exceed 1073741824 bytes"):
         writer_at(tmp_path, [Metric(f"m{index}") for index in range(4096)], capacity=1 << 15)
     assert os.listdir(tmp_path) == []
 
@@ -1184,7 +1184,7 @@ def test_hostile_texts_are_made_printable(tmp_path):
 def test_a_file_truncated_at_any_size_is_refused_or_valid(tmp_path):
     data = golden()
     for size in [0, 1, 7, 8, 100, 4091, 4095, 4096, 8191, 8192, 8193, 8704, 12288, 12289, 13824, 65535]:
-        refused(put(tmp_path, data[:size]), "cut short|truncated")
+        refused(put(tmp_path, data[:size]), "truncated")
     path = put(tmp_path, data)
     for size in (60000, 12288 + 100, 12288, 8192, 4096 + 500, 4096, 100, 0):
         path.write_bytes(data)
@@ -1209,12 +1209,12 @@ def test_a_file_truncated_at_any_size_is_refused_or_valid(tmp_path):
 
 def test_paths_that_are_not_regular_files_are_refused(tmp_path):
     refused(tmp_path / "absent", "cannot be opened .*No such file")
-    refused(tmp_path, "no regular file")
+    refused(tmp_path, "not a regular file")
     os.mkfifo(tmp_path / "fifo")
-    refused(tmp_path / "fifo", "no regular file")
+    refused(tmp_path / "fifo", "not a regular file")
     (tmp_path / "link").symlink_to(GOLDEN)
     refused(tmp_path / "link", "symbolic link")
-    refused(Path("/dev/zero"), "no regular file")
+    refused(Path("/dev/zero"), "not a regular file")
     refused(Path(str(tmp_path) + "/a\0b"), "cannot be opened")
     refused(tmp_path / ("x" * 300), "cannot be opened")
     refused(tmp_path / "bad\x1b[2Jname", r"bad\[2Jname")
