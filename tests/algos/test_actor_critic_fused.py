@@ -14,7 +14,8 @@ from toys import PUSH
 
 from operant import envs
 from operant.errors import ConfigError
-from operant.kernels.actor_critic import shape, wide_shape
+from operant.kernels.actor_critic.narrow import spec as narrow_spec
+from operant.kernels.actor_critic.wide import spec as wide_spec
 from operant.nn import mlp
 
 pytest.importorskip("triton")
@@ -126,10 +127,10 @@ def test_a_seed_has_its_bits():
 @pytest.mark.parametrize(
     ("net", "algo", "words"),
     [
-        ({"layer_norm": True, "hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
+        ({"layer_norm": True, "hidden": (16,)}, {}, "1 hidden layers \\(must be 2 to 6"),
         ({"hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
         ({"hidden": (1025, 8)}, {}, "more than 1024 units"),
-        ({"layer_norm": True, "critic_hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
+        ({"layer_norm": True, "critic_hidden": (16,)}, {}, "1 hidden layers \\(must be 2 to 6"),
         ({"critic_hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
         ({"layer_norm": True}, {"critic": "c51", "atoms": 129}, "a support of 129 atoms is larger than 128"),
         ({}, {"batch_size": 24}, "not a multiple of 16"),
@@ -148,7 +149,7 @@ def test_what_cannot_be_fused_is_said(net, algo, words):
     ("net", "algo", "words"),
     [
         ({"layer_norm": True}, {}, "layer normalization"),
-        ({"activation": "silu"}, {}, '"silu" is not one of theirs'),
+        ({"activation": "silu"}, {}, '"silu" is not supported'),
         ({"hidden": (64, 257)}, {}, "more than 256 units"),
         ({"hidden": (8, 8, 8, 8)}, {}, "more than 3 hidden layers"),
         ({}, {"batch_size": 4096}, "larger than 2048"),
@@ -169,18 +170,18 @@ def launches(made, precision):
     """(kernel, arguments, options) of each launch of two updates and their tick, by kernels that have no GPU
     to run on.
     """
-    from operant.kernels.actor_critic.learner import Learner
+    from operant.kernels.actor_critic.narrow.engine import NarrowEngine
 
     task = actor_critic_task(made)
-    learner, found = Learner(shape.describe(task, precision), task), []
-    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
-    learner.prepare()
-    learner.act(0)
-    learner.store(0)
-    learner.update(1, 0)
-    learner.update(1, 1)
+    engine, found = NarrowEngine(narrow_spec.describe(task, precision), task), []
+    engine.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    engine.prepare()
+    engine.act(0)
+    engine.store(0)
+    engine.update(1, 0)
+    engine.update(1, 1)
     names = {kernel.__name__ for kernel, *_ in found}
-    assert {"sample", "act", "pack_network", "evaluate", "judge", "improve", "step"} <= names
+    assert {"sample", "act", "pack_network", "evaluate", "action_gradient", "actor_gradient", "step"} <= names
     return found
 
 
@@ -218,49 +219,75 @@ def test_kernels_compile(make, env, precision, net, algo):
 @pytest.mark.parametrize(
     ("precision", "layer_norm", "hidden", "own"),
     [
-        ("bf16", True, (256, 96, 64), {"project", "improve_few"}),
+        ("bf16", True, (256, 96, 64), {"project", "actor_gradient_unrolled"}),
         (
             "bf16",
             True,
             (768, 384, 192),
-            {"first_layer", "first_layers", "hidden_layer", "input_gradient", "improve_few"},
+            {"first_layer", "first_layers", "hidden_layer", "input_gradient", "actor_gradient_unrolled"},
         ),
         (
             "bf16",
             False,
             (768, 384, 192),
-            {"first_layers", "first_slopes", "first_gradient", "first_reduce", "action_slopes", "improve_few"},
+            {
+                "first_layers",
+                "first_backward",
+                "first_gradient",
+                "first_reduce",
+                "reduce_action_gradient",
+                "actor_gradient_unrolled",
+            },
         ),
         pytest.param(
-            "tf32", False, (768, 384, 192), {"first_layer", "hidden_layer", "improve_few"}, marks=pytest.mark.soak
+            "tf32",
+            False,
+            (768, 384, 192),
+            {"first_layer", "hidden_layer", "actor_gradient_unrolled"},
+            marks=pytest.mark.soak,
         ),
         pytest.param(
-            "bf16", True, (512, 200), {"first_layer", "forward_layer", "value", "improve"}, marks=pytest.mark.soak
+            "bf16",
+            True,
+            (512, 200),
+            {"first_layer", "activate_layer", "q_values", "actor_gradient"},
+            marks=pytest.mark.soak,
         ),
     ],
 )
 def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
-    from operant.kernels.actor_critic.wide import WideLearner
-    from operant.kernels.actor_critic.wide_atoms import AtomsLearner
+    from operant.kernels.actor_critic.wide.c51 import C51Engine
+    from operant.kernels.actor_critic.wide.engine import WideEngine
 
     net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
     critic = "c51" if "project" in own else "scalar"
     task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic))
-    learner, found = (AtomsLearner if critic == "c51" else WideLearner)(wide_shape.describe(task, precision), task), {}
-    learner._asked = 0  # no products
-    learner.launch = lambda kernel, grid, *arguments, **options: found.setdefault(
+    engine, found = (C51Engine if critic == "c51" else WideEngine)(wide_spec.describe(task, precision), task), {}
+    engine._asked = 0  # no products
+    engine.launch = lambda kernel, grid, *arguments, **options: found.setdefault(
         (kernel.__name__, repr(options)), (kernel, arguments, options)
     )
-    learner.prepare()
-    learner.act(0)
-    learner.store(0)
-    learner.update(1, 0)
-    learner.update(1, 1)
-    every = {"read_lanes", "act", "draw", "criticise", "judge", "backward_layer", "reduce", "step", "count", "finish"}
+    engine.prepare()
+    engine.act(0)
+    engine.store(0)
+    engine.update(1, 0)
+    engine.update(1, 1)
+    every = {
+        "load_lanes",
+        "act",
+        "sample_actions",
+        "critic_gradient",
+        "min_q_gradient",
+        "backward_layer",
+        "reduce",
+        "step",
+        "count",
+        "finish",
+    }
     assert every | own <= {name for name, _ in found}
     assert max(compile_for(90, *launch) for launch in found.values()) <= 227 << 10
     slopes = [
-        launch for (name, _), launch in found.items() if name in ("first_slopes", "first_gradient")
+        launch for (name, _), launch in found.items() if name in ("first_backward", "first_gradient")
     ]  # whose tiles are the same on every GPU
     assert all(compile_for(120, *launch) <= 99 << 10 for launch in slopes)
 

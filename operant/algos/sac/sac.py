@@ -360,16 +360,9 @@ class SAC(OffPolicy):
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
         return Estimate(steps, flops, moved, config.trial())
 
-    def fused_task(self) -> actor_critic.Task:
+    def fused_task(self) -> actor_critic.ActorCriticTask:
         """Describe this algorithm to the fused kernels."""
-        stochastic = actor_critic.Stochastic(
-            self.log_temperature,
-            self.temperature_adam,
-            self.target_entropy,
-            self.reward_scale.factor,
-            self.head.support,
-        )
-        return actor_critic.Task(
+        return actor_critic.ActorCriticTask(
             self.config,
             self.cycle,
             self.actor,
@@ -377,7 +370,10 @@ class SAC(OffPolicy):
             self.target_flat,
             self.actor_adam,
             self.critic_adam,
-            stochastic,
+            actor_critic.StochasticActor(self.log_temperature, self.temperature_adam, self.target_entropy),
+            self.reward_scale.factor,
+            self.head.support,
+            self.TERMS,
             self.totals,
         )
 

@@ -316,13 +316,10 @@ class TD3(OffPolicy):
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
         return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.trial())
 
-    def fused_task(self) -> actor_critic.Task:
+    def fused_task(self) -> actor_critic.ActorCriticTask:
         """Describe this algorithm to the fused kernels."""
         config = self.config
-        deterministic = actor_critic.Deterministic(
-            self.target_actor.flat, self.exploration, config.target_noise, config.target_noise_clip
-        )
-        return actor_critic.Task(
+        return actor_critic.ActorCriticTask(
             config,
             self.cycle,
             self.actor,
@@ -330,6 +327,11 @@ class TD3(OffPolicy):
             self.target_flat,
             self.actor_adam,
             self.critic_adam,
-            deterministic,
+            actor_critic.DeterministicActor(
+                self.target_actor.flat, self.exploration, config.target_noise, config.target_noise_clip
+            ),
+            self.reward_scale.factor,
+            self.head.support,
+            self.TERMS,
             self.totals,
         )

@@ -1,10 +1,10 @@
-"""An actor-critic's acting and learning as a few Triton kernels, in place of torch's many: SAC's and TD3's. Knows no
-algorithm's cycle of ticks and updates.
+"""Fused Triton kernels of SAC and TD3: acting and learning in a few launches. Knows no algorithm's cycle of ticks and
+updates.
 
-An algorithm's torch path is the specification that this is checked against: the same transitions, the same noise, no
-sum of floats whose order could change. `shape` says what kernels are generated from; `learner` launches; `acting`,
-`gradients` and `steps` are the kernels, over the functions of `networks`. What imports Triton is imported only where it
-is used, so that a run without it does not wait for it.
+The algorithms' torch paths are the specification: same transitions, same noise, every sum of floats in a fixed order.
+Two engines, `narrow` (up to 256 units) and `wide` (up to 1,024), share `engine` (buffers, replay), `gaussian` (actions)
+and `optimizer` (step counter, temperature, statistics). Triton is imported only where it is used, so that a run without
+it does not wait for the import.
 """
 
 from __future__ import annotations
@@ -17,51 +17,59 @@ from typing import TYPE_CHECKING
 import torch
 
 from operant.errors import ConfigError
-from operant.kernels.actor_critic import shape, wide_shape
-from operant.kernels.actor_critic.task import Deterministic, Stochastic, Task
+from operant.kernels.actor_critic.narrow import spec as narrow_spec
+from operant.kernels.actor_critic.task import ActorCriticTask, DeterministicActor, StochasticActor
+from operant.kernels.actor_critic.wide import spec as wide_spec
 
 if TYPE_CHECKING:
-    from operant.kernels.actor_critic.learner import Learner
+    from operant.kernels.actor_critic.engine import ActorCriticEngine
 
-__all__ = ["Deterministic", "Learner", "Stochastic", "Task", "build"]
+__all__ = ["ActorCriticEngine", "ActorCriticTask", "DeterministicActor", "StochasticActor", "build"]
 
 log = logging.getLogger("operant.kernels.actor_critic")
 
 
-def build(task: Task) -> Learner | None:
-    """The fused kernels of a task, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks
-    for what cannot be.
+def build(task: ActorCriticTask) -> ActorCriticEngine | None:
+    """Return the fused kernels of a task, or None where torch does the work.
+
+    Raises ConfigError where `algo.kernels` is "fused" and they are not supported.
     """
     kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason, precision = shape.unsupported_reason(task), precision if on_gpu else "fp32"
-    wide = reason is not None and wide_shape.applies(task)
-    reason = (wide_shape.unsupported_reason(task) if wide else reason) or _unsupported_here(task)
+    reason, precision = narrow_spec.unsupported_reason(task), precision if on_gpu else "fp32"
+    wide = reason is not None and wide_spec.applies(task)
+    reason = (wide_spec.unsupported_reason(task) if wide else reason) or _machine_reason(task)
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
     if kernels == "auto" and wide and precision != "bf16":
-        reason = reason or "those of wide networks are taken in bf16"
+        reason = reason or "wide networks use them in bf16 only"
     if reason is None:
-        from operant.kernels.actor_critic.learner import Learner
-        from operant.kernels.actor_critic.wide import WideLearner
-        from operant.kernels.actor_critic.wide_atoms import AtomsLearner
-
-        kind = AtomsLearner if task.config.critic == "c51" else WideLearner
-        learner = (
-            kind(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
-        )
-        if not on_gpu or (reason := learner.unsupported_reason(learner.shape.precision)) is None:
-            log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
-            return learner
+        engine = _engine(task, precision, wide=wide)
+        if not on_gpu or (reason := engine.unsupported_reason(engine.shape.precision)) is None:
+            products = ", with the library's products" if wide else ""
+            log.info("kernels: fused, %s%s", engine.shape.precision, products)
+            return engine
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 
 
-def _unsupported_here(task: Task) -> str | None:
-    """Why this machine has no fused kernels, in a sentence; None where it does."""
+def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> ActorCriticEngine:
+    """Create the engine for narrow or wide networks."""
+    from operant.kernels.actor_critic.narrow.engine import NarrowEngine
+    from operant.kernels.actor_critic.wide.c51 import C51Engine
+    from operant.kernels.actor_critic.wide.engine import WideEngine
+
+    if not wide:
+        return NarrowEngine(narrow_spec.describe(task, precision), task)
+    kind = C51Engine if task.config.critic == "c51" else WideEngine
+    return kind(wide_spec.describe(task, precision), task)
+
+
+def _machine_reason(task: ActorCriticTask) -> str | None:
+    """Return why this machine cannot run fused kernels, as a clause for a message, or None if it can."""
     device, precision = task.actor.device, task.config.precision
     if find_spec("triton") is None:
         return "Triton is not installed"

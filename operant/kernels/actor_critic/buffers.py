@@ -1,8 +1,8 @@
-"""The groups of buffers that the kernels of actors and critics take: named tuples of tensors here, of pointers inside a
-kernel. Know no Triton.
+"""Groups of buffers that the kernels take: named tuples of tensors on the host, of pointers inside a kernel. Know no
+Triton.
 
-A batch is `operant.kernels.replay.Sampled`. Shape letters: B its samples, C columns that first layers read
-(observation, action, zeros), G towers, H units of a layer.
+A batch is `operant.kernels.replay.BatchBuffers`. Shape letters: B samples of a batch, C input columns of first layers
+(observation, action, zeros), G critics, H units of a layer, A numbers of an action, T ticks, N lanes.
 """
 
 from __future__ import annotations
@@ -10,95 +10,118 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Pack(NamedTuple):
-    """Weights as products take them, a tower after another."""
+class PackedWeights(NamedTuple):
+    """Weights in the layout and type of the matrix products, tower by tower."""
 
     single: Any  # float32: first weights, biases, a critic's head
-    packed: Any  # as the precision asks: later weights, an actor's head
+    packed: Any  # bfloat16 or float32, by precision: later weights, an actor's head
 
 
-class Flat(NamedTuple):
-    """A flat vector of parameters, and what Adam keeps of each."""
+class Parameters(NamedTuple):
+    """Flat vector of parameters and Adam's running averages of its gradient, (P) each."""
 
-    parameters: Any
-    first: Any
-    second: Any
-
-
-def flat_of(adam: dict[str, Any], parameters: Any) -> Flat:
-    """A flat vector with what Adam keeps of it."""
-    return Flat(parameters, adam["exp_avg"], adam["exp_avg_sq"])
+    values: Any
+    exp_avg: Any
+    exp_avg_sq: Any
 
 
-class Layers(NamedTuple):
-    """What a network's weights learn from, each layer's (G, B, H) after another's."""
+def parameters_of(adam: dict[str, Any], values: Any) -> Parameters:
+    """Return a flat vector with the running averages of its optimizer's state."""
+    return Parameters(values, adam["exp_avg"], adam["exp_avg_sq"])
+
+
+class SavedLayers(NamedTuple):
+    """Operands of the weights' gradients, dW = grad_z^T h: each layer's (G, B, H) after the previous layer's."""
 
     hidden: Any  # activations
-    gradient: Any  # of what a layer sums up: a critic's of its value, an actor's of the loss
+    grad_z: Any  # gradient of pre-activations: of Q (critics), of the loss (actor)
 
 
-class Work(NamedTuple):
-    """What one kernel of an update leaves to the next."""
+class Scratch(NamedTuple):
+    """Intermediate results that one kernel of an update passes to the next."""
 
-    next_value: Any  # (G, B) the targets' of the next observation
-    next_log_p: Any  # (B)
-    value: Any  # (G, B)
-    policy_value: Any  # (G, B) of the actor's action
-    value_slope: Any  # (G, B, C) its gradient in that action
-    action: Any  # (B, C) in the action's columns
-    spread: Any  # (B, C) deviation times noise
-    slope: Any  # (B, C) d log deviation / d raw
-    log_p: Any  # (B)
+    next_q: Any  # (G, B), target critics at the next observation and action
+    next_log_prob: Any  # (B)
+    q: Any  # (G, B), critics at the sampled observation and action
+    actor_q: Any  # (G, B), critics at the actor's action
+    q_gradient: Any  # (G, B, C), gradient of `actor_q` by the action
+    action: Any  # (B, C), the actor's action, in the action's columns
+    std_noise: Any  # (B, C), std x noise of that action
+    log_std_grad: Any  # (B, C), d log std / d raw output
+    log_prob: Any  # (B)
 
 
-class Update(NamedTuple):
-    """What Adam's step of a network asks for."""
+class OptimizerState(NamedTuple):
+    """Scalars of one network's optimizer step, on the device."""
 
     steps: Any  # (1)
-    corrections: Any  # (2), written
-    skip: Any  # one float: 1 leaves the step out
-    learning_rate: Any  # one float
-    scalars: Any  # epsilon, tau, target entropy, standard deviation of target smoothing and its limit
+    corrections: Any  # (2), written: bias corrections of Adam
+    skip: Any  # (), 1: no step
+    learning_rate: Any  # ()
+    scalars: Any  # `Scalars`
+
+
+class Scalars(NamedTuple):
+    """Constants of the optimizer steps, in this order in one tensor."""
+
+    epsilon: Any  # of Adam
+    tau: Any  # of the targets' Polyak averaging
+    target_entropy: Any
+    noise_std: Any  # of target smoothing
+    noise_clip: Any
 
 
 class Temperature(NamedTuple):
-    """The temperature and its Adam, which a stochastic actor has; and what an iteration's updates say of themselves."""
+    """Temperature of a stochastic actor with its optimizer state; and the statistics of an iteration's updates."""
 
-    log: Any  # (1)
-    first: Any  # (1)
-    second: Any  # (1)
+    log_alpha: Any  # (1)
+    exp_avg: Any  # (1)
+    exp_avg_sq: Any  # (1)
     steps: Any  # (1)
     corrections: Any  # (2), written
-    skip: Any
-    squares: Any  # (G, programs) sums of squares of the critics' gradient, written
-    totals: Any  # sums over updates, in the order of the algorithm's terms
+    skip: Any  # ()
+    squares: Any  # (G, programs), written: sums of squares of the critics' gradient
+    totals: Any  # sums of the statistics over updates, indexed by SPEC.stat
 
 
-# OF WIDE NETWORKS
+class ActBuffers(NamedTuple):
+    """Inputs and outputs of acting."""
+
+    observation: Any  # (T + 1, O, N)
+    normalizer: Any  # (2, O): mean, inv_std
+    noise: Any  # (T, 2 A, N), uniform in [0, 1)
+    exploration: Any  # (N), standard deviation of each lane's noise (deterministic actors)
+    warming: Any  # (), 1: uniform random actions
+    centre: Any  # (A), middle of the action's range
+    half_range: Any  # (A)
+    squashed_action: Any  # (T, A, N), written: in [-1, 1]
+    action: Any  # (T, A, N), written: in the environment's range
 
 
-class Passes(NamedTuple):
-    """What a network's passes leave of each hidden layer, a list of (towers, rows, width) each."""
-
-    sums: Any  # before the activation, without the bias; with layer normalization made to mean 0 and variance 1
-    hidden: Any
-    # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
-    moments: Any
-    gradient: Any  # in the sums
-    end: Any  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
+# WIDE NETWORKS
 
 
-class Trained(NamedTuple):
-    """A network, and what steps it."""
+class LayerBuffers(NamedTuple):
+    """Results of a network's forward and backward pass: lists over hidden layers of (towers, rows, width)."""
 
-    net: Any
-    flat: Flat
-    gradient: Any  # of the flat vector
-    packed: Any  # the flat vector as products take it
-    weights: Any  # of `packed`, a list of (towers, width, inputs); the first is a copy, with columns to spare
-    by_weights: Any  # of `gradient`, likewise
-    by_first: Any  # (towers, parts, width, columns): of parts of a batch
-    partial: Any
-    terms: Any
-    squares: Any
-    update: Update
+    pre_activations: Any  # without the bias; with layer normalization x_hat = (z - mean) / std
+    hidden: Any  # activations
+    moments: Any  # (towers, rows, 2): mean and 1 / std of each row; unused without layer normalization
+    grad_z: Any  # gradient of the pre-activations
+    outputs: Any  # an actor's outputs (rows, outputs), or the last layer's activations
+
+
+class TrainedNetwork(NamedTuple):
+    """A network with its gradient and its optimizer."""
+
+    net: Any  # `wide.spec.WideNet`
+    parameters: Parameters
+    gradient: Any  # (P)
+    packed: Any  # (P), the parameters in the type of the products
+    weights: Any  # views of `packed`, (towers, width, inputs) a layer; the first is a copy with padded columns
+    grad_weights: Any  # views of `gradient`, likewise
+    first_partials: Any  # (towers, parts, width, columns): the first weight's gradient of each part of a batch
+    partials: Any  # (programs, towers, vectors, pad): partial sums of vectors' gradients
+    terms: Any  # (programs, ...): partial sums of the statistics
+    squares: Any  # (blocks): partial sums of the gradient's squares
+    optimizer: OptimizerState

@@ -1,9 +1,10 @@
-"""What is to run fused: an actor, its critics and their optimizers, over an algorithm's buffers. Knows no Triton and no
-algorithm.
+"""Description of an actor-critic algorithm for the fused kernels: networks, optimizers and buffers. Knows no Triton and
+no algorithm.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -11,28 +12,26 @@ from torch import Tensor
 from operant.nn import Adam, CategoricalActor, FlatVector, SquashedActor
 
 
-class Stochastic(NamedTuple):
-    """What an actor has that draws its actions, as SAC's."""
+class StochasticActor(NamedTuple):
+    """Additions of an actor that samples its actions (SAC): temperature and entropy target."""
 
     log_temperature: Tensor  # (1)
     adam: Adam | None  # None: the temperature is fixed
     target_entropy: float
-    reward_factor: Tensor  # () on rewards
-    support: Tensor  # of critics that learn distributions, (K)
 
 
-class Deterministic(NamedTuple):
-    """What an actor has that takes its means, as TD3's."""
+class DeterministicActor(NamedTuple):
+    """Additions of a deterministic actor (TD3): target actor, exploration noise and target smoothing."""
 
-    target: FlatVector  # the target actor's
-    exploration: Tensor  # (N), each lane's standard deviation
+    target: FlatVector  # parameters of the target actor
+    exploration: Tensor  # (N), standard deviation of each lane's exploration noise
     noise: float  # standard deviation of target smoothing
     noise_clip: float
 
 
-class Task(NamedTuple):
-    """The parts of an algorithm. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam;
-    `cycle` is an `operant.data.Cycle`.
+class ActorCriticTask(NamedTuple):
+    """An algorithm's parts. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam; `cycle`
+    is an `operant.data.Cycle`.
     """
 
     config: Any
@@ -42,11 +41,19 @@ class Task(NamedTuple):
     target: FlatVector
     actor_adam: Adam
     critic_adam: Adam
-    kind: Stochastic | Deterministic
-    totals: Tensor  # sums over an iteration's updates, in the order of the algorithm's terms, to which the kernels add
+    kind: StochasticActor | DeterministicActor
+    reward_factor: Tensor  # () on rewards
+    support: Tensor  # (K), atoms of distributional critics
+    terms: tuple[str, ...]  # names of the statistics in `totals`
+    totals: Tensor  # sums of the statistics over an iteration's updates
 
     @property
     def squashed(self) -> SquashedActor:
-        """The actor of continuous actions: kernels know no other."""
+        """The actor of continuous actions, the only one that kernels support."""
         assert isinstance(self.actor, SquashedActor)
         return self.actor
+
+
+def statistics_index(terms: tuple[str, ...]) -> Any:
+    """Index of each statistic by its name, as a named tuple that kernels read: `SPEC.stat.entropy`."""
+    return namedtuple("Statistics", terms)(*range(len(terms)))  # type: ignore[misc]

@@ -1,0 +1,107 @@
+"""Triton functions of squashed Gaussian and deterministic actors: noise, log-probability, and the actions of a tick.
+
+Tiles are sample-major, (rows, columns), with the same columns as a critic's input: observation, action, zeros. An
+actor's outputs stand in the action's columns of that tile, so nothing moves from one column to another.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.blocks import LOG_2, LOG_2_PI, TWO_PI, softplus, tanh
+
+LOG_STD_MIN = tl.constexpr(-5.0)
+LOG_STD_MAX = tl.constexpr(2.0)
+
+
+@triton.jit
+def is_action(SPEC: tl.constexpr):
+    """Mask of the action's columns, (1, columns)."""
+    column = tl.arange(0, SPEC.columns)
+    return ((column >= SPEC.observation) & (column < SPEC.observation + SPEC.action))[None, :]
+
+
+@triton.jit
+def clip(x, limit):
+    """x clipped to [-limit, limit]."""
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
+
+
+@triton.jit
+def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
+    """Standard normal noise (rows, columns) in the action's columns, by Box & Muller 1958.
+
+    | parameter | shape         | meaning                                        |
+    |-----------|---------------|------------------------------------------------|
+    | noise_ptr | (R, stride)   | uniform noise in [0, 1)                        |
+    | row       | (rows)        | sample or lane of each row                     |
+    | first_row | scalar        | row of the noise where these 2 A rows begin    |
+    | mask      | (rows, columns) | action's columns of rows in bounds           |
+    """
+    column = tl.arange(0, SPEC.columns) - SPEC.observation
+    offset = noise_ptr + (first_row + column)[None, :] * stride + row[:, None]
+    radius = tl.load(offset, mask=mask, other=0.0)
+    angle = tl.load(offset + SPEC.action * stride, mask=mask, other=0.0)
+    return tl.sqrt(-2.0 * tl.log(1.0 - radius)) * tl.cos(TWO_PI * angle)
+
+
+@triton.jit
+def squashed_gaussian(mean, raw, noise, SPEC: tl.constexpr):
+    """Sample a = tanh(u), u = mean + std noise, of a squashed Gaussian.
+
+    `mean`, `raw` and `noise` are (rows, columns). Returns a, log pi(a) (rows), std noise, and d log std / d raw; zero
+    outside the action's columns.
+    """
+    mask = is_action(SPEC)
+    # log std = min + (max - min) (tanh raw + 1) / 2
+    bounded = tanh(raw, False)
+    log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (bounded + 1.0)
+    std_noise = tl.where(mask, tl.exp(log_std) * noise, 0.0)
+    u = mean + std_noise
+    # log N(u) - log (1 - tanh^2 u), the latter as 2 (log 2 - u - softplus(-2 u))
+    density = -0.5 * noise * noise - log_std - 0.5 * LOG_2_PI - 2.0 * (LOG_2 - u - softplus(-2.0 * u))
+    log_std_grad = 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1.0 - bounded * bounded)
+    return (
+        tl.where(mask, tanh(u, False), 0.0),
+        tl.sum(tl.where(mask, density, 0.0), axis=1),
+        std_noise,
+        tl.where(mask, log_std_grad, 0.0),
+    )
+
+
+# ACTIONS OF A TICK
+
+
+@triton.jit
+def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
+    """Observations of tick t, (lanes, columns), and the mask of the values that exist."""
+    column = tl.arange(0, SPEC.columns)
+    mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
+    offset = (t * SPEC.observation + column)[None, :] * lanes + lane[:, None]
+    return tl.load(buffers.observation + offset, mask=mask, other=0), mask
+
+
+@triton.jit
+def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
+    """Uniform noise of tick t in the action's columns (lanes, columns), its mask, the actions' offsets of the same
+    shape, and the pointer to the tick's 2 A rows of noise.
+    """
+    column = tl.arange(0, SPEC.columns)
+    offset = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
+    noise_ptr = buffers.noise + t * 2 * SPEC.action * lanes
+    mask = is_action(SPEC) & (lane < lanes)[:, None]
+    uniform = tl.load(noise_ptr + (column - SPEC.observation)[None, :] * lanes + lane[:, None], mask=mask, other=0.0)
+    return uniform, mask, offset, noise_ptr
+
+
+@triton.jit
+def store_action(buffers, action, uniform, mask, offset, SPEC: tl.constexpr):
+    """Store actions (lanes, columns) in [-1, 1] and in the environment's range; uniform ones while `warming` is 1."""
+    action = tl.where(tl.load(buffers.warming) > 0.0, 2.0 * uniform - 1.0, action)
+    index = tl.arange(0, SPEC.columns) - SPEC.observation
+    index_mask = (index >= 0) & (index < SPEC.action)
+    centre = tl.load(buffers.centre + index, mask=index_mask, other=0.0)[None, :]
+    half_range = tl.load(buffers.half_range + index, mask=index_mask, other=0.0)[None, :]
+    tl.store(buffers.squashed_action + offset, action, mask=mask)
+    tl.store(buffers.action + offset, centre + half_range * action, mask=mask)

@@ -1,0 +1,228 @@
+"""Triton functions of narrow networks: forward passes, and the gradient of Q by a network's pre-activations.
+
+A program holds a tile of samples, (rows, features), and runs a whole network over it, from packed weights.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.actor_critic.gaussian import is_action
+from operant.kernels.blocks import activate, activation_gradient, operand, product, round_to_tf32, tanh
+
+# PRODUCTS
+
+
+@triton.jit
+def load_weight(weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRELOAD: tl.constexpr):
+    """Load a packed weight (rows, columns) as the right operand (columns, rows); without PRELOAD return its pointer."""
+    if PRELOAD:
+        return tl.load(weight_ptr + tl.arange(0, ROWS)[None, :] * COLUMNS + tl.arange(0, COLUMNS)[:, None])
+    else:
+        return weight_ptr
+
+
+@triton.jit
+def _halves(x):
+    """The first and the second half of a tile's columns."""
+    M: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, (M, 2, N)), (0, 2, 1)))
+
+
+@triton.jit
+def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
+    """x W^T; `weight` as `load_weight` returns it."""
+    if SPEC.preload:
+        return product(x, weight, SPEC)
+    else:
+        return _matmul_ptr(x, weight, ROWS, COLUMNS, 1, COLUMNS, SPEC)
+
+
+@triton.jit
+def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
+    """x W; `weight` as `load_weight` returns it."""
+    if SPEC.preload:
+        return product(x, tl.trans(weight), SPEC)
+    else:
+        return matmul_ptr(x, weight, ROWS, COLUMNS, SPEC)
+
+
+@triton.jit
+def matmul_ptr(x, weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
+    """x W with the packed weight (ROWS, COLUMNS) at a pointer."""
+    return _matmul_ptr(x, weight_ptr, COLUMNS, ROWS, COLUMNS, 1, SPEC)
+
+
+@triton.jit
+def _matmul_slice(x, weight_ptr, N: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, SPEC: tl.constexpr):
+    """x (rows, K) times the matrix (K, N) at a pointer, in one product."""
+    K: tl.constexpr = x.shape[1]
+    return product(
+        x, tl.load(weight_ptr + tl.arange(0, K)[:, None] * STRIDE_K + tl.arange(0, N)[None, :] * STRIDE_N), SPEC
+    )
+
+
+@triton.jit
+def _matmul_ptr(
+    x,
+    weight_ptr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    STRIDE_K: tl.constexpr,
+    STRIDE_N: tl.constexpr,
+    SPEC: tl.constexpr,
+):
+    """x (rows, K) times the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
+    if SPEC.max_depth >= K:
+        return _matmul_slice(x, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC)
+    else:
+        HALF: tl.constexpr = K // 2
+        low, high = _halves(x)
+        if SPEC.max_depth >= HALF:
+            return _matmul_slice(low, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC) + _matmul_slice(
+                high, weight_ptr + HALF * STRIDE_K, N, STRIDE_K, STRIDE_N, SPEC
+            )
+        else:
+            QUARTER: tl.constexpr = K // 4
+            x0, x1 = _halves(low)
+            x2, x3 = _halves(high)
+            below = _matmul_slice(x0, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC) + _matmul_slice(
+                x1, weight_ptr + QUARTER * STRIDE_K, N, STRIDE_K, STRIDE_N, SPEC
+            )
+            above = _matmul_slice(x2, weight_ptr + HALF * STRIDE_K, N, STRIDE_K, STRIDE_N, SPEC) + _matmul_slice(
+                x3, weight_ptr + (HALF + QUARTER) * STRIDE_K, N, STRIDE_K, STRIDE_N, SPEC
+            )
+            return below + above
+
+
+@triton.jit
+def first_layer_product(x, weight, SPEC: tl.constexpr):
+    """Product of the first layer, in tf32 at least: raw observations may be large and differ little."""
+    return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def first_layer_operand(x, SPEC: tl.constexpr):
+    """Input of the first layer in the type of its product."""
+    return x if SPEC.precision == "ieee" else round_to_tf32(x)
+
+
+# TRUNKS
+
+
+@triton.jit
+def load_trunk(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Hidden layers of a tower: the first weight, the later weights (or their pointers), and all biases."""
+    FIRST: tl.constexpr = NET.layers[0]
+    first = tl.load(
+        single_ptr
+        + FIRST.packed
+        + tl.arange(0, FIRST.rows_pad)[None, :] * FIRST.columns_pad
+        + tl.arange(0, FIRST.columns_pad)[:, None]
+    )
+    biases = (tl.load(single_ptr + FIRST.packed_bias + tl.arange(0, FIRST.rows_pad)),)
+    weights = ()
+    for k in tl.static_range(1, len(NET.layers) - 1):
+        weights = weights + (
+            load_weight(
+                packed_ptr + NET.layers[k].packed, NET.layers[k].rows_pad, NET.layers[k].columns_pad, SPEC.preload
+            ),
+        )
+        biases = biases + (tl.load(single_ptr + NET.layers[k].packed_bias + tl.arange(0, NET.layers[k].rows_pad)),)
+    return first, weights, biases
+
+
+@triton.jit
+def forward_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Activations of each hidden layer, (rows, H) float32, from inputs x (rows, columns)."""
+    first, weights, biases = trunk
+    h = activate(first_layer_product(first_layer_operand(x, SPEC), first, SPEC) + biases[0][None, :], SPEC)
+    hidden = (h,)
+    for k in tl.static_range(len(NET.layers) - 2):
+        z = (
+            matmul_transposed(
+                operand(h, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC
+            )
+            + biases[k + 1][None, :]
+        )
+        h = activate(z, SPEC)
+        hidden = hidden + (h,)
+    return hidden
+
+
+# CRITICS
+
+
+@triton.jit
+def load_value_head(single_ptr, NET: tl.constexpr):
+    """Weight (H) and bias of a critic's head."""
+    HEAD: tl.constexpr = NET.layers[-1]
+    return tl.load(single_ptr + HEAD.packed + tl.arange(0, HEAD.columns_pad)), tl.load(single_ptr + HEAD.packed_bias)
+
+
+@triton.jit
+def q_value(h, head):
+    """Q (rows) from the last hidden layer's activations."""
+    weight, bias = head
+    return tl.sum(h * weight[None, :], axis=1) + bias
+
+
+@triton.jit
+def q_backward(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Gradients of Q by each hidden layer's pre-activations, (rows, H) each, first layer first."""
+    _first, weights, _biases = trunk
+    weight, _bias = head
+    grad_z = weight[None, :] * activation_gradient(hidden[len(NET.layers) - 2], SPEC)
+    gradients = (grad_z,)
+    for k in tl.static_range(len(NET.layers) - 3, -1, -1):
+        grad_h = matmul(
+            operand(grad_z, SPEC), weights[k], NET.layers[k + 1].rows_pad, NET.layers[k + 1].columns_pad, SPEC
+        )
+        grad_z = grad_h * activation_gradient(hidden[k], SPEC)
+        gradients = (grad_z,) + gradients
+    return gradients
+
+
+# ACTORS
+
+
+@triton.jit
+def load_gaussian_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Weights of means and of raw standard deviations, (H, columns) each, and their biases, in the action's columns."""
+    HEAD: tl.constexpr = NET.layers[-1]
+    column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
+    weight_ptr = packed_ptr + HEAD.packed + column[None, :] * HEAD.columns_pad + unit[:, None]
+    bias_ptr = single_ptr + HEAD.packed_bias + column
+    return (
+        tl.load(weight_ptr),
+        tl.load(weight_ptr + SPEC.columns * HEAD.columns_pad),
+        tl.load(bias_ptr),
+        tl.load(bias_ptr + SPEC.columns),
+    )
+
+
+@triton.jit
+def gaussian_outputs(h, head, SPEC: tl.constexpr):
+    """Means and raw standard deviations, (rows, columns), from the last hidden layer's activations."""
+    mean, raw, mean_bias, raw_bias = head
+    x = operand(h, SPEC)
+    return product(x, mean, SPEC) + mean_bias[None, :], product(x, raw, SPEC) + raw_bias[None, :]
+
+
+@triton.jit
+def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Weight (H, columns) and bias of a deterministic actor's head."""
+    HEAD: tl.constexpr = NET.layers[-1]
+    column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
+    return tl.load(packed_ptr + HEAD.packed + column[None, :] * HEAD.columns_pad + unit[:, None]), tl.load(
+        single_ptr + HEAD.packed_bias + column
+    )
+
+
+@triton.jit
+def deterministic_action(h, head, SPEC: tl.constexpr):
+    """tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
+    weight, bias = head
+    return tl.where(is_action(SPEC), tanh(product(operand(h, SPEC), weight, SPEC) + bias[None, :], False), 0.0)

@@ -1,0 +1,241 @@
+"""Compile-time specification of narrow networks: sizes, and offsets of parameters, packed weights and intermediate
+results.
+
+All fields are plain values, so that a `NarrowSpec` may be a constexpr of a Triton kernel. Knows no Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from operant.kernels import padded
+from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor, statistics_index
+from operant.nn import FlatVector, MLPEnsemble, SquashedActor
+
+SMALL_BLOCK, LARGE_BLOCK = 16, 32
+"""Rows and columns of the weight block that one program steps: small for small networks, to fill the GPU."""
+
+MIN_COLUMNS = 32
+"""Minimum input columns of first layers. Where a product has no more columns than rows, Triton 3.6 gives all columns to
+each warp, and does so in every product chained with it.
+"""
+
+MAX_COLUMNS, MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 128, 256, 3, 2048
+"""Limits: values of observation and action together, units of a layer, hidden layers, samples of a batch. Beyond them
+torch's products are faster, or a program exceeds registers and shared memory.
+"""
+
+TILE, MAX_CHUNK = 16, 256
+"""Samples of a program's tile; maximum samples of a batch that a weight's gradient sums at a time."""
+
+PRELOAD_WIDTH = 128
+"""Maximum units and columns at which a program has the registers to load weights before it needs them."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight (rows, columns) with its bias in every tower of a network; `_pad` sizes are those of the packed copy,
+    zero outside.
+    """
+
+    rows: int
+    columns: int
+    rows_pad: int
+    columns_pad: int
+    weight: int  # offset in the flat vector; towers are rows x columns apart
+    bias: int
+    # offset of the packed copy: in `PackedWeights.single` for the first layer and a critic's head, else in `packed`
+    packed: int
+    packed_bias: int  # offset in `PackedWeights.single`
+    first: bool
+    last: bool
+    source: int  # offset of its inputs in `SavedLayers.hidden`, (B, columns_pad) a tower; unused in the first layer
+    grad_z: int  # offset of its gradients in `SavedLayers.grad_z`, (B, rows_pad) a tower
+    block_rows: int  # of the weight blocks that programs step
+    block_columns: int
+    program: int  # the first of its programs in a tower
+
+    @property
+    def programs(self) -> int:
+        """Number of weight blocks, one a program."""
+        return (self.rows_pad // self.block_rows) * (self.columns_pad // self.block_columns)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network's layers; the last is its head. All towers (critics) have the same shape."""
+
+    towers: int
+    layers: tuple[Layer, ...]
+    single: int  # size of a tower in `PackedWeights.single`
+    packed: int  # size of a tower in `PackedWeights.packed`
+    programs: int  # of a tower
+
+    @property
+    def hidden(self) -> int:
+        """Number of hidden layers."""
+        return len(self.layers) - 1
+
+
+@dataclass(frozen=True)
+class NarrowSpec:
+    """An actor and its critics on one environment, for one batch size."""
+
+    stochastic: bool  # the actor samples its actions (SAC); otherwise it is deterministic (TD3)
+    batch: int
+    observation: int
+    action: int
+    columns: int  # input columns of first layers, padded: observation, action, zeros
+    activation: str
+    precision: str  # "ieee", "tf32" or "bf16"
+    approximate: bool
+    actor: Net
+    critic: Net
+    chunk: int  # samples that a weight's gradient sums at a time
+    max_depth: int  # maximum inner dimension of one product
+    preload: bool  # load weights before the inputs they are multiplied with are known
+    stat: Any  # index of each statistic by name
+    automatic: bool = True  # the temperature is learned
+    squares: int = 256  # a power of two, at least the number of programs that step the critics
+    bytes: bool = False  # for the building blocks: inputs are numeric and already normalized
+    normalize: bool = False
+    normalized: bool = False  # acting normalizes observations
+
+
+def describe_net(
+    towers: int,
+    inputs: int,
+    columns: int,
+    hidden: tuple[int, ...],
+    batch: int,
+    weights: tuple[int, ...],
+    biases: tuple[int, ...],
+    head: int,
+    head_pad: int,
+    *,
+    packed_head: bool,
+) -> Net:
+    """Lay out a network whose weights and biases begin at these offsets of its flat vector, the head's last."""
+    rows, rows_pad = (*hidden, head), (*(padded(width) for width in hidden), head_pad)
+    inputs_of, inputs_pad = (inputs, *hidden), (columns, *rows_pad[:-1])
+    block = SMALL_BLOCK if max(*hidden, columns) <= PRELOAD_WIDTH else LARGE_BLOCK
+    layers, single, packed, source, grad_z, program = list[Layer](), 0, 0, 0, 0, 0
+    for k, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        size, last = rows_pad[k] * inputs_pad[k], k == len(hidden)
+        in_single = k == 0 or (last and not packed_head)
+        layer = Layer(
+            rows[k],
+            inputs_of[k],
+            rows_pad[k],
+            inputs_pad[k],
+            weight,
+            bias,
+            single if in_single else packed,
+            single + (size if in_single else 0),
+            k == 0,
+            last,
+            source,
+            grad_z,
+            min(rows_pad[k], block),
+            min(inputs_pad[k], block),
+            program,
+        )
+        layers.append(layer)
+        single, packed = single + rows_pad[k] + (size if in_single else 0), packed + (0 if in_single else size)
+        source += 0 if k == 0 else towers * batch * inputs_pad[k]
+        grad_z += towers * batch * rows_pad[k]
+        program += layer.programs
+    return Net(towers, tuple(layers), single, packed, program)
+
+
+def _net(
+    flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, head: int, head_pad: int, packed_head: bool
+) -> Net:
+    """Lay out the network of a flat vector."""
+    offset_of = dict(zip(flat.names, flat.offsets, strict=True))
+    layers = range(len(hidden) + 1)
+    weights, biases = (tuple(offset_of[f"{name}.{k}"] for k in layers) for name in ("weights", "biases"))
+    towers, inputs, columns = sizes
+    return describe_net(
+        towers, inputs, columns, hidden, batch, weights, biases, head, head_pad, packed_head=packed_head
+    )
+
+
+def describe(task: ActorCriticTask, precision: str) -> NarrowSpec:
+    """Return the specification of a task's networks in "fp32", "tf32" or "bf16"."""
+    config, actor, batch = task.config, task.actor, task.config.batch_size
+    assert isinstance(actor.net, MLPEnsemble)
+    net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
+    critic_hidden = net.of_critics.hidden
+    stochastic, columns = isinstance(task.kind, StochasticActor), max(MIN_COLUMNS, padded(observation + action))
+    heads = 2 if stochastic else 1
+    policy = _net(
+        actor.flat,
+        1,
+        observation,
+        columns,
+        hidden=net.hidden,
+        batch=batch,
+        head=heads * action,
+        head_pad=heads * columns,
+        packed_head=True,
+    )
+    critic = _net(
+        task.critic,
+        config.critics,
+        observation + action,
+        columns,
+        hidden=critic_hidden,
+        batch=batch,
+        head=1,
+        head_pad=16,
+        packed_head=False,
+    )
+    small = max(*net.hidden, *critic_hidden, columns) <= PRELOAD_WIDTH
+    return NarrowSpec(
+        stochastic,
+        batch,
+        observation,
+        action,
+        columns,
+        net.activation,
+        "ieee" if precision == "fp32" else precision,
+        precision != "fp32",
+        policy,
+        critic,
+        chunk=min(batch & -batch, MAX_CHUNK if small else MAX_CHUNK // 2),
+        max_depth=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
+        preload=small and precision != "fp32",
+        stat=statistics_index(task.terms),
+        automatic=isinstance(task.kind, StochasticActor) and task.kind.adam is not None,
+        squares=padded(critic.towers * critic.programs),
+        normalized=actor.features.normalizer is not None,
+    )
+
+
+def unsupported_reason(task: ActorCriticTask) -> str | None:
+    """Return why these kernels cannot run the task, as a clause for a message, or None if they can."""
+    config, actor = task.config, task.actor
+    if not isinstance(actor.net, MLPEnsemble):
+        return "only dense networks are supported, and this one is a cnn or your own"
+    net, observation, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
+    critic_hidden = net.of_critics.hidden
+    reasons = {
+        "actions are discrete": not isinstance(actor, SquashedActor),
+        "the network has layer normalization": net.layer_norm,
+        'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
+        "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
+        f'algo.replay_sampling = "{config.replay_sampling}" is not supported (only "uniform")': config.replay_sampling
+        != "uniform",
+        f'activation "{net.activation}" is not supported (only "relu" and "tanh")': net.activation
+        not in ("relu", "tanh"),
+        f"the network has more than {MAX_LAYERS} hidden layers": max(len(net.hidden), len(critic_hidden)) > MAX_LAYERS,
+        f"a layer has more than {MAX_WIDTH} units": max(*net.hidden, *critic_hidden) > MAX_WIDTH,
+        f"observation and action have {columns} values together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
+        "the observation has bytes or categories": observation.dtype != "float32" or bool(observation.categories),
+        "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
+        f"a batch of {config.batch_size} is not a multiple of {TILE}": config.batch_size % TILE > 0,
+        f"a batch of {config.batch_size} is larger than {MAX_BATCH}": config.batch_size > MAX_BATCH,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

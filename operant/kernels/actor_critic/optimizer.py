@@ -1,0 +1,57 @@
+"""Triton functions around the optimizer steps that both engines share: step counter, temperature, statistics."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.actor_critic.buffers import Scalars
+from operant.kernels.blocks import Places
+from operant.kernels.ops.adam import adam, store_corrections
+
+SCALAR = Places(Scalars(*range(len(Scalars._fields))))
+"""Index of each constant in `OptimizerState.scalars`, by name."""
+
+SATURATED = tl.constexpr(0.98)
+"""Absolute value beyond which an action in [-1, 1] counts as saturated."""
+
+
+@triton.jit
+def count_step(optimizer):
+    """Increment the step counter of Adam, unless the step is skipped, and store its bias corrections."""
+    steps = tl.load(optimizer.steps) + tl.where(tl.load(optimizer.skip) < 0.5, 1.0, 0.0)
+    tl.store(optimizer.steps, steps)
+    store_corrections(optimizer.corrections, tl.maximum(steps, 1.0), False)
+
+
+@triton.jit
+def min_over_critics(q_ptr, row, SPEC: tl.constexpr):
+    """Minimum over the critics of values (G, B), (rows)."""
+    q = tl.load(q_ptr + row)
+    for k in tl.static_range(SPEC.critic.towers - 1):
+        q = tl.minimum(q, tl.load(q_ptr + (k + 1) * SPEC.batch + row))
+    return q
+
+
+@triton.jit
+def add_statistic(total_ptr, value, counted):
+    """Add a statistic of an update to its total, unless the update is skipped."""
+    tl.store(total_ptr, tl.load(total_ptr) + tl.where(counted, value, 0.0))
+
+
+@triton.jit
+def temperature_step(temperature, optimizer, entropy, counted):
+    """One step of Adam of log alpha, down -log alpha (E[log pi] + target entropy); `entropy` is -E[log pi]."""
+    step_size = tl.load(optimizer.learning_rate) / tl.load(temperature.corrections)
+    x, m, v = adam(
+        tl.load(temperature.log_alpha),
+        entropy - tl.load(optimizer.scalars + SCALAR.target_entropy),
+        tl.load(temperature.exp_avg),
+        tl.load(temperature.exp_avg_sq),
+        step_size,
+        tl.load(temperature.corrections + 1),
+        tl.load(optimizer.scalars + SCALAR.epsilon),
+    )
+    tl.store(temperature.exp_avg, m, mask=counted)
+    tl.store(temperature.exp_avg_sq, v, mask=counted)
+    tl.store(temperature.log_alpha, x, mask=counted)
