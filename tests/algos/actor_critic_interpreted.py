@@ -1,5 +1,5 @@
-"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the
-CPU, for test_actor_critic_fused.py.
+"""Cases of test_actor_critic_fused.py that run in a process with TRITON_INTERPRET=1 (interpreter.py): fused kernels of
+SAC and TD3 on the CPU.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from operant import envs
 from operant.nn import mlp
 
 
-def on(name, env, kernels, net, algo, seed=1):
-    """SAC or TD3 on an environment of the tests or of Operant's."""
+def make(name, env, kernels, net, algo, seed=1):
+    """SAC or TD3 on a toy environment or one of Operant's."""
     made = {"sac": sac_on, "td3": td3_on}[name]
     return made(PUSH if env == "push" else envs.find(env), seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
 
 
 def iteration_case(name, env, net, algo, iterations=3):
-    """The largest difference of each tensor of the state, as a share of its largest number, between the two backends
-    after whole iterations; and of stats.
+    """Largest difference of each tensor of the state, and of stats, between the fused and the torch backend after whole
+    iterations, relative to the tensor's largest value.
     """
-    ours, theirs = (iterate(on(name, env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
-    assert (ours.kernels, theirs.kernels) == ("fused", "torch")
-    found, wanted = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (ours, theirs))
-    assert float(wanted["stats"][-2]) > 0  # updates were made
+    fused, reference = (iterate(make(name, env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
+    assert (fused.kernels, reference.kernels) == ("fused", "torch")
+    found, expected = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (fused, reference))
+    assert float(expected["stats"][-2]) > 0  # updates were made
     return {
         part: float((found[part].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9))
-        for part, want in wanted.items()
+        for part, want in expected.items()
     }
 
 
 def bits_case(name, env, net, algo):
-    """Whether two runs of one seed end with the same bytes, and one of another seed does not."""
+    """Whether two runs of one seed end with the same bytes, and two of different seeds with different ones."""
     ends = [
-        iterate(on(name, env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes()
+        iterate(make(name, env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes()
         for seed in (1, 1, 2)
     ]
     return [ends[0] == ends[1], ends[0] == ends[2]]
 
 
-def large_mean_case(name, env, net, algo, by=1000.0):
-    """How far Adam's first moments of the two backends are apart, as shares of their norms, where what first layers sum
-    up is `by` off zero.
+def large_mean_case(name, env, net, algo, mean=1000.0):
+    """Differences of Adam's first moments between the backends, relative to their norms, where the first layers'
+    pre-activations have a large mean.
     """
 
-    def moved(kernels):
-        made = iterate(on(name, env, kernels, net, algo), 1)
+    def run(kernels):
+        made = iterate(make(name, env, kernels, net, algo), 1)
         for flat in (made.actor.flat, made.critic_flat, made.target_flat):
-            dict(zip(flat.names, flat.parameters, strict=True))["biases.0"].data.add_(by)
+            dict(zip(flat.names, flat.parameters, strict=True))["biases.0"].data.add_(mean)
         return iterate(made, 2).state("all")
 
-    ours, theirs = moved("fused"), moved("torch")
+    fused, reference = run("fused"), run("torch")
     return {
-        part: float((ours[part] - want).norm() / want.norm())
-        for part, want in theirs.items()
+        part: float((fused[part] - want).norm() / want.norm())
+        for part, want in reference.items()
         if part.endswith("exp_avg")
     }

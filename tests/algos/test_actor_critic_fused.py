@@ -1,13 +1,12 @@
-"""The fused kernels of SAC and TD3 without a GPU: fp32 through Triton's interpreter beside the torch paths, which
-test_sac.py and test_td3.py hold against float64; and compiled to machine code. What tf32 and bf16 compute only a GPU
-can tell: benches/fused_sac.py.
+"""Fused kernels of SAC and TD3 without a GPU: fp32 in Triton's interpreter against the torch paths, which test_sac.py
+and test_td3.py check against float64; and compiled to machine code. tf32 and bf16 need a GPU: benches/fused_sac.py.
 """
 
 from __future__ import annotations
 
 import pytest
 from fused_probe import interpreted
-from machine_code import compile_for, needs_compiler
+from machine_code import LEAST_SHARED, compile_for, needs_compiler
 from test_sac import sac_on
 from test_td3 import td3_on
 from toys import PUSH
@@ -23,25 +22,25 @@ pytest.importorskip("triton")
 FEW = {"horizon": 4, "batch_size": 16, "learning_starts": 32}
 TWO = {**FEW, "horizon": 2, "actor_delay": 2}
 CASES = [
-    # Two tiles a batch; a time limit; actions beyond one.
+    # Two tiles a batch; a time limit; actions of several values.
     ("sac", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "updates_per_step": 0.5}),
-    # n-step returns, several updates a tick, a normalizer, widths that are no tile's, three layers; chunks of 16 of a
-    # batch of 48. The actor learns in every second update.
+    # n-step returns, several updates a tick, a normalizer, three layers of widths that are not powers of two; a batch of
+    # 48 in chunks of 16. The actor learns in every second update.
     (
         "sac",
         "pendulum",
         {"hidden": [20, 16, 5], "activation": "tanh"},
         {**TWO, "batch_size": 48, "n_step": 3, "normalize_observations": True},
     ),
-    # One critic, of other widths than the actor, which learns in every fourth update; a fixed temperature.
+    # One critic, of other widths than the actor; the actor learns in every fourth update; a fixed temperature.
     (
         "sac",
         "push",
         {"hidden": [16], "critic_hidden": [24, 16], "activation": "relu"},
         {**FEW, "critics": 1, "temperature": 0.1, "actor_delay": 4},
     ),
-    # Wide networks' kernels: layer normalization, products with what lies around them; and many units, without either;
-    # a program takes several tiles. The actor learns in every second update, and critics are wider.
+    # Wide engine: layer normalization in kernels with products; critics wider than the actor, which learns in every
+    # second update. Then a width beyond the narrow engine's, without layer normalization; several tiles a program.
     (
         "sac",
         "push",
@@ -54,7 +53,7 @@ CASES = [
         {"hidden": [300, 20, 24], "activation": "relu"},
         {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True},
     ),
-    # The actor learns in every second update, lanes explore differently.
+    # TD3: the actor learns in every second update, lanes explore differently.
     (
         "td3",
         "push",
@@ -67,21 +66,21 @@ CASES = [
         {"hidden": [16], "activation": "tanh"},
         {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True},
     ),
-    # Distributions of returns.
+    # Distributional critics.
     (
         "sac",
         "push",
         {"hidden": [32, 16], "activation": "silu", "layer_norm": True},
         {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9},
     ),
-    # Layer normalization, where widths allow no such products.
+    # Layer normalization of widths that need the library's products.
     (
         "sac",
         "push",
         {"hidden": [24, 40], "activation": "silu", "layer_norm": True},
         {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2},
     ),
-    # Distributions that a step narrows to two thirds or less: four atoms may come near one, or any number.
+    # Discounts below 2/3 and below 1/2: the projection sums four neighbouring atoms, or all of them.
     (
         "sac",
         "push",
@@ -94,6 +93,32 @@ CASES = [
         {"hidden": [16, 16], "activation": "silu"},
         {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.6, "n_step": 2},
     ),
+    # TD3 in the wide engine: layer normalization, target smoothing, delayed targets; one critic and a normalizer without
+    # it; more outputs than the unrolled head's; distributional critics.
+    (
+        "td3",
+        "push",
+        {"hidden": [32, 16], "critic_hidden": [32, 48, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 64, "n_step": 2, "exploration_noise_max": 0.4},
+    ),
+    (
+        "td3",
+        "pendulum",
+        {"hidden": [300, 20, 24], "activation": "relu"},
+        {**FEW, "critics": 1, "actor_delay": 1, "normalize_observations": True},
+    ),
+    (
+        "td3",
+        "push",
+        {"hidden": [24, 40], "activation": "silu", "layer_norm": True},
+        {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2},
+    ),
+    (
+        "td3",
+        "push",
+        {"hidden": [32, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9},
+    ),
 ]
 
 
@@ -102,9 +127,11 @@ def words(case):
 
 
 @pytest.mark.parametrize(
-    "cases", [(1, 3, 5, 9), pytest.param((0, 2, 4, 6, 7, 8, 10), marks=pytest.mark.soak)], ids=["few", "others"]
+    "cases",
+    [(1, 3, 5, 9, 11, 14), pytest.param((0, 2, 4, 6, 7, 8, 10, 12, 13), marks=pytest.mark.soak)],
+    ids=["few", "others"],
 )
-def test_whole_iterations_are_the_torch_paths(cases):
+def test_whole_iterations_equal_the_torch_paths(cases):
     for differences in interpreted([("iteration", words(case)) for case in cases], "actor_critic_interpreted"):
         assert max(differences.values()) < 1e-5, differences
         assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(
@@ -112,18 +139,19 @@ def test_whole_iterations_are_the_torch_paths(cases):
         )
 
 
-def test_rows_far_from_zero_are_normalized():
-    """Their mean is a thousand standard deviations: its square has no digits left for the variance."""
-    (apart,) = interpreted([("large_mean", words(3))], "actor_critic_interpreted")
-    assert max(apart.values()) < 2e-3, apart
-    assert {"adam/actor/exp_avg", "adam/critic/exp_avg"} <= set(apart)
+def test_layer_normalization_of_a_large_mean_is_accurate():
+    """A mean of a thousand standard deviations: in float32 its square leaves no digits for the variance."""
+    (differences,) = interpreted([("large_mean", words(3))], "actor_critic_interpreted")
+    assert max(differences.values()) < 2e-3, differences
+    assert {"adam/actor/exp_avg", "adam/critic/exp_avg"} <= set(differences)
 
 
 @pytest.mark.soak
-def test_a_seed_has_its_bits():
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not():
     assert interpreted([("bits", words(2))], "actor_critic_interpreted") == [[True, False]]
 
 
+@pytest.mark.parametrize("make", [sac_on, td3_on])
 @pytest.mark.parametrize(
     ("net", "algo", "words"),
     [
@@ -137,39 +165,22 @@ def test_a_seed_has_its_bits():
         ({}, {"max_gradient_norm": 1.0}, "max_gradient_norm"),
     ],
 )
-def test_what_cannot_be_fused_is_said(net, algo, words):
-    """With "auto" it runs by torch; asked for fused kernels it is refused in a sentence."""
+def test_unsupported_configurations_use_torch_or_raise_with_the_reason(make, net, algo, words):
+    """With "auto" they run by torch; with "fused" a ConfigError says why they cannot."""
     given = mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net})
-    assert sac_on(PUSH, net=given, **algo).kernels == "torch"
+    assert make(PUSH, net=given, **algo).kernels == "torch"
     with pytest.raises(ConfigError, match=words):
-        sac_on(PUSH, net=given, kernels="fused", **algo)
-
-
-@pytest.mark.parametrize(
-    ("net", "algo", "words"),
-    [
-        ({"layer_norm": True}, {}, "layer normalization"),
-        ({"activation": "silu"}, {}, '"silu" is not supported'),
-        ({"hidden": (64, 257)}, {}, "more than 256 units"),
-        ({"hidden": (8, 8, 8, 8)}, {}, "more than 3 hidden layers"),
-        ({}, {"batch_size": 4096}, "larger than 2048"),
-    ],
-)
-def test_wide_networks_are_fused_for_sac_alone(net, algo, words):
-    with pytest.raises(ConfigError, match=words):
-        td3_on(PUSH, net=mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net}), kernels="fused", **algo)
+        make(PUSH, net=given, kernels="fused", **algo)
 
 
 @pytest.mark.parametrize("make", [sac_on, td3_on])
-def test_a_machine_without_a_gpu_is_told_so(make):
+def test_fused_kernels_without_a_gpu_raise(make):
     with pytest.raises(ConfigError, match="there is no GPU"):
         make(PUSH, kernels="fused")
 
 
 def launches(made, precision):
-    """(kernel, arguments, options) of each launch of two updates and their tick, by kernels that have no GPU
-    to run on.
-    """
+    """(kernel, arguments, options) of each launch of one tick and two updates, recorded instead of launched."""
     from operant.kernels.actor_critic.narrow.engine import NarrowEngine
 
     task = actor_critic_task(made)
@@ -186,17 +197,17 @@ def launches(made, precision):
 
 
 def actor_critic_task(algo):
-    """The task that an algorithm describes to the fused kernels."""
+    """Description of an algorithm for the fused kernels."""
     return algo.fused_task()
 
 
 def most_shared(architecture, made, precision):
-    """The most shared memory that a kernel asks for, once all are compiled."""
-    seen = {
+    """Compile all kernels; return the largest amount of shared memory that one asks for, in bytes."""
+    unique = {
         (kernel.__name__, repr(options)): (kernel, values, options)
         for kernel, values, options in launches(made, precision)
     }
-    return max(compile_for(architecture, *launch) for launch in seen.values())
+    return max(compile_for(architecture, *launch) for launch in unique.values())
 
 
 @needs_compiler
@@ -217,9 +228,9 @@ def test_kernels_compile(make, env, precision, net, algo):
 @needs_compiler
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("precision", "layer_norm", "hidden", "own"),
+    ("make", "precision", "layer_norm", "hidden", "expected"),
     [
-        ("bf16", True, (256, 96, 64), {"project", "actor_gradient_unrolled"}),
+        (sac_on, "bf16", True, (256, 96, 64), {"project", "actor_gradient_unrolled"}),
         (
             "bf16",
             True,
@@ -256,14 +267,39 @@ def test_kernels_compile(make, env, precision, net, algo):
     ],
 )
 def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
+    net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
+    critic = "c51" if "project" in own else "scalar"
+    made = sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic)
+    assert own <= compile_wide_kernels(made, precision, 90)
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("architecture", "critic", "hidden"),
+    [
+        (90, "scalar", (256, 96, 64)),
+        pytest.param(90, "c51", (256, 96, 64), marks=pytest.mark.soak),
+        pytest.param(80, "scalar", (512, 200), marks=pytest.mark.soak),
+        pytest.param(100, "c51", (256, 96, 64), marks=pytest.mark.soak),
+    ],
+)
+def test_kernels_of_wide_networks_of_td3_compile(architecture, critic, hidden):
+    net = mlp.Config(hidden=hidden, activation="silu", layer_norm=True)
+    made = td3_on(PUSH, net=net, start=False, batch_size=2048, critic=critic)
+    own = {"project"} if critic == "c51" else {"critic_gradient"}
+    assert own <= compile_wide_kernels(made, "bf16", architecture)
+
+
+def compile_wide_kernels(made, precision, architecture):
+    """Compile the kernels that the wide engine launches for a tick and two updates; return their names."""
     from operant.kernels.actor_critic.wide.c51 import C51Engine
     from operant.kernels.actor_critic.wide.engine import WideEngine
 
-    net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
-    critic = "c51" if "project" in own else "scalar"
-    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic))
-    engine, found = (C51Engine if critic == "c51" else WideEngine)(wide_spec.describe(task, precision), task), {}
-    engine._asked = 0  # no products
+    task, found = actor_critic_task(made), {}
+    kind = C51Engine if task.config.critic == "c51" else WideEngine
+    engine = kind(wide_spec.describe(task, precision), task)
+    engine._asked = 0  # skip the library's products
     engine.launch = lambda kernel, grid, *arguments, **options: found.setdefault(
         (kernel.__name__, repr(options)), (kernel, arguments, options)
     )
@@ -272,7 +308,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     engine.store(0)
     engine.update(1, 0)
     engine.update(1, 1)
-    every = {
+    expected = {
         "load_lanes",
         "act",
         "sample_actions",
@@ -284,12 +320,13 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
         "count",
         "finish",
     }
-    assert every | own <= {name for name, _ in found}
-    assert max(compile_for(90, *launch) for launch in found.values()) <= 227 << 10
-    slopes = [
-        launch for (name, _), launch in found.items() if name in ("first_backward", "first_gradient")
-    ]  # whose tiles are the same on every GPU
-    assert all(compile_for(120, *launch) <= 99 << 10 for launch in slopes)
+    names = {name for name, _ in found}
+    assert expected <= names
+    assert max(compile_for(architecture, *launch) for launch in found.values()) <= LEAST_SHARED[architecture]
+    # Their tiles are the same on every GPU.
+    fixed = [launch for (name, _), launch in found.items() if name in ("first_backward", "first_gradient")]
+    assert all(compile_for(120, *launch) <= 99 << 10 for launch in fixed)
+    return names
 
 
 @needs_compiler

@@ -20,14 +20,14 @@ class PackedWeights(NamedTuple):
 class Parameters(NamedTuple):
     """Flat vector of parameters and Adam's running averages of its gradient, (P) each."""
 
-    values: Any
+    vector: Any
     exp_avg: Any
     exp_avg_sq: Any
 
 
-def parameters_of(adam: dict[str, Any], values: Any) -> Parameters:
+def parameters_of(adam: dict[str, Any], vector: Any) -> Parameters:
     """Return a flat vector with the running averages of its optimizer's state."""
-    return Parameters(values, adam["exp_avg"], adam["exp_avg_sq"])
+    return Parameters(vector, adam["exp_avg"], adam["exp_avg_sq"])
 
 
 class SavedLayers(NamedTuple):

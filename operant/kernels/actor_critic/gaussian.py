@@ -24,7 +24,7 @@ def is_action(SPEC: tl.constexpr):
 
 @triton.jit
 def clip(x, limit):
-    """x clipped to [-limit, limit]."""
+    """X clipped to [-limit, limit]."""
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
@@ -32,12 +32,12 @@ def clip(x, limit):
 def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
     """Standard normal noise (rows, columns) in the action's columns, by Box & Muller 1958.
 
-    | parameter | shape         | meaning                                        |
-    |-----------|---------------|------------------------------------------------|
-    | noise_ptr | (R, stride)   | uniform noise in [0, 1)                        |
-    | row       | (rows)        | sample or lane of each row                     |
-    | first_row | scalar        | row of the noise where these 2 A rows begin    |
-    | mask      | (rows, columns) | action's columns of rows in bounds           |
+    | parameter | shape           | meaning                                     |
+    |-----------|-----------------|---------------------------------------------|
+    | noise_ptr | (R, stride)     | uniform noise in [0, 1)                     |
+    | row       | (rows)          | sample or lane of each row                  |
+    | first_row | scalar          | row of the noise where these 2 A rows begin |
+    | mask      | (rows, columns) | action's columns of rows in bounds          |
     """
     column = tl.arange(0, SPEC.columns) - SPEC.observation
     offset = noise_ptr + (first_row + column)[None, :] * stride + row[:, None]

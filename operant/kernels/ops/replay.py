@@ -120,13 +120,13 @@ def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, 
     """Row of the ring and lane of each sample, uniform over the stored transitions of its shard, but for the newest
     n_step ticks.
 
-    | parameter | shape    | meaning                                        |
-    |-----------|----------|------------------------------------------------|
-    | shard     | (rows)   | shard of the lanes                             |
-    | sample    | (rows)   | index of the sample in its shard               |
-    | ticks     | scalar   | ticks stored so far                            |
-    | update    | scalar   | updates so far, over the whole run             |
-    | seed_ptr  | (2)      | seed of the replay                             |
+    | parameter | shape  | meaning                            |
+    |-----------|--------|------------------------------------|
+    | shard     | (rows) | shard of the lanes                 |
+    | sample    | (rows) | index of the sample in its shard   |
+    | ticks     | scalar | ticks stored so far                |
+    | update    | scalar | updates so far, over the whole run |
+    | seed_ptr  | (2)    | seed of the replay                 |
     """
     stored = tl.minimum(ticks, capacity)
     choices = tl.maximum(stored - n_step, 1)
@@ -255,11 +255,11 @@ def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: t
 def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
     """Sample a batch. Grid: (B / BLOCK_M,).
 
-    | parameter | shape  | meaning                                                |
-    |-----------|--------|--------------------------------------------------------|
-    | replay    | struct | `ReplayBuffers`, read                                  |
-    | batch     | struct | `BatchBuffers`, written                                |
-    | arguments | struct | `BatchArguments`                                       |
+    | parameter | shape  | meaning                 |
+    |-----------|--------|-------------------------|
+    | replay    | struct | `ReplayBuffers`, read   |
+    | batch     | struct | `BatchBuffers`, written |
+    | arguments | struct | `BatchArguments`        |
     """
     sample_tile(tl.program_id(0), replay, batch, arguments, REPLAY, BLOCK_M)
 
@@ -269,7 +269,7 @@ def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr
 
 @triton.jit
 def store_tick(program, programs, replay, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Store the newest tick that counts as stored. Program p of `programs` stores the lane tiles p, p + programs, ..."""
+    """Store the newest tick that counts as stored. Program p of `programs` stores lane tiles p, p + programs, ..."""
     t, lanes = arguments.ticks - 1, arguments.lanes
     tick = tl.load(replay.ticks) + t
     row = tick % arguments.capacity

@@ -70,15 +70,15 @@ def act(
 ):
     """Actions of tick t by the first `tiles` programs; the others sample the batch of the update that is due after it.
 
-    | parameter | shape  | meaning                                              |
-    |-----------|--------|------------------------------------------------------|
-    | buffers   | struct | `ActBuffers`: observations in, actions out           |
-    | actor     | struct | `PackedWeights` of the actor                         |
-    | t, lanes  | scalar | tick of the iteration; number of lanes N             |
-    | tiles     | scalar | cdiv(N, BLOCK_M)                                     |
-    | replay    | struct | `ReplayBuffers`                                      |
-    | batch     | struct | `BatchBuffers`, written                              |
-    | arguments | struct | `BatchArguments` of that update                      |
+    | parameter | shape  | meaning                                    |
+    |-----------|--------|--------------------------------------------|
+    | buffers   | struct | `ActBuffers`: observations in, actions out |
+    | actor     | struct | `PackedWeights` of the actor               |
+    | t, lanes  | scalar | tick of the iteration; number of lanes N   |
+    | tiles     | scalar | cdiv(N, BLOCK_M)                           |
+    | replay    | struct | `ReplayBuffers`                            |
+    | batch     | struct | `BatchBuffers`, written                    |
+    | arguments | struct | `BatchArguments` of that update            |
     """
     program = tl.program_id(0)
     if program < tiles:

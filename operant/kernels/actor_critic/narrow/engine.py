@@ -31,14 +31,14 @@ class NarrowEngine(ActorCriticEngine):
         # Parameters, their packed copies, and what the weights' gradients read.
         self._actor = parameters_of(task.actor_adam.tensors(), task.actor.flat.values.data)
         self._critic = parameters_of(task.critic_adam.tensors(), task.critic.values.data)
-        self._target = self._critic._replace(values=task.target.values.data)
+        self._target = self._critic._replace(vector=task.target.values.data)
         self._actor_pack, self._critic_pack, self._target_pack = (
             self._pack(net) for net in (shape.actor, shape.critic, shape.critic)
         )
         # The actor at the next observations: SAC's own, TD3's target.
         self._next_actor, self._next_pack = self._actor, self._actor_pack
         if not isinstance(task.kind, StochasticActor):
-            self._next_actor = self._actor._replace(values=task.kind.target.values.data)
+            self._next_actor = self._actor._replace(vector=task.kind.target.values.data)
             self._next_pack = self._pack(shape.actor)
         self._actor_layers, self._critic_layers = self._layers(shape.actor), self._layers(shape.critic)
         # dQ / dQ = 1 in the critics' outputs.

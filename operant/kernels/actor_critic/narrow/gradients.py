@@ -150,17 +150,17 @@ def evaluate(
     """Run all networks on a batch. Grid: (B / BLOCK_M, parts); parts: G target critics, G critics, the actor with the
     step counters and, with STORE, storing the deferred tick.
 
-    | parameter           | shape  | meaning                                                               |
-    |---------------------|--------|-----------------------------------------------------------------------|
-    | batch               | struct | `BatchBuffers`                                                        |
-    | actor, critic       | struct | `PackedWeights`                                                       |
-    | next_actor          | struct | `PackedWeights` of the actor at next observations (TD3: its target)   |
-    | target              | struct | `PackedWeights` of the target critics                                 |
-    | scratch             | struct | `Scratch`, written                                                    |
-    | *_layers            | struct | `SavedLayers`, written                                                |
-    | *_optimizer         | struct | `OptimizerState`; step counters and corrections are written           |
-    | temperature         | struct | `Temperature`; likewise                                               |
-    | replay, arguments   | struct | `ReplayBuffers` and `BatchArguments` of the tick to store             |
+    | parameter         | shape  | meaning                                                             |
+    |-------------------|--------|---------------------------------------------------------------------|
+    | batch             | struct | `BatchBuffers`                                                      |
+    | actor, critic     | struct | `PackedWeights`                                                     |
+    | next_actor        | struct | `PackedWeights` of the actor at next observations (TD3: its target) |
+    | target            | struct | `PackedWeights` of the target critics                               |
+    | scratch           | struct | `Scratch`, written                                                  |
+    | *_layers          | struct | `SavedLayers`, written                                              |
+    | *_optimizer       | struct | `OptimizerState`; step counters and corrections are written         |
+    | temperature       | struct | `Temperature`; likewise                                             |
+    | replay, arguments | struct | `ReplayBuffers` and `BatchArguments` of the tick to store           |
 
     UPDATE_ACTOR: the actor learns in this update.
     """
@@ -191,11 +191,11 @@ def evaluate(
 def action_gradient(batch, critic, scratch, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
     """Q of each critic at the actor's action, and dQ / da. Grid: (B / BLOCK_M, critics).
 
-    | parameter | shape  | meaning                                                        |
-    |-----------|--------|----------------------------------------------------------------|
-    | batch     | struct | `BatchBuffers`                                                 |
-    | critic    | struct | `PackedWeights`                                                |
-    | scratch   | struct | `Scratch`: action in; `actor_q` and `q_gradient` out           |
+    | parameter | shape  | meaning                                              |
+    |-----------|--------|------------------------------------------------------|
+    | batch     | struct | `BatchBuffers`                                       |
+    | critic    | struct | `PackedWeights`                                      |
+    | scratch   | struct | `Scratch`: action in; `actor_q` and `q_gradient` out |
     """
     CRITIC: tl.constexpr = SPEC.critic
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -220,7 +220,7 @@ def action_gradient(batch, critic, scratch, SPEC: tl.constexpr, BLOCK_M: tl.cons
 
 @triton.jit
 def _min_q_gradient(scratch, row, SPEC: tl.constexpr):
-    """d min_c Q_c / da, (rows, columns): the gradient of the critic with the lowest value."""
+    """D min_c Q_c / da, (rows, columns): the gradient of the critic with the lowest value."""
     q = tl.load(scratch.actor_q + row)
     gradient = _load_tile(scratch.q_gradient, row, SPEC)
     for k in tl.static_range(SPEC.critic.towers - 1):
@@ -237,12 +237,12 @@ def actor_gradient(actor, scratch, layers, temperature, SPEC: tl.constexpr, BLOC
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 
-    | parameter   | shape  | meaning                                             |
-    |-------------|--------|-----------------------------------------------------|
-    | actor       | struct | `PackedWeights`                                     |
-    | scratch     | struct | `Scratch` of `evaluate` and `action_gradient`       |
-    | layers      | struct | `SavedLayers` of the actor: hidden in, grad_z out   |
-    | temperature | struct | `Temperature`                                       |
+    | parameter   | shape  | meaning                                           |
+    |-------------|--------|---------------------------------------------------|
+    | actor       | struct | `PackedWeights`                                   |
+    | scratch     | struct | `Scratch` of `evaluate` and `action_gradient`     |
+    | layers      | struct | `SavedLayers` of the actor: hidden in, grad_z out |
+    | temperature | struct | `Temperature`                                     |
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     action = _load_tile(scratch.action, row, SPEC)

@@ -33,7 +33,7 @@ def _halves(x):
 
 @triton.jit
 def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """x W^T; `weight` as `load_weight` returns it."""
+    """X W^T; `weight` as `load_weight` returns it."""
     if SPEC.preload:
         return product(x, weight, SPEC)
     else:
@@ -42,7 +42,7 @@ def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC
 
 @triton.jit
 def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """x W; `weight` as `load_weight` returns it."""
+    """X W; `weight` as `load_weight` returns it."""
     if SPEC.preload:
         return product(x, tl.trans(weight), SPEC)
     else:
@@ -51,13 +51,13 @@ def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.conste
 
 @triton.jit
 def matmul_ptr(x, weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """x W with the packed weight (ROWS, COLUMNS) at a pointer."""
+    """X W with the packed weight (ROWS, COLUMNS) at a pointer."""
     return _matmul_ptr(x, weight_ptr, COLUMNS, ROWS, COLUMNS, 1, SPEC)
 
 
 @triton.jit
 def _matmul_slice(x, weight_ptr, N: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, SPEC: tl.constexpr):
-    """x (rows, K) times the matrix (K, N) at a pointer, in one product."""
+    """X (rows, K) times the matrix (K, N) at a pointer, in one product."""
     K: tl.constexpr = x.shape[1]
     return product(
         x, tl.load(weight_ptr + tl.arange(0, K)[:, None] * STRIDE_K + tl.arange(0, N)[None, :] * STRIDE_N), SPEC
@@ -74,7 +74,7 @@ def _matmul_ptr(
     STRIDE_N: tl.constexpr,
     SPEC: tl.constexpr,
 ):
-    """x (rows, K) times the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
+    """X (rows, K) times the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
     if SPEC.max_depth >= K:
         return _matmul_slice(x, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC)
     else:
@@ -223,6 +223,6 @@ def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr
 
 @triton.jit
 def deterministic_action(h, head, SPEC: tl.constexpr):
-    """tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
+    """Tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
     weight, bias = head
     return tl.where(is_action(SPEC), tanh(product(operand(h, SPEC), weight, SPEC) + bias[None, :], False), 0.0)

@@ -36,10 +36,10 @@ def td_errors(batch, scratch, row, critic, alpha, SPEC: tl.constexpr):
 @triton.jit
 def _load_parameters(offset, mask, parameters, target, TARGET: tl.constexpr):
     """A block's parameters, Adam's running averages, and the target's parameters."""
-    x = tl.load(parameters.values + offset, mask=mask, other=0.0)
+    x = tl.load(parameters.vector + offset, mask=mask, other=0.0)
     m = tl.load(parameters.exp_avg + offset, mask=mask, other=0.0)
     v = tl.load(parameters.exp_avg_sq + offset, mask=mask, other=0.0)
-    x_target = tl.load(target.values + offset, mask=mask, other=0.0) if TARGET else x
+    x_target = tl.load(target.vector + offset, mask=mask, other=0.0) if TARGET else x
     return x, m, v, x_target
 
 
@@ -47,16 +47,16 @@ def _load_parameters(offset, mask, parameters, target, TARGET: tl.constexpr):
 def _adam_block(offset, mask, grad, parameters, target, scalars, loaded, TARGET: tl.constexpr):
     """Step a block's parameters and move their targets; returns both. `loaded` as `_load_parameters` returns it."""
     x, m, v, x_target = loaded
-    skipped, step_size, root_correction, epsilon, tau = scalars
-    stepped, m, v = adam(x, grad, m, v, step_size, root_correction, epsilon)
+    skipped, learning_rate, correction, root_correction, epsilon, tau = scalars
+    stepped, m, v = adam(x, grad, m, v, learning_rate / correction, root_correction, epsilon)
     write = mask & (skipped + tl.zeros_like(x) < 0.5)
     tl.store(parameters.exp_avg + offset, m, mask=write)
     tl.store(parameters.exp_avg_sq + offset, v, mask=write)
-    tl.store(parameters.values + offset, stepped, mask=write)
+    tl.store(parameters.vector + offset, stepped, mask=write)
     x = tl.where(skipped < 0.5, stepped, x)
     if TARGET:  # x' <- x' + tau (x - x')
         x_target = tl.where(skipped < 0.5, x_target + tau * (x - x_target), x_target)
-        tl.store(target.values + offset, x_target, mask=mask)
+        tl.store(target.vector + offset, x_target, mask=mask)
     return x, x_target
 
 
@@ -203,20 +203,21 @@ def step(
     """Gradient and Adam step of one network. Grid: (NET.programs, NET.towers), a weight block a program; a stochastic
     actor's launch has one more program, which records the statistics and steps the temperature.
 
-    | parameter          | shape  | meaning                                                       |
-    |--------------------|--------|---------------------------------------------------------------|
-    | batch              | struct | `BatchBuffers`                                                |
-    | scratch            | struct | `Scratch` of this update                                      |
-    | layers             | struct | `SavedLayers` of the network                                  |
-    | parameters, target | struct | `Parameters` of the network and, with TARGET, of its target   |
-    | pack, target_pack  | struct | `PackedWeights` of both, written                              |
-    | temperature        | struct | `Temperature`                                                 |
-    | optimizer          | struct | `OptimizerState` of the network                               |
+    | parameter          | shape  | meaning                                                     |
+    |--------------------|--------|-------------------------------------------------------------|
+    | batch              | struct | `BatchBuffers`                                              |
+    | scratch            | struct | `Scratch` of this update                                    |
+    | layers             | struct | `SavedLayers` of the network                                |
+    | parameters, target | struct | `Parameters` of the network and, with TARGET, of its target |
+    | pack, target_pack  | struct | `PackedWeights` of both, written                            |
+    | temperature        | struct | `Temperature`                                               |
+    | optimizer          | struct | `OptimizerState` of the network                             |
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     scalars = (
         tl.load(optimizer.skip),
-        tl.load(optimizer.learning_rate) / tl.load(optimizer.corrections),
+        tl.load(optimizer.learning_rate),
+        tl.load(optimizer.corrections),
         tl.load(optimizer.corrections + 1),
         tl.load(optimizer.scalars + SCALAR.epsilon),
         tl.load(optimizer.scalars + SCALAR.tau),
@@ -364,12 +365,12 @@ def _pack_block(
     flat_row, row_mask = _row_of(row, SPEC, NET, LAYER, IS_ACTOR)
     mask = row_mask[:, None] & (column < SHAPE.columns)[None, :]
     weight = tl.load(
-        parameters.values + SHAPE.weight + (tower * SHAPE.rows + flat_row)[:, None] * SHAPE.columns + column[None, :],
+        parameters.vector + SHAPE.weight + (tower * SHAPE.rows + flat_row)[:, None] * SHAPE.columns + column[None, :],
         mask=mask,
         other=0.0,
     )
     bias_mask = row_mask & (block % BLOCKS_N == 0)
-    bias = tl.load(parameters.values + SHAPE.bias + tower * SHAPE.rows + flat_row, mask=bias_mask, other=0.0)
+    bias = tl.load(parameters.vector + SHAPE.bias + tower * SHAPE.rows + flat_row, mask=bias_mask, other=0.0)
     offset = SHAPE.packed + row[:, None] * SHAPE.columns_pad + column[None, :]
     _store_packed(
         pack, tower, offset, mask, weight, SHAPE.packed_bias + row, bias_mask, bias, SPEC, NET, LAYER, IS_ACTOR

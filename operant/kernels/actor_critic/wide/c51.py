@@ -1,4 +1,4 @@
-"""Distributional critics (C51, Bellemare, Dabney & Munos 2017) on wide networks: softmax, projection and loss in Triton.
+"""Distributional critics (C51, Bellemare, Dabney & Munos 2017) of wide networks: softmax, projection and loss in Triton.
 
 A critic's head has one output an atom, padded to a power of two. Its products are the library's; in bf16 the head's
 weight is the sum of two operands in forward products, which gives it 16 bits. All else is `engine`'s.
@@ -100,17 +100,17 @@ def project(
     Atom j gets sum_i p_i max(0, 1 - |Tz_i - z_j| / dz), a sum in fixed order; over three or four atoms where the
     discounts are 0 or large enough.
 
-    | parameter         | shape                | meaning                                                     |
-    |-------------------|----------------------|-------------------------------------------------------------|
-    | logits_ptr        | (towers, B, 2 atoms) | products of the target critics' heads                       |
-    | parameters_ptr    | (P)                  | the target critics'                                         |
-    | batch             | struct               | `BatchBuffers`                                              |
-    | scratch           | struct               | `Scratch`                                                   |
-    | temperature       | struct               | `Temperature`                                               |
-    | support_ptr       | (outputs)            | the support                                                 |
-    | reward_factor_ptr | scalar               | factor on rewards                                           |
-    | probability_ptr   | (B, atoms)           | workspace: the lowest critic's probabilities                |
-    | target_ptr        | (B, atoms)           | written                                                     |
+    | parameter         | shape                | meaning                                      |
+    |-------------------|----------------------|----------------------------------------------|
+    | logits_ptr        | (towers, B, 2 atoms) | products of the target critics' heads        |
+    | parameters_ptr    | (P)                  | the target critics'                          |
+    | batch             | struct               | `BatchBuffers`                               |
+    | scratch           | struct               | `Scratch`                                    |
+    | temperature       | struct               | `Temperature`                                |
+    | support_ptr       | (outputs)            | the support                                  |
+    | reward_factor_ptr | scalar               | factor on rewards                            |
+    | probability_ptr   | (B, atoms)           | workspace: the lowest critic's probabilities |
+    | target_ptr        | (B, atoms)           | written                                      |
     """
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
@@ -167,16 +167,16 @@ def critic_gradient(
 ):
     """Gradient of the critics' loss, the sum over critics of the mean cross-entropy. Grid: (NET.programs, towers).
 
-    | parameter         | shape                     | meaning                                                       |
-    |-------------------|---------------------------|---------------------------------------------------------------|
-    | logits_ptr        | (towers, B, 2 atoms)      | products of the critics' heads                                |
-    | parameters_ptr    | (P)                       | the critics'                                                  |
-    | target_ptr        | (B, atoms)                | target distributions                                          |
-    | support_ptr       | (outputs)                 | the support                                                   |
-    | reward_factor_ptr | scalar                    | factor on rewards                                             |
-    | grad_logits_ptr   | (towers, B, atoms)        | written                                                       |
-    | grad_bias_ptr     | (programs, towers, atoms) | written: partial sums of it                                   |
-    | terms_ptr         | (programs, towers, 3)     | written: sums of cross-entropy, of |Q - y| and Q in rewards   |
+    | parameter         | shape                     | meaning                                                     |
+    |-------------------|---------------------------|-------------------------------------------------------------|
+    | logits_ptr        | (towers, B, 2 atoms)      | products of the critics' heads                              |
+    | parameters_ptr    | (P)                       | the critics'                                                |
+    | target_ptr        | (B, atoms)                | target distributions                                        |
+    | support_ptr       | (outputs)                 | the support                                                 |
+    | reward_factor_ptr | scalar                    | factor on rewards                                           |
+    | grad_logits_ptr   | (towers, B, atoms)        | written                                                     |
+    | grad_bias_ptr     | (programs, towers, atoms) | written: partial sums of it                                 |
+    | terms_ptr         | (programs, towers, 3)     | written: sums of cross-entropy, of |Q - y| and Q in rewards |
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
@@ -221,13 +221,13 @@ def min_q_gradient(
     """Q at the actor's actions, and the gradient of -min_c Q_c / B by the critics' logits: zero but for the lowest
     critic. For TD3 of the first critic alone. Grid: (B / BLOCK_M,).
 
-    | parameter       | shape                | meaning                                   |
-    |-----------------|----------------------|-------------------------------------------|
-    | logits_ptr      | (towers, B, 2 atoms) | products of the critics' heads            |
-    | parameters_ptr  | (P)                  | the critics'                              |
-    | support_ptr     | (outputs)            | the support                               |
-    | grad_logits_ptr | (towers, B, atoms)   | written                                   |
-    | scratch         | struct               | `Scratch`: `actor_q` is written           |
+    | parameter       | shape                | meaning                         |
+    |-----------------|----------------------|---------------------------------|
+    | logits_ptr      | (towers, B, 2 atoms) | products of the critics' heads  |
+    | parameters_ptr  | (P)                  | the critics'                    |
+    | support_ptr     | (outputs)            | the support                     |
+    | grad_logits_ptr | (towers, B, atoms)   | written                         |
+    | scratch         | struct               | `Scratch`: `actor_q` is written |
     """
     row, atom = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.atoms)
     NET: tl.constexpr = SPEC.critic
@@ -278,7 +278,7 @@ class C51Engine(WideEngine):
         super().prepare()
         net = self.shape.critic
         for values, split in zip(
-            (self._critics.parameters.values, self._target_critics.values), self._split_heads, strict=True
+            (self._critics.parameters.vector, self._target_critics.values), self._split_heads, strict=True
         ):
             size = net.towers * net.outputs * split.shape[-1]
             head = values[net.head_weight :][:size].view(net.towers, net.outputs, -1)
@@ -292,7 +292,7 @@ class C51Engine(WideEngine):
 
     def _critic_gradient(self) -> None:
         net, buffers, critics, task = self.shape.critic, self._critic_buffers, self._critics, self.task
-        K, G, width, values = net.outputs, net.towers, net.layers[-1].width, critics.parameters.values
+        K, G, width, values = net.outputs, net.towers, net.layers[-1].width, critics.parameters.vector
         with self._overlapped(self._stream_a):
             self._multiply_head(buffers, self._split_heads[0], self._logits, G)
         self._multiply_head(self._target_buffers, self._split_heads[1], self._target_logits, G)
@@ -343,7 +343,7 @@ class C51Engine(WideEngine):
             self.shape.batch,
             1,
             self._logits,
-            self._critics.parameters.values,
+            self._critics.parameters.vector,
             self.task.support,
             self._grad_logits,
             self._scratch_buffers,

@@ -96,8 +96,8 @@ class WideEngine(WidePasses):
     def _trained(
         self, net: WideNet, parameters: Parameters, gradient: Tensor, optimizer_state: OptimizerState, terms: int
     ) -> TrainedNetwork:
-        G, size = net.towers, parameters.values.numel()
-        packed = torch.zeros_like(parameters.values, dtype=self._dtype)
+        G, size = net.towers, parameters.vector.numel()
+        packed = torch.zeros_like(parameters.vector, dtype=self._dtype)
         # with a column of ones for the bias where the own kernel computes the gradient
         columns = (2 if backward_tile(self.shape, net) else 1) * self.shape.columns
         return TrainedNetwork(
@@ -151,7 +151,7 @@ class WideEngine(WidePasses):
         """Begin an iteration: read the normalizer, and copy all parameters to the products' type."""
         super().prepare()
         for network in (self._actor, self._critics):
-            network.packed.copy_(network.parameters.values)
+            network.packed.copy_(network.parameters.vector)
             self._copy_first_weight(network.net, network.packed, network.weights)
         for net, target in ((self.shape.critic, self._target_critics), (self.shape.actor, self._target_actor)):
             if target is not None:
@@ -184,7 +184,7 @@ class WideEngine(WidePasses):
             BLOCK_M=BLOCK_M,
             num_warps=4,
         )
-        self._forward(net, self._lane_inputs, actor.parameters.values, actor.weights, buffers)
+        self._forward(net, self._lane_inputs, actor.parameters.vector, actor.weights, buffers)
         self._launch_rows(
             heads.act,
             net,
@@ -192,7 +192,7 @@ class WideEngine(WidePasses):
             rows,
             1,
             buffers.outputs,
-            actor.parameters.values,
+            actor.parameters.vector,
             self._acting,
             t,
             self._lanes,
@@ -280,7 +280,7 @@ class WideEngine(WidePasses):
     def _actor_forward(self, *, update_actor: bool) -> None:
         """The actor at the next observations and, with `update_actor`, at the batch's own: its actions."""
         net, B, actor, target = self.shape.actor, self.shape.batch, self._actor, self._target_actor
-        values, parts = actor.parameters.values, 2 if update_actor else 1
+        values, parts = actor.parameters.vector, 2 if update_actor else 1
         if target is None:
             buffers = self._actor_buffers if update_actor else self._next_actor_buffers
             inputs = self._inputs[:parts].flatten(0, 1)
@@ -311,7 +311,7 @@ class WideEngine(WidePasses):
         net, critics, scratch = self.shape.critic, self._critics, self._scratch_buffers
         with self._overlapped(self._stream_a):
             self._forward(
-                net, self._inputs[1], critics.parameters.values, critics.weights, self._critic_buffers, save=True
+                net, self._inputs[1], critics.parameters.vector, critics.weights, self._critic_buffers, save=True
             )
         self._actor_forward(update_actor=update_actor)
         self._forward(
@@ -347,7 +347,7 @@ class WideEngine(WidePasses):
             buffers.pre_activations[top],
             buffers.moments[top],
             buffers.grad_z[top],
-            critics.parameters.values,
+            critics.parameters.vector,
             self._scratch_buffers,
             self._temperature,
             critics.partials,
@@ -365,7 +365,7 @@ class WideEngine(WidePasses):
         self._forward(
             net,
             self._inputs[2],
-            critics.parameters.values,
+            critics.parameters.vector,
             critics.weights,
             self._critic_buffers,
             save=True,
@@ -378,7 +378,7 @@ class WideEngine(WidePasses):
             buffers.pre_activations[last][:, B:],
             buffers.moments[last][:, B:],
             buffers.grad_z[last],
-            actor.parameters.values,
+            actor.parameters.vector,
             self._scratch_buffers,
             self._temperature,
             actor.partials,
@@ -425,14 +425,14 @@ class WideEngine(WidePasses):
             buffers.pre_activations[top],
             buffers.moments[top],
             buffers.grad_z[top],
-            self._critics.parameters.values,
+            self._critics.parameters.vector,
             self._scratch_buffers,
         )
 
     def _step(self, network: TrainedNetwork, target: TargetNetwork | None) -> None:
         """Adam's step of a network, and the Polyak averaging of its target."""
-        size, parameters = network.parameters.values.numel(), network.parameters
-        moved = target or TargetNetwork(parameters.values, network.packed, network.weights)
+        size, parameters = network.parameters.vector.numel(), network.parameters
+        moved = target or TargetNetwork(parameters.vector, network.packed, network.weights)
         self.launch(
             optimizer.step,
             (-(-size // spec.BLOCK_SIZE),),

@@ -2,7 +2,7 @@
 input columns, so its pre-activations are computed again rather than saved. Rows as in `parts`.
 
 Common parameters: `x_ptr` (rows, columns): inputs; `first_ptr` (towers, width, columns): the first weight with padded
-columns; `parameters_ptr` (P).
+columns; `parameters_ptr` (P). Parameters named `*_desc` are descriptors of matrices.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def first_layer(
 ):
     """The first hidden layer. Grid: (rows / BLOCK_M, towers).
 
-    | parameter   | shape                 | meaning                                                          |
-    |-------------|-----------------------|------------------------------------------------------------------|
-    | z_ptr       | (towers, rows, width) | written with SAVE_Z: z without bias, or x_hat                    |
-    | hidden_ptr  | (towers, rows, width) | written: activations                                             |
-    | moments_ptr | (towers, rows, 2)     | written with SAVE and layer normalization: mean, 1 / std         |
+    | parameter   | shape                 | meaning                                                  |
+    |-------------|-----------------------|----------------------------------------------------------|
+    | z_ptr       | (towers, rows, width) | written with SAVE_Z: z without bias, or x_hat            |
+    | hidden_ptr  | (towers, rows, width) | written: activations                                     |
+    | moments_ptr | (towers, rows, 2)     | written with SAVE and layer normalization: mean, 1 / std |
 
     With layer normalization its short product is computed twice, BLOCK_N units at a time: for the moments, which need
     all units, and for the activations.
@@ -146,14 +146,14 @@ def first_layers(
     """The first two hidden layers. Grid: (rows / BLOCK_M, towers), a tile of whole rows a program. The first layer's
     activations stay in the program as the second layer's operand.
 
-    | parameter         | shape                     | meaning                                                             |
-    |-------------------|---------------------------|---------------------------------------------------------------------|
-    | first_desc        | (towers x width, columns) | descriptor of the first weight                                      |
-    | weight_desc       | (towers x width, inputs)  | descriptor of the second weight                                     |
-    | z_desc            | (towers x rows, width)    | descriptor, written with SAVE: the second layer's z, or x_hat       |
-    | first_hidden_desc | (towers x rows, inputs)   | descriptor, written with SAVE: the first layer's activations        |
-    | hidden_desc       | (towers x rows, width)    | descriptor, written: the second layer's activations                 |
-    | moments_ptr       | (towers, rows, 2)         | written with SAVE and layer normalization: the second layer's       |
+    | parameter         | shape                     | meaning                                                       |
+    |-------------------|---------------------------|---------------------------------------------------------------|
+    | first_desc        | (towers x width, columns) | the first weight                                              |
+    | weight_desc       | (towers x width, inputs)  | the second weight                                             |
+    | z_desc            | (towers x rows, width)    | written with SAVE: the second layer's z, or x_hat             |
+    | first_hidden_desc | (towers x rows, inputs)   | written with SAVE: the first layer's activations              |
+    | hidden_desc       | (towers x rows, width)    | written: the second layer's activations                       |
+    | moments_ptr       | (towers, rows, 2)         | written with SAVE and layer normalization: the second layer's |
     """
     PARTS: tl.constexpr = NET.layers[1].parts
     WIDTH: tl.constexpr = NET.layers[0].width
@@ -222,7 +222,7 @@ def first_layers(
 
 @triton.jit
 def _first_pre_activations(x_ptr, first_ptr, parameters_ptr, tower, row, unit, SPEC: tl.constexpr, NET: tl.constexpr):
-    """z = W x + b of some units of the first layer, (rows, units)."""
+    """Z = W x + b of some units of the first layer, (rows, units)."""
     column = tl.arange(0, SPEC.columns)
     x = tl.load(x_ptr + row[:, None] * SPEC.columns + column[None, :])
     weight = tl.load(first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None])
@@ -253,12 +253,12 @@ def first_backward(
     """Backward pass from the second layer's pre-activations to the first layer's, or on to the actions. Grid: (tiles of
     units, B / BLOCK_M, towers), TILES_N x BLOCK_N units a program.
 
-    | parameter   | shape                       | meaning                                                              |
-    |-------------|-----------------------------|----------------------------------------------------------------------|
-    | grad_desc   | (towers x B, second width)  | descriptor: gradient by the second layer's pre-activations           |
-    | weight_desc | (towers x second width, w.) | descriptor of the second weight                                      |
-    | grad_z_desc | (towers x B, first width)   | descriptor, written with TRAIN: gradient by the first layer's        |
-    | shares_ptr  | (towers, B, tiles, A)       | written without TRAIN: each tile's share of the gradient by actions  |
+    | parameter   | shape                       | meaning                                                             |
+    |-------------|-----------------------------|---------------------------------------------------------------------|
+    | grad_desc   | (towers x B, second width)  | descriptor: gradient by the second layer's pre-activations          |
+    | weight_desc | (towers x second width, w.) | the second weight                                                   |
+    | grad_z_desc | (towers x B, first width)   | descriptor, written with TRAIN: gradient by the first layer's       |
+    | shares_ptr  | (towers, B, tiles, A)       | written without TRAIN: each tile's share of the gradient by actions |
     """
     WIDTH: tl.constexpr = NET.layers[1].width
     INPUTS: tl.constexpr = NET.layers[0].width
@@ -330,10 +330,10 @@ def first_gradient(
     """Gradient of the first weight, g^T x, of each part of the batch; with WIDTH_PAD > columns a column of ones beside
     x gives the bias. Grid: (width / BLOCK_N, parts, towers).
 
-    | parameter    | shape                             | meaning                                                 |
-    |--------------|-----------------------------------|---------------------------------------------------------|
+    | parameter    | shape                             | meaning                                                   |
+    |--------------|-----------------------------------|-----------------------------------------------------------|
     | grad_z_desc  | (towers x B, width)               | descriptor: gradient by the first layer's pre-activations |
-    | partials_ptr | (towers, parts, width, WIDTH_PAD) | written                                                 |
+    | partials_ptr | (towers, parts, width, WIDTH_PAD) | written                                                   |
     """
     unit_tile, part, tower = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     PART: tl.constexpr = SPEC.batch // SPEC.parts

@@ -80,7 +80,7 @@ def _deterministic_action(
     NET: tl.constexpr,
     LAYER: tl.constexpr,
 ):
-    """tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; parameters as
+    """Tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; parameters as
     `_gaussian_outputs`'s.
     """
     if HAS_OUTPUTS:
@@ -189,16 +189,16 @@ def actor_gradient(
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 
-    | parameter      | shape           | meaning                                                                |
-    |----------------|-----------------|------------------------------------------------------------------------|
-    | z_ptr          | (B, width)      | what the forward pass saved                                            |
-    | moments_ptr    | (B, 2)          | mean and 1 / std of its rows                                           |
-    | grad_z_ptr     | (B, width)      | written                                                                |
-    | parameters_ptr | (P)             | the actor's                                                            |
-    | scratch        | struct          | `Scratch`; `q_gradient` is that of -min_c Q_c / B, or of -Q_1 / B      |
-    | temperature    | struct          | `Temperature`                                                          |
-    | partials_ptr   |                 | written: partial sums of vectors' gradients                            |
-    | terms_ptr      | (programs, 2)   | written: sums of log pi and min_c Q_c, or of saturated actions and Q_1 |
+    | parameter      | shape         | meaning                                                                |
+    |----------------|---------------|------------------------------------------------------------------------|
+    | z_ptr          | (B, width)    | what the forward pass saved                                            |
+    | moments_ptr    | (B, 2)        | mean and 1 / std of its rows                                           |
+    | grad_z_ptr     | (B, width)    | written                                                                |
+    | parameters_ptr | (P)           | the actor's                                                            |
+    | scratch        | struct        | `Scratch`; `q_gradient` is that of -min_c Q_c / B, or of -Q_1 / B      |
+    | temperature    | struct        | `Temperature`                                                          |
+    | partials_ptr   |               | written: partial sums of vectors' gradients                            |
+    | terms_ptr      | (programs, 2) | written: sums of log pi and min_c Q_c, or of saturated actions and Q_1 |
     """
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
@@ -208,12 +208,14 @@ def actor_gradient(
     grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
     grad_gain, grad_shift = grad_bias, grad_bias
     grad_mean_weight = wide.zero_rows(COLUMNS, NET, LAYER)
-    grad_mean_bias = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
     if SPEC.stochastic:
         grad_raw_weight = wide.zero_rows(COLUMNS, NET, LAYER)
+    grad_mean_bias = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
+    if SPEC.stochastic:
         grad_raw_bias = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
-        alpha = tl.exp(tl.load(temperature.log_alpha))
     first_term, q_sum = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    if SPEC.stochastic:
+        alpha = tl.exp(tl.load(temperature.log_alpha))
     for first in range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         offset = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -278,10 +280,10 @@ def actor_gradient(
         tl.store(weight_ptr, grad_mean_weight[p], mask=index_mask[:, None])
         if SPEC.stochastic:
             tl.store(weight_ptr + SPEC.action * NET.pad, grad_raw_weight[p], mask=index_mask[:, None])
-    bias_ptr = head_ptr + NET.outputs * NET.pad + index
-    tl.store(bias_ptr, tl.sum(grad_mean_bias, axis=0), mask=index_mask)
+    tl.store(head_ptr + NET.outputs * NET.pad + index, tl.sum(grad_mean_bias, axis=0), mask=index_mask)
     if SPEC.stochastic:
-        tl.store(bias_ptr + SPEC.action, tl.sum(grad_raw_bias, axis=0), mask=index_mask)
+        raw_bias_ptr = head_ptr + NET.outputs * NET.pad + SPEC.action + index
+        tl.store(raw_bias_ptr, tl.sum(grad_raw_bias, axis=0), mask=index_mask)
     tl.store(terms_ptr + program * 2, tl.sum(first_term, axis=0))
     tl.store(terms_ptr + program * 2 + 1, tl.sum(q_sum, axis=0))
 
@@ -377,11 +379,11 @@ def actor_gradient_unrolled(
 def load_lanes(buffers, inputs_ptr, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
     """Observations of tick t as first layers read them. Grid: (cdiv(N, BLOCK_M),).
 
-    | parameter  | shape             | meaning                             |
-    |------------|-------------------|-------------------------------------|
-    | buffers    | struct            | `ActBuffers`                        |
-    | inputs_ptr | (lanes, columns)  | written                             |
-    | t, lanes   | scalars           | tick of the iteration; N            |
+    | parameter  | shape            | meaning                  |
+    |------------|------------------|--------------------------|
+    | buffers    | struct           | `ActBuffers`             |
+    | inputs_ptr | (lanes, columns) | written                  |
+    | t, lanes   | scalars          | tick of the iteration; N |
     """
     lane, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns)
     observation, mask = load_observation(buffers, t, lane, lanes, SPEC)
@@ -443,22 +445,22 @@ def critic_gradient(
 
     y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3.
 
-    | parameter      | shape                 | meaning                                         |
-    |----------------|-----------------------|-------------------------------------------------|
-    | batch          | struct                | `BatchBuffers`                                  |
-    | z_ptr          | (towers, B, width)    | what the forward pass saved                     |
-    | moments_ptr    | (towers, B, 2)        | mean and 1 / std of its rows                    |
-    | grad_z_ptr     | (towers, B, width)    | written                                         |
-    | parameters_ptr | (P)                   | the critics'                                    |
-    | scratch        | struct                | `Scratch`                                       |
-    | temperature    | struct                | `Temperature`                                   |
-    | partials_ptr   |                       | written: partial sums of vectors' gradients     |
-    | terms_ptr      | (programs, towers, 3) | written: sums of (Q - y)^2, |Q - y| and Q       |
+    | parameter      | shape                 | meaning                                     |
+    |----------------|-----------------------|---------------------------------------------|
+    | batch          | struct                | `BatchBuffers`                              |
+    | z_ptr          | (towers, B, width)    | what the forward pass saved                 |
+    | moments_ptr    | (towers, B, 2)        | mean and 1 / std of its rows                |
+    | grad_z_ptr     | (towers, B, width)    | written                                     |
+    | parameters_ptr | (P)                   | the critics'                                |
+    | scratch        | struct                | `Scratch`                                   |
+    | temperature    | struct                | `Temperature`                               |
+    | partials_ptr   |                       | written: partial sums of vectors' gradients |
+    | terms_ptr      | (programs, towers, 3) | written: sums of (Q - y)^2, |Q - y| and Q   |
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
     grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
-    grad_weight, grad_gain, grad_shift = grad_bias, grad_bias, grad_bias
+    grad_gain, grad_shift, grad_weight = grad_bias, grad_bias, grad_bias
     grad_head_bias, squared, absolute = (
         tl.zeros((BLOCK_M,), tl.float32),
         tl.zeros((BLOCK_M,), tl.float32),

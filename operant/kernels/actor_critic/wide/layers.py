@@ -31,12 +31,12 @@ def activate_layer(
     """Bias, layer normalization and activation after a library product. Grid: (programs, towers), each program takes
     every programs-th tile.
 
-    | parameter      | shape                 | meaning                                                             |
-    |----------------|-----------------------|---------------------------------------------------------------------|
-    | z_ptr          | (towers, rows, width) | product without bias; with layer normalization replaced by x_hat    |
-    | hidden_ptr     | (towers, rows, width) | written: activations                                                |
-    | moments_ptr    | (towers, rows, 2)     | written with layer normalization: mean, 1 / std                     |
-    | parameters_ptr | (P)                   | the network's parameters                                            |
+    | parameter      | shape                 | meaning                                                          |
+    |----------------|-----------------------|------------------------------------------------------------------|
+    | z_ptr          | (towers, rows, width) | product without bias; with layer normalization replaced by x_hat |
+    | hidden_ptr     | (towers, rows, width) | written: activations                                             |
+    | moments_ptr    | (towers, rows, 2)     | written with layer normalization: mean, 1 / std                  |
+    | parameters_ptr | (P)                   | the network's parameters                                         |
     """
     tower = tl.program_id(1)
     layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
@@ -73,15 +73,15 @@ def hidden_layer(
     """A hidden layer's product with bias, layer normalization and activation. Grid: (rows / BLOCK_M, towers), a tile of
     whole rows a program.
 
-    | parameter      | shape                   | meaning                                                              |
-    |----------------|-------------------------|----------------------------------------------------------------------|
-    | inputs_desc    | (towers x rows, inputs) | descriptor of the previous layer's activations                       |
-    | weight_desc    | (towers x width, inputs)| descriptor of the weight                                             |
-    | z_desc         | (towers x rows, width)  | descriptor, written with SAVE: z without bias, or x_hat              |
-    | hidden_desc    | (towers x rows, width)  | descriptor, written with OUTPUT "hidden": activations                |
-    | moments_ptr    | (towers, rows, 2)       | written with SAVE and layer normalization: mean, 1 / std             |
-    | parameters_ptr | (P)                     | the network's parameters                                             |
-    | output_ptr     | (towers, rows, outputs) | written with OUTPUT "value" or "policy": the head's outputs          |
+    | parameter      | shape                    | meaning                                                     |
+    |----------------|--------------------------|-------------------------------------------------------------|
+    | inputs_desc    | (towers x rows, inputs)  | descriptor of the previous layer's activations              |
+    | weight_desc    | (towers x width, inputs) | descriptor of the weight                                    |
+    | z_desc         | (towers x rows, width)   | descriptor, written with SAVE: z without bias, or x_hat     |
+    | hidden_desc    | (towers x rows, width)   | descriptor, written with OUTPUT "hidden": activations       |
+    | moments_ptr    | (towers, rows, 2)        | written with SAVE and layer normalization: mean, 1 / std    |
+    | parameters_ptr | (P)                      | the network's parameters                                    |
+    | output_ptr     | (towers, rows, outputs)  | written with OUTPUT "value" or "policy": the head's outputs |
 
     OUTPUT "": neither activations nor outputs.
     """
@@ -136,14 +136,14 @@ def backward_layer(
     """Backward pass of a hidden layer's activation and layer normalization. Grid: (programs, towers), each program
     takes every programs-th tile.
 
-    | parameter      | shape                 | meaning                                                               |
-    |----------------|-----------------------|-----------------------------------------------------------------------|
-    | grad_ptr       | (towers, B, width)    | gradient by activations, replaced by that by pre-activations          |
-    | z_ptr          | (towers, rows, width) | what the forward pass saved, of which B rows from `first_row` count   |
-    | moments_ptr    | (towers, rows, 2)     | mean and 1 / std of those rows                                        |
-    | hidden_ptr     | (towers, rows, width) | activations of those rows                                             |
-    | parameters_ptr | (P)                   | the network's parameters                                              |
-    | partials_ptr   |                       | written with TRAIN: partial sums of the gradients of bias, gain, shift|
+    | parameter      | shape                 | meaning                                                                |
+    |----------------|-----------------------|------------------------------------------------------------------------|
+    | grad_ptr       | (towers, B, width)    | gradient by activations, replaced by that by pre-activations           |
+    | z_ptr          | (towers, rows, width) | what the forward pass saved, of which B rows from `first_row` count    |
+    | moments_ptr    | (towers, rows, 2)     | mean and 1 / std of those rows                                         |
+    | hidden_ptr     | (towers, rows, width) | activations of those rows                                              |
+    | parameters_ptr | (P)                   | the network's parameters                                               |
+    | partials_ptr   |                       | written with TRAIN: partial sums of the gradients of bias, gain, shift |
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
@@ -180,13 +180,13 @@ def input_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """dL / dh = dL / dz W of a hidden layer's inputs h. Grid: (B / BLOCK_M x inputs / BLOCK_N, towers).
+    """DL / dh = dL / dz W of a hidden layer's inputs h. Grid: (B / BLOCK_M x inputs / BLOCK_N, towers).
 
-    | parameter      | shape                   | meaning                                     |
-    |----------------|-------------------------|---------------------------------------------|
-    | grad_z_ptr     | (towers, B, width)      | gradient by pre-activations                 |
-    | weight_ptr     | (towers, width, inputs) | the layer's weight                          |
-    | grad_input_ptr | (towers, B, inputs)     | written                                     |
+    | parameter      | shape                   | meaning                     |
+    |----------------|-------------------------|-----------------------------|
+    | grad_z_ptr     | (towers, B, width)      | gradient by pre-activations |
+    | weight_ptr     | (towers, width, inputs) | the layer's weight          |
+    | grad_input_ptr | (towers, B, inputs)     | written                     |
     """
     WIDTH: tl.constexpr = NET.layers[LAYER].width
     INPUTS: tl.constexpr = NET.layers[LAYER].inputs
@@ -213,11 +213,11 @@ def input_gradient(
 def q_values(hidden_ptr, parameters_ptr, q_ptr, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
     """Q of each critic from its last activations. Grid: (B / BLOCK_M, towers).
 
-    | parameter      | shape               | meaning                       |
-    |----------------|---------------------|-------------------------------|
-    | hidden_ptr     | (towers, B, width)  | activations                   |
-    | parameters_ptr | (P)                 | the critics' parameters       |
-    | q_ptr          | (towers, B)         | written                       |
+    | parameter      | shape              | meaning                 |
+    |----------------|--------------------|-------------------------|
+    | hidden_ptr     | (towers, B, width) | activations             |
+    | parameters_ptr | (P)                | the critics' parameters |
+    | q_ptr          | (towers, B)        | written                 |
     """
     tower, row = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     NET: tl.constexpr = SPEC.critic
@@ -242,10 +242,10 @@ def reduce(
     """Gradients of all vectors (biases, gains, shifts, the head) from partial sums. Grid: (vectors, towers,
     cdiv(pad, BLOCK_N)).
 
-    | parameter    | shape                            | meaning                                               |
-    |--------------|----------------------------------|-------------------------------------------------------|
-    | partials_ptr | (programs, towers, vectors, pad) | partial sums; of the first layer FIRST_PROGRAMS rows  |
-    | gradient_ptr | (P)                              | written; not of the first layer if FIRST_PROGRAMS is 0|
+    | parameter    | shape                            | meaning                                                |
+    |--------------|----------------------------------|--------------------------------------------------------|
+    | partials_ptr | (programs, towers, vectors, pad) | partial sums; of the first layer FIRST_PROGRAMS rows   |
+    | gradient_ptr | (P)                              | written; not of the first layer if FIRST_PROGRAMS is 0 |
     """
     vector, tower = tl.program_id(0), tl.program_id(1)
     unit = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)

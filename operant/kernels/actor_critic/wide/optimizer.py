@@ -72,18 +72,18 @@ def step(
 ):
     """One step of Adam of a network, and of its target's Polyak averaging. Grid: (cdiv(P, BLOCK_SIZE),).
 
-    | parameter             | shape                     | meaning                                                  |
-    |-----------------------|---------------------------|----------------------------------------------------------|
-    | parameters            | struct                    | `Parameters`, updated                                    |
-    | gradient_ptr          | (P)                       | gradient of the loss                                     |
-    | target_ptr            | (P)                       | target's parameters, updated with TARGET                 |
-    | packed_ptr            | (P)                       | copy of the parameters in the products' type             |
-    | first_ptr             | (towers, width, columns)  | copy of the first weight with padded columns             |
-    | head_ptr              | (towers, 2 atoms, width)  | head as two operands, with SPLIT_HEAD                    |
-    | target_*_ptr          |                           | the same copies of the target                            |
-    | optimizer             | struct                    | `OptimizerState`                                         |
-    | squares_ptr           | (programs)                | written: sums of squares of the gradient                 |
-    | size                  | scalar                    | P                                                        |
+    | parameter    | shape                    | meaning                                      |
+    |--------------|--------------------------|----------------------------------------------|
+    | parameters   | struct                   | `Parameters`, updated                        |
+    | gradient_ptr | (P)                      | gradient of the loss                         |
+    | target_ptr   | (P)                      | target's parameters, updated with TARGET     |
+    | packed_ptr   | (P)                      | copy of the parameters in the products' type |
+    | first_ptr    | (towers, width, columns) | copy of the first weight with padded columns |
+    | head_ptr     | (towers, 2 atoms, width) | head as two operands, with SPLIT_HEAD        |
+    | target_*_ptr |                          | the same copies of the target                |
+    | optimizer    | struct                   | `OptimizerState`                             |
+    | squares_ptr  | (programs)               | written: sums of squares of the gradient     |
+    | size         | scalar                   | P                                            |
     """
     program = tl.program_id(0)
     offset = program * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
@@ -94,7 +94,7 @@ def step(
     root_correction = tl.load(optimizer.corrections + 1)
     epsilon, tau = tl.load(optimizer.scalars + SCALAR.epsilon), tl.load(optimizer.scalars + SCALAR.tau)
     grad = tl.load(gradient_ptr + offset, mask=mask, other=0.0)
-    x = tl.load(parameters.values + offset, mask=mask, other=0.0)
+    x = tl.load(parameters.vector + offset, mask=mask, other=0.0)
     x_target = x
     if TARGET:  # loaded before the first store, which later loads would wait for
         x_target = tl.load(target_ptr + offset, mask=mask, other=0.0)
@@ -105,7 +105,7 @@ def step(
     x = tl.where(counted, stepped, x)
     tl.store(parameters.exp_avg + offset, m, mask=write)
     tl.store(parameters.exp_avg_sq + offset, v, mask=write)
-    tl.store(parameters.values + offset, x, mask=write)
+    tl.store(parameters.vector + offset, x, mask=write)
     tl.store(packed_ptr + offset, x, mask=mask)
     _store_first_weight(first_ptr, offset, x, mask, SPEC, NET)
     if SPLIT_HEAD:
@@ -151,13 +151,13 @@ def finish(
     """Add an update's statistics to the totals, but for the gradient's norm; then step the temperature (SAC). One
     program.
 
-    | parameter        | shape                 | meaning                                                        |
-    |------------------|-----------------------|----------------------------------------------------------------|
-    | critic_terms_ptr | (programs, towers, 3) | sums of squared errors (or cross-entropies), |Q - y| and Q     |
-    | actor_terms_ptr  | (programs, 2)         | sums of log pi and min Q (SAC), or of saturated actions and Q  |
-    | temperature      | struct                | `Temperature`                                                  |
-    | optimizer        | struct                | `OptimizerState` of the actor                                  |
-    | scratch          | struct                | `Scratch`                                                      |
+    | parameter        | shape                 | meaning                                                       |
+    |------------------|-----------------------|---------------------------------------------------------------|
+    | critic_terms_ptr | (programs, towers, 3) | sums of squared errors (or cross-entropies), |Q - y| and Q    |
+    | actor_terms_ptr  | (programs, 2)         | sums of log pi and min Q (SAC), or of saturated actions and Q |
+    | temperature      | struct                | `Temperature`                                                 |
+    | optimizer        | struct                | `OptimizerState` of the actor                                 |
+    | scratch          | struct                | `Scratch`                                                     |
 
     Without UPDATE_ACTOR log pi is that of the actions at the next observations.
     """

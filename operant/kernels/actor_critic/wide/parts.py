@@ -21,7 +21,7 @@ from operant.kernels.blocks import activate, activation_gradient, operand, zeros
 
 @triton.jit
 def dot(a, b, SPEC: tl.constexpr):
-    """a b in float32; float32 operands are multiplied in tf32 at least."""
+    """A b in float32; float32 operands are multiplied in tf32 at least."""
     return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
@@ -149,7 +149,7 @@ def mean_and_inv_std(z, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constex
 
 @triton.jit
 def _centre(z, mean, p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """z - mean of part p, zero beyond the layer's width."""
+    """Z - mean of part p, zero beyond the layer's width."""
     return (
         z - mean[:, None]
         if NET.layers[LAYER].width % 16 == 0
@@ -305,7 +305,7 @@ def zero_rows(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """total + x."""
+    """Total + x."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p],)
@@ -314,7 +314,7 @@ def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_product_rows(total, x, y, NET: tl.constexpr, LAYER: tl.constexpr):
-    """total + x y."""
+    """Total + x y."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p] * y[p],)

@@ -272,7 +272,7 @@ class WidePasses(ActorCriticEngine):
             buffers.pre_activations[layer],
             buffers.moments[layer],
             hidden,
-            network.parameters.values,
+            network.parameters.vector,
             network.partials,
             hidden.shape[1],
             first_row,
@@ -300,7 +300,7 @@ class WidePasses(ActorCriticEngine):
             *descriptors((buffers.grad_z[1], block_m, block_k), (network.weights[1], block_k, block_n)),
             x,
             network.weights[0],
-            network.parameters.values,
+            network.parameters.vector,
             *descriptors((buffers.grad_z[0], block_m, block_n)),
             self._action_shares,
             SPEC=self.shape,
@@ -362,7 +362,7 @@ class WidePasses(ActorCriticEngine):
             torch.sum(partials[..., : net.layers[0].inputs], 1, out=self._first_weight(net, network.gradient))
 
     def _input_gradient(self, network: TrainedNetwork, buffers: LayerBuffers, k: int, *, towers: int) -> None:
-        """dL / dh of the inputs h of layer k."""
+        """DL / dh of the inputs h of layer k."""
         layer, (block_m, block_n, block_k) = network.net.layers[k], PRODUCT_TILE
         if (
             OWN_PRODUCT
@@ -389,7 +389,7 @@ class WidePasses(ActorCriticEngine):
     # PRODUCTS AND STREAMS
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """a b in float32, into `out`."""
+        """A b in float32, into `out`."""
         torch.bmm(a, b, out=out, **({} if a.dtype == out.dtype else {"out_dtype": out.dtype}))
 
     @contextlib.contextmanager

@@ -130,7 +130,7 @@ def describe_net(
     *,
     separate_head: bool = False,
 ) -> WideNet:
-    """Lay out the network of a flat vector. `separate_head`: the head's gradient is not summed in rows of partial sums."""
+    """Lay out the network of a flat vector. `separate_head`: its head's gradient is computed without partial sums."""
     offset_of = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
     for k, width in enumerate(hidden):
