@@ -24,8 +24,8 @@ TWO = {**FEW, "horizon": 2, "actor_delay": 2}
 CASES = [
     # Two tiles a batch; a time limit; actions of several values.
     ("sac", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "updates_per_step": 0.5}),
-    # n-step returns, several updates a tick, a normalizer, three layers of widths that are not powers of two; a batch of
-    # 48 in chunks of 16. The actor learns in every second update.
+    # n-step returns, several updates a tick, a normalizer, three layers of widths that are not powers of two; a batch
+    # of 48 in chunks of 16. The actor learns in every second update.
     (
         "sac",
         "pendulum",
@@ -93,8 +93,8 @@ CASES = [
         {"hidden": [16, 16], "activation": "silu"},
         {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.6, "n_step": 2},
     ),
-    # TD3 in the wide engine: layer normalization, target smoothing, delayed targets; one critic and a normalizer without
-    # it; more outputs than the unrolled head's; distributional critics.
+    # TD3 in the wide engine: layer normalization, target smoothing, delayed targets; one critic and a normalizer
+    # without it; more outputs than the unrolled head's; distributional critics.
     (
         "td3",
         "push",

@@ -1,4 +1,4 @@
-"""Distributional critics (C51, Bellemare, Dabney & Munos 2017) of wide networks: softmax, projection and loss in Triton.
+"""Distributional critics (C51, Bellemare, Dabney & Munos 2017) of wide networks: softmax, projection, loss in Triton.
 
 A critic's head has one output an atom, padded to a power of two. Its products are the library's; in bf16 the head's
 weight is the sum of two operands in forward products, which gives it 16 bits. All else is `engine`'s.
