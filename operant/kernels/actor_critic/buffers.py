@@ -1,8 +1,8 @@
 """Groups of buffers that the kernels take: named tuples of tensors on the host, of pointers inside a kernel. Know no
 Triton.
 
-A batch is `operant.kernels.ops.replay.BatchBuffers`. Shape letters: B samples of a batch, C input columns of first layers
-(observation, action, zeros), G critics, H units of a layer, A numbers of an action, T ticks, N lanes.
+A batch is `operant.kernels.ops.replay.BatchBuffers`. Shape letters: B samples of a batch, C input columns of first
+layers (observation, action, zeros), G critics, H units of a layer, A values of an action, T ticks, N lanes.
 """
 
 from __future__ import annotations
