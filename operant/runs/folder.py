@@ -190,7 +190,7 @@ def number_of(document: Mapping[str, Any], key: str) -> float | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# who is running
+# processes
 
 
 def host() -> str:
