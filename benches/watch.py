@@ -93,7 +93,7 @@ def same_bytes(alone, shown, rounds):
     draw = random.Random(1)
     for _ in range(rounds):
         if draw.random() < 0.7:
-            shown.watcher.want(
+            shown.watcher.request(
                 draw.choice(["greedy", "sampled"]),
                 draw.randrange(16, 97),
                 time.monotonic() + draw.choice([0.0, 0.1, 1.0]),
@@ -119,7 +119,7 @@ def unwatched_ns(watcher):
 
 def first_wish_s(loop, size):
     """Seconds of training time taken by the first frame of a process."""
-    loop.watcher.want("greedy", size, math.inf)
+    loop.watcher.request("greedy", size, math.inf)
     began = time.perf_counter()
     loop.watcher.after(loop.step)
     loop.settle()
@@ -128,7 +128,7 @@ def first_wish_s(loop, size):
 
 def frame_ms(loop, mode, size):
     """Milliseconds of an `after` that draws: on the host, and until the device is done."""
-    loop.watcher.want(mode, size, math.inf)
+    loop.watcher.request(mode, size, math.inf)
     host, whole = [], []
     for _ in range(12):
         time.sleep(0.11)
@@ -181,14 +181,14 @@ def main():
             host, whole = frame_ms(loop, mode, arguments.size)
             print(f"- a frame, {mode}: {host:.2f} ms of the host, {whole:.2f} ms until it is done")
         if not loop.watcher.available:
-            raise SystemExit(f"FAILED: {loop.watcher.absence}")
+            raise SystemExit(f"FAILED: {loop.watcher.unavailable_reason}")
 
         iterations = max(2, round(arguments.seconds * loop.sps(10) / loop.algo.steps_per_iteration))
         rates = {True: [], False: []}
         print(f"\n| {iterations:,} iterations each | unwatched SPS | watched SPS | difference |\n|---|---|---|---|")
         for pair in range(arguments.pairs):
             for watching in (False, True) if pair % 2 == 0 else (True, False):
-                loop.watcher.want("greedy", arguments.size, math.inf if watching else 0.0)
+                loop.watcher.request("greedy", arguments.size, math.inf if watching else 0.0)
                 rates[watching].append(loop.sps(iterations))
             print(
                 f"| {pair + 1} | {rates[False][-1]:,.0f} | {rates[True][-1]:,.0f} | "

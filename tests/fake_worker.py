@@ -29,7 +29,7 @@ from pathlib import Path
 from operant import runs
 from operant.runs.control import Inbox
 from operant.runs.metrics import FLAG_EVAL, Metric, Writer
-from operant.training.requests import Attendant, Heartbeat, Requests, Stop
+from operant.training.requests import Heartbeat, Requests, RequestThread, Stop
 
 STEPS = 1_000_000
 METRICS = [
@@ -42,7 +42,7 @@ METRICS = [
 ]
 
 
-class Teller:
+class Reporter:
     def __init__(self, writer: Writer) -> None:
         self.writer, self.turn, self.over = writer, threading.Lock(), False
         self.acknowledge = writer.acknowledge
@@ -101,22 +101,22 @@ def main(folder: Path, behaviour: str) -> int:
     if behaviour == "fork" and not os.fork():
         time.sleep(600)
         os._exit(0)
-    state, code, teller = "finished", 0, Teller(writer)
+    state, code, reporter = "finished", 0, Reporter(writer)
     if behaviour == "segfault":
         (folder / "source").mkdir()
         (folder / "source" / "cartpole.py").write_text("ENV = None")
-        teller.say("cartpole.py: it prints", level="warn")
+        reporter.say("cartpole.py: it prints", level="warn")
     with contextlib.ExitStack() as threads:
         threads.enter_context(Heartbeat(writer.heartbeat))
         if behaviour not in ("mute", "deaf"):
-            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), requests, teller))
+            threads.enter_context(RequestThread(Inbox(folder, uuid, report=print), requests, reporter))
         try:
             code = train(folder, behaviour, writer, asked, requests)
             state = "stopped" if code == 130 else "finished"
         except RuntimeError:
             traceback.print_exc()
             state, code = "failed", 1
-        teller.last_word(state, exit_code=code, reason=signal.SIGTERM if asked.is_set() else 0)
+        reporter.last_word(state, exit_code=code, reason=signal.SIGTERM if asked.is_set() else 0)
     writer.close()
     lock.release()
     return code

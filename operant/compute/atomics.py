@@ -9,32 +9,32 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 
-def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+def _address(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     """Address of element `index` of an int64 array (n)."""
     array = make_array(signature.args[0])(context, builder, values[0])
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
 
 
-def _read(typing: Any, array: Any, place: Any) -> Any:
-    """`read(array, index)`: atomic load with acquire ordering."""
+def _load(typing: Any, array: Any, index: Any) -> Any:
+    """`load(array, index)`: atomic load with acquire ordering."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
+        return builder.load_atomic(_address(context, builder, signature, values), "acquire", 8)
 
     return types.int64(array, types.intp), code
 
 
-def _add(typing: Any, array: Any, place: Any, number: Any) -> Any:
+def _add(typing: Any, array: Any, index: Any, number: Any) -> Any:
     """`add(array, index, number)`: atomic addition; returns the previous value."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", _place(context, builder, signature, values), values[2], "seq_cst")
+        return builder.atomic_rmw("add", _address(context, builder, signature, values), values[2], "seq_cst")
 
     return types.int64(array, types.intp, types.int64), code
 
 
-def _rest(typing: Any) -> Any:
-    """`rest()`: yield the processor to another thread."""
+def _yield_thread(typing: Any) -> Any:
+    """`yield_thread()`: yield the processor to another thread."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), ())
@@ -44,6 +44,6 @@ def _rest(typing: Any) -> Any:
     return types.void(), code
 
 
-read: Any = intrinsic(_read)
+load: Any = intrinsic(_load)
 add: Any = intrinsic(_add)
-rest: Any = intrinsic(_rest)
+yield_thread: Any = intrinsic(_yield_thread)

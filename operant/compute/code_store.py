@@ -55,7 +55,7 @@ class CodeStore:
         UntrustedError if it must not be.
         """
         try:
-            with self._opened() as root, _descriptor(key, os.O_RDONLY, root) as descriptor:
+            with self._open_folder() as root, _open(key, os.O_RDONLY, root) as descriptor:
                 self._check(os.fstat(descriptor), key, stat.S_ISREG)
                 with open(descriptor, "rb", closefd=False) as file:
                     raw = file.read(_LARGEST_BYTES + 1)
@@ -63,8 +63,8 @@ class CodeStore:
                     os.utime(descriptor)
         except FileNotFoundError:
             return None
-        head, payload = raw[: len(_head(key, b""))], raw[len(_head(key, b"")) :]
-        return payload if head == _head(key, payload) else None
+        head, payload = raw[: len(_header(key, b""))], raw[len(_header(key, b"")) :]
+        return payload if head == _header(key, payload) else None
 
     def write(self, key: str, payload: bytes) -> None:
         """Store a payload under a key, replacing an earlier one. Raises OSError if it cannot be written, UntrustedError
@@ -72,27 +72,27 @@ class CodeStore:
         """
         assert _KEY.fullmatch(key)
         self._make()
-        with self._opened() as root:
+        with self._open_folder() as root:
             temporary = f".{key}.{os.getpid()}.{secrets.token_hex(4)}"
             try:
                 with (
-                    _descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root) as descriptor,
+                    _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root) as descriptor,
                     open(descriptor, "wb", closefd=False) as file,
                 ):
-                    file.write(_head(key, payload) + payload)
+                    file.write(_header(key, payload) + payload)
                 os.rename(temporary, key, src_dir_fd=root, dst_dir_fd=root)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=root)
                 raise
-            self._make_room(root)
+            self._evict(root)
 
     def measure(self) -> tuple[int, int]:
         """Number of files and their bytes; (0, 0) if the folder cannot be read. Raises UntrustedError as `read`
         does.
         """
         try:
-            with self._opened() as root:
+            with self._open_folder() as root:
                 sizes = [at.st_size for name, at in _entries(root) if _KEY.fullmatch(name)]
         except OSError:
             return 0, 0
@@ -104,8 +104,8 @@ class CodeStore:
             self.path.mkdir(mode=0o700)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        with _descriptor(self.path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+    def _open_folder(self) -> Iterator[int]:
+        with _open(self.path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             self._check(os.fstat(descriptor), ".", stat.S_ISDIR)
             yield descriptor
 
@@ -123,7 +123,7 @@ class CodeStore:
         if problem is not None:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
 
-    def _make_room(self, root: int) -> None:
+    def _evict(self, root: int) -> None:
         """Delete the least recently used files, a quarter of the limit at a time, and temporary files of dead
         writers.
         """
@@ -139,7 +139,7 @@ class CodeStore:
 
 
 @contextlib.contextmanager
-def _descriptor(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
+def _open(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
     """Open a file or folder by path, or by name in `root`, without following symbolic links or blocking on a FIFO."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=root)
     try:
@@ -148,7 +148,7 @@ def _descriptor(path: str | Path, flags: int, root: int | None = None) -> Iterat
         os.close(descriptor)
 
 
-def _head(key: str, payload: bytes) -> bytes:
+def _header(key: str, payload: bytes) -> bytes:
     return _MAGIC + bytes.fromhex(key) + hashlib.sha256(payload).digest()
 
 

@@ -21,28 +21,28 @@ from numpy import float32, int32
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """Fast-math flags on the CPU. Without `nnan`, which would make `isnan(nan)` false and break guards."""
 
-UNCOUNTED: Any = {"_nrt": False}
+NO_REFERENCE_COUNTS: Any = {"_nrt": False}
 """Disable numba's reference counts of arrays: nothing here allocates, and counting took more than half of a step's
 time. (CUDA has none.)
 """
 
 LEAST_NUMBER = 10**18
-"""Start of the range from which compiled functions are numbered: see `_number_apart`."""
+"""Start of the range from which compiled functions are numbered: see `_number_uniquely`."""
 
 
 def device(function: Callable[..., Any]) -> Any:
     """Compile a function for both backends, inlined into its caller. (Without inlining a step is three times slower on
     a CPU.)
     """
-    _number_apart()
-    paste_without_copies(inline_closurecall)
-    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", **UNCOUNTED)(function)
+    _number_uniquely()
+    inline_without_copies(inline_closurecall)
+    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", **NO_REFERENCE_COUNTS)(function)
 
 
 def device_call(function: Callable[..., Any]) -> Any:
     """Compile like `device`, but called instead of inlined: for large helpers with several call sites."""
-    _number_apart()
-    options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **UNCOUNTED}
+    _number_uniquely()
+    options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **NO_REFERENCE_COUNTS}
     called: Any = njit(**options)(function)
     if not hasattr(called, "get_call_template"):  # NUMBA_DISABLE_JIT: plain Python
         return called
@@ -67,7 +67,7 @@ def device_params(params: Any) -> Any:
 
 
 @functools.cache
-def paste_without_copies(numbas: ModuleType) -> None:
+def inline_without_copies(numbas: ModuleType) -> None:
     """Patch numba to inline a function's freshly read IR instead of two deep copies of it, which saves a quarter of all
     compilation.
 
@@ -89,7 +89,7 @@ def paste_without_copies(numbas: ModuleType) -> None:
 
 
 @functools.cache
-def _number_apart() -> None:
+def _number_uniquely() -> None:
     """Number compiled functions differently from any other process.
 
     A mangled name contains the function's number in compilation order. Cached code from another process would otherwise

@@ -51,18 +51,18 @@ class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._seen: dict[Any, int] = {}
-        self._kept: list[Any] = []  # alive until the end, or an id could come twice
+        self._alive: list[Any] = []  # alive until the end, or an id could come twice
 
     def digest(self) -> bytes:
         return self._hash.digest()
 
-    def _put(self, kind: str, data: bytes | str = b"") -> None:
+    def _hash_item(self, kind: str, data: bytes | str = b"") -> None:
         raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         self._hash.update(f"{kind} {len(raw)} ".encode() + raw)
 
-    def _put_all(self, kind: str, values: Iterable[Any], attributes: frozenset[str] = frozenset()) -> None:
+    def _hash_all(self, kind: str, values: Iterable[Any], attributes: frozenset[str] = frozenset()) -> None:
         values = list(values)
-        self._put(kind, str(len(values)))
+        self._hash_item(kind, str(len(values)))
         for value in values:
             self.visit(value, attributes)
 
@@ -70,30 +70,30 @@ class _Walk:
         """Whether a value is visited for the first time; otherwise hash a back-reference."""
         key = (id(value), *more)
         if key in self._seen:
-            self._put("again", str(self._seen[key]))
+            self._hash_item("again", str(self._seen[key]))
             return False
         self._seen[key] = len(self._seen)
-        self._kept.append(value)
+        self._alive.append(value)
         return True
 
     def visit(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
         """Hash a value; of a module only the names in `attributes`."""
         if type(value) in _ATOMS:
-            self._put(type(value).__name__, value if isinstance(value, (str, bytes)) else repr(value))
+            self._hash_item(type(value).__name__, value if isinstance(value, (str, bytes)) else repr(value))
         elif type(value) is float:
-            self._put("float", struct.pack("<d", value))
+            self._hash_item("float", struct.pack("<d", value))
         elif type(value) is complex:
-            self._put("complex", struct.pack("<dd", value.real, value.imag))
+            self._hash_item("complex", struct.pack("<dd", value.real, value.imag))
         elif isinstance(value, CodeType):
             self._code(value)
         elif isinstance(value, FunctionType) and is_versioned(str(value.__globals__.get("__name__"))):
-            self._put("function", f"{value.__module__}.{value.__qualname__}")
+            self._hash_item("function", f"{value.__module__}.{value.__qualname__}")
         elif isinstance(value, ModuleType):
             self._module(value, attributes)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, Enum):
-            self._put("member", value.name)
+            self._hash_item("member", value.name)
             self._class(type(value))
         elif isinstance(value, (tuple, list, frozenset, set, dict)):
             self._collection(value)
@@ -104,12 +104,12 @@ class _Walk:
         elif getattr(value, "__module__", None) == _ATOMIC and hasattr(
             value, "_defn"
         ):  # which uses nothing but numba and llvmlite
-            self._put("intrinsic", value.__name__)
+            self._hash_item("intrinsic", value.__name__)
             self._code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
-            self._put("builtin", f"{value.__module__}.{value.__qualname__}")
+            self._hash_item("builtin", f"{value.__module__}.{value.__qualname__}")
         elif isinstance(value, (types.Number, types.Boolean)):
-            self._put("numba type", str(value))
+            self._hash_item("numba type", str(value))
         else:
             named = f" ({value.__qualname__})" if hasattr(value, "__qualname__") else ""
             raise UnknownValueError(f"a {type(value).__module__}.{type(value).__qualname__}{named}")
@@ -120,13 +120,13 @@ class _Walk:
         if isinstance(value, tuple):
             if type(value) is not tuple:
                 self._class(type(value))
-            self._put_all("tuple", value)
+            self._hash_all("tuple", value)
         elif type(value) is list:
-            self._put_all("list", value)
+            self._hash_all("list", value)
         elif type(value) is dict:
-            self._put_all("dict", (part for key in sorted(value, key=str) for part in (key, value[key])))
+            self._hash_all("dict", (part for key in sorted(value, key=str) for part in (key, value[key])))
         elif type(value) in (set, frozenset):
-            self._put("set", b"".join(sorted(fingerprint(member) for member in value)))
+            self._hash_item("set", b"".join(sorted(fingerprint(member) for member in value)))
         else:
             raise UnknownValueError(f"a {type(value).__qualname__}")
 
@@ -135,51 +135,51 @@ class _Walk:
             name = str(value.__name__)
             if getattr(np, name, None) is not value:
                 raise UnknownValueError(f"the ufunc {name}")
-            self._put("ufunc", name)
+            self._hash_item("ufunc", name)
         elif isinstance(value, np.dtype):
-            self._put("dtype", repr(value))
+            self._hash_item("dtype", repr(value))
         elif type(value) not in (np.ndarray, *_SCALARS):
             raise UnknownValueError(f"a {type(value).__qualname__}")
         elif value.dtype.hasobject:
             raise UnknownValueError("an array of objects")
         else:
             layout = (value.dtype.str, value.dtype.descr, value.shape, value.strides, value.flags.writeable)
-            self._put(type(value).__name__, repr(layout))
-            self._put("data", value.tobytes())
+            self._hash_item(type(value).__name__, repr(layout))
+            self._hash_item("data", value.tobytes())
 
     def _class(self, value: type) -> None:
         """Hash a class of Python, NumPy or numba, a named tuple, or an enumeration."""
         if is_versioned(value.__module__):
-            self._put("class", f"{value.__module__}.{value.__qualname__}")
+            self._hash_item("class", f"{value.__module__}.{value.__qualname__}")
             return
-        self._put("class", value.__qualname__)
+        self._hash_item("class", value.__qualname__)
         if not self._is_new(value):
             return
         if issubclass(value, Enum):
-            self._put_all(
+            self._hash_all(
                 "members", (part for name, member in value.__members__.items() for part in (name, member.value))
             )
         elif issubclass(value, tuple) and hasattr(value, "_fields"):
-            self._put_all("fields", value._fields)
+            self._hash_all("fields", value._fields)
             self.visit(getattr(value, "_field_defaults", {}))
         else:
             raise UnknownValueError(f"the class {value.__qualname__}")
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
-        self._put("module", module.__name__)
+        self._hash_item("module", module.__name__)
         if is_versioned(module.__name__) or not self._is_new(module, attributes):
             return
         names = vars(module)
         if "__getattr__" in names:
             raise UnknownValueError(f"the module {module.__name__}, which makes up its names as it goes")
         for name in sorted(attributes & names.keys()):
-            self._put("attribute", name)
+            self._hash_item("attribute", name)
             self.visit(names[name], attributes)
 
     # FUNCTIONS
 
     def _dispatcher(self, dispatcher: Any) -> None:
-        self._put("dispatcher", type(dispatcher).__qualname__)
+        self._hash_item("dispatcher", type(dispatcher).__qualname__)
         if self._is_new(dispatcher):
             self.visit(dispatcher.targetoptions)
             self.visit(getattr(dispatcher, "locals", {}))
@@ -198,27 +198,29 @@ class _Walk:
         code = function.__code__
         attributes = frozenset(name for part in _codes(code) for name in part.co_names)
         self._code(code)
-        self._put_all("defaults", function.__defaults__ or ())
+        self._hash_all("defaults", function.__defaults__ or ())
         self.visit(function.__kwdefaults__ or {})
         for name in sorted({name for part in _codes(code) for name in _global_names(part)}):
-            self._put("name", name)
+            self._hash_item("name", name)
             if name in namespace:
                 self.visit(namespace[name], attributes)
             elif hasattr(builtins, name):
-                self._put("builtin", name)
+                self._hash_item("builtin", name)
         try:
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
         except ValueError:
             raise UnknownValueError(f"a name of {function.__qualname__} that has no value yet") from None
-        self._put_all("cells", cells, attributes)
+        self._hash_all("cells", cells, attributes)
 
     def _code(self, code: CodeType) -> None:
         """Hash a code object except its source position: a function may move within its file."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        self._put("code", code.co_code)
-        self._put("code's names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, counts)))
-        self._put("code's handlers", getattr(code, "co_exceptiontable", b""))
-        self._put_all("code's constants", code.co_consts)
+        self._hash_item("code", code.co_code)
+        self._hash_item(
+            "code's names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, counts))
+        )
+        self._hash_item("code's handlers", getattr(code, "co_exceptiontable", b""))
+        self._hash_all("code's constants", code.co_consts)
 
 
 _SCALARS = tuple(scalar for scalar in np.sctypeDict.values() if isinstance(scalar, type))

@@ -37,17 +37,17 @@ _NUMBERED = re.compile(r"B(\d+)v(\d+)B")
 log = logging.getLogger("operant.compute.jit_cache")
 
 
-def keep(dispatcher: Any, name: str) -> Any:
+def cache_cpu(dispatcher: Any, name: str) -> Any:
     """Attach the cache to a CPU dispatcher. `name` is for the log."""
-    return _attached(_Machine(dispatcher, name))
+    return _attach(_CPUCache(dispatcher, name))
 
 
-def keep_cuda(dispatcher: Any, name: str) -> Any:
+def cache_cuda(dispatcher: Any, name: str) -> Any:
     """Attach the cache to the dispatcher of a CUDA kernel. `name` is for the log."""
-    return _attached(_Cuda(dispatcher, name))
+    return _attach(_CUDACache(dispatcher, name))
 
 
-def _attached(cache: _Cache) -> Any:
+def _attach(cache: _Cache) -> Any:
     if cache.store is not None:
         cache.dispatcher._cache = cache
     return cache.dispatcher
@@ -63,7 +63,7 @@ class _Cache:
         place = folder()
         self.store = CodeStore(place) if place is not None else None
         self._key: str | None = None
-        self._asked_s = 0.0
+        self._lookup_s = 0.0
 
     # What a backend adds.
 
@@ -77,11 +77,11 @@ class _Cache:
             _settings(config, but="CUDA"),
         )
 
-    def reduced(self, result: Any) -> Any:
+    def reduce(self, result: Any) -> Any:
         """Picklable form of a compilation result. Raises _NotKeptError if the code must not outlive the process."""
         raise NotImplementedError
 
-    def rebuilt(self, reduced: Any, context: Any) -> Any:
+    def rebuild(self, reduced: Any, context: Any) -> Any:
         """Inverse of `reduced`."""
         raise NotImplementedError
 
@@ -90,19 +90,19 @@ class _Cache:
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Cached function for these argument types, or None."""
         assert self.store is not None
-        self._key, self._asked_s = None, time.perf_counter()
+        self._key, self._lookup_s = None, time.perf_counter()
         try:
             self._key = self._find_key(signature, context)
             payload = self.store.read(self._key)
             if payload is None:
                 return None
-            result = self.rebuilt(pickle.loads(payload), context)
+            result = self.rebuild(pickle.loads(payload), context)
             if tuple(result.signature.args) != tuple(signature):
                 raise ValueError("it takes other arguments")
         except UnknownValueError as error:
             log.debug("%s is not kept: it reaches %s", self._name, error)
         except (OSError, UntrustedError) as error:
-            _tell(str(error))
+            _warn(str(error))
         except Exception as error:  # what is on disk may be anything, and need not be had
             log.debug(
                 "%s is compiled anew: what is kept of it cannot be used (%s: %s)",
@@ -111,20 +111,20 @@ class _Cache:
                 error,
             )
         else:
-            log.debug("%s loaded in %.3f s", self._name, time.perf_counter() - self._asked_s)
+            log.debug("%s loaded in %.3f s", self._name, time.perf_counter() - self._lookup_s)
             return result
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Store a function compiled after `load_overload` returned None."""
         assert self.store is not None
-        log.debug("%s compiled in %.3f s", self._name, time.perf_counter() - self._asked_s)
+        log.debug("%s compiled in %.3f s", self._name, time.perf_counter() - self._lookup_s)
         if self._key is None:
             return
         try:
-            self.store.write(self._key, dumps(self.reduced(result)))
+            self.store.write(self._key, dumps(self.reduce(result)))
         except (OSError, UntrustedError) as error:
-            _tell(str(error))
+            _warn(str(error))
         except Exception as error:  # numba keeps much that cannot be pickled, and says so in many ways
             log.debug("%s is not kept (%s: %s)", self._name, type(error).__name__, error)
 
@@ -137,31 +137,31 @@ class _Cache:
         return hashlib.sha256(described.encode() + fingerprint(self.dispatcher)).hexdigest()
 
 
-class _NotKeptError(Exception):
+class _NotCacheableError(Exception):
     """Compiled code must not outlive its process; the message gives the reason."""
 
 
-class _Machine(_Cache):
+class _CPUCache(_Cache):
     """Cache of machine code for this computer's processor."""
 
-    def reduced(self, result: Any) -> Any:
+    def reduce(self, result: Any) -> Any:
         if result.lifted or result.objectmode:
-            raise _NotKeptError("parts of it are Python")
+            raise _NotCacheableError("parts of it are Python")
         if result.library.has_dynamic_globals:
-            raise _NotKeptError("it holds addresses of this process")
+            raise _NotCacheableError("it holds addresses of this process")
         # Functions that were numbered before `device` set numbers apart would meet others of the same name.
         for function in result.library.get_defined_functions():
             for length, number in _NUMBERED.findall(function.name):
                 if int(length) == 1 + len(number) and int(number) < LEAST_NUMBER:
-                    raise _NotKeptError("a function in it has a number that others have too")
+                    raise _NotCacheableError("a function in it has a number that others have too")
         return result._reduce()
 
-    def rebuilt(self, reduced: Any, context: Any) -> Any:
+    def rebuild(self, reduced: Any, context: Any) -> Any:
         context.refresh()  # which makes known what compiled code calls
         return compiler.CompileResult._rebuild(context, *reduced)
 
 
-class _Cuda(_Cache):
+class _CUDACache(_Cache):
     """Cache of binary code for this GPU's generation. A hit imports no compiler."""
 
     def versions(self) -> tuple[Any, ...]:
@@ -173,12 +173,12 @@ class _Cuda(_Cache):
             _settings(cuda_config),
         )
 
-    def reduced(self, result: Any) -> Any:
+    def reduce(self, result: Any) -> Any:
         if result.launch_config_sensitive:
-            raise _NotKeptError("it is made for one size of launch")
+            raise _NotCacheableError("it is made for one size of launch")
         return result._reduce_states()
 
-    def rebuilt(self, reduced: Any, context: Any) -> Any:
+    def rebuild(self, reduced: Any, context: Any) -> Any:
         from numba.cuda.dispatcher import _Kernel
 
         kernel = _Kernel._rebuild(**reduced)
@@ -214,6 +214,6 @@ def _described(kind: Any) -> Any:
 
 
 @functools.cache
-def _tell(line: str) -> None:
+def _warn(line: str) -> None:
     """Warn once why compiled code is not cached."""
     log.warning("kernels are compiled at each start: %s", line)

@@ -17,9 +17,9 @@ import torch
 from numba import get_num_threads, njit, prange, typeof, types
 from numpy import asarray, uint8, uint32
 
-from operant.compute.atomics import add, read, rest
-from operant.compute.device import FASTMATH, UNCOUNTED, paste_without_copies
-from operant.compute.jit_cache import keep, keep_cuda
+from operant.compute.atomics import add, load, yield_thread
+from operant.compute.device import FASTMATH, NO_REFERENCE_COUNTS, inline_without_copies
+from operant.compute.jit_cache import cache_cpu, cache_cuda
 
 THREADS = 64
 """Threads per block on a GPU."""
@@ -32,7 +32,7 @@ more than it saves. The limit shrinks with more threads.
 LINE = 16
 """int64 entries per cache line group of a board: spacing that avoids false sharing between threads."""
 
-GIVEN, STOPPED = 0, LINE
+SUBMITTED, STOPPED = 0, LINE
 """Offsets on a board: number of submitted orders; stop flag. From 3 LINE on each order has three lines: (first index,
 last, offset, pieces), pieces taken, pieces done.
 """
@@ -97,7 +97,7 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     from numba import cuda  # here: a start without a GPU is spared a third of a second
     from numba.cuda.core import inline_closurecall
 
-    paste_without_copies(inline_closurecall)
+    inline_without_copies(inline_closurecall)
 
     def shell(count, lanes, slot, offset):
         i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
@@ -113,7 +113,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
     """
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
-    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **UNCOUNTED)
+    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **NO_REFERENCE_COUNTS)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
@@ -125,8 +125,8 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
         for chunk in prange(chunks):
             serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
 
-    @njit(nogil=True, **UNCOUNTED)
-    def take(number, board, lanes, slot):
+    @njit(nogil=True, **NO_REFERENCE_COUNTS)
+    def run_piece(number, board, lanes, slot):
         """Process one piece of an order; False if none was left."""
         row = (3 + 3 * number) * LINE
         pieces = board[row + 3]
@@ -138,22 +138,22 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
         add(board, row + 2 * LINE, 1)
         return True
 
-    @njit(nogil=True, **UNCOUNTED)
-    def share(number, until, board, lanes, slot):
+    @njit(nogil=True, **NO_REFERENCE_COUNTS)
+    def run_orders(number, until, board, lanes, slot):
         """Process pieces of orders [number, until) until the last is complete or a stop is posted."""
         while number < until:
             row = (3 + 3 * number) * LINE
-            if read(board, GIVEN) > number:
-                if not take(number, board, lanes, slot):
+            if load(board, SUBMITTED) > number:
+                if not run_piece(number, board, lanes, slot):
                     number += 1
-                    while number == until and read(board, row + 2 * LINE) < board[row + 3]:
-                        rest()
-            elif read(board, STOPPED) > 0:
+                    while number == until and load(board, row + 2 * LINE) < board[row + 3]:
+                        yield_thread()
+            elif load(board, STOPPED) > 0:
                 return
             else:
-                rest()
+                yield_thread()
 
-    return serial, parallel, take, share
+    return serial, parallel, run_piece, run_orders
 
 
 class Kernel:
@@ -175,11 +175,14 @@ class Kernel:
 
             # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
             config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-            self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
+            self._shell = cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
-            serial, parallel, take, share = cpu_shells(body)
-            self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
-            self.take, self.share = keep(take, f"{name} by pieces"), keep(share, f"{name} shared")
+            serial, parallel, run_piece, run_orders = cpu_shells(body)
+            self._serial, self._parallel = cache_cpu(serial, name), cache_cpu(parallel, f"{name} on all threads")
+            self.run_piece, self.run_orders = (
+                cache_cpu(run_piece, f"{name} by pieces"),
+                cache_cpu(run_orders, f"{name} shared"),
+            )
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
         """Run the body for each i in [0, count), with `threads` threads per block on a GPU. `lanes` and `slot` are
@@ -188,12 +191,12 @@ class Kernel:
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
-        elif self._runs_alone(count, workers := get_num_threads()):
+        elif self._runs_serially(count, workers := get_num_threads()):
             self._serial(0, count, lanes, slot, offset)
         else:
             self._parallel(count, workers, lanes, slot, offset)
 
-    def _runs_alone(self, count: int, workers: int) -> bool:
+    def _runs_serially(self, count: int, workers: int) -> bool:
         return count < SERIAL_BELOW if self._by_count else workers == 1 or count * workers < 2 * SERIAL_BELOW
 
 

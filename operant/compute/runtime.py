@@ -21,7 +21,7 @@ from operant.errors import DeviceError, MachineError, UsageError
 if TYPE_CHECKING:
     import torch
 
-_FULL = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words on a CPU, numba's on a GPU
+_OUT_OF_MEMORY = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words on a CPU, numba's on a GPU
 
 
 def quiet_threads() -> None:
@@ -130,7 +130,7 @@ def out_of_memory(error: BaseException) -> bool:
     """
     import torch
 
-    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
     return full or (error.__context__ is not None and out_of_memory(error.__context__))
 
 

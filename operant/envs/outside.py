@@ -94,7 +94,7 @@ def declare(source: Source) -> HostEnv:
     from operant.host.source import SourceError
 
     try:
-        made = vectors.kind(source)
+        made = vectors.vector_class(source)
         probe = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
     except SourceError as error:
         raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
@@ -157,7 +157,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
     seen, action = vectors.view_of(source, vector).declared(), spaces.action(vector.single_action_space)
     value, info = vector.reset(np.zeros(1, np.int64))
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None
-    mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
+    mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.select(value, 0), action.sizes)
     shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # the observation itself is the picture
     return _Probe(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
 

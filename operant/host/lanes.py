@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.host.pictures import resized
+from operant.host.image import resized
 from operant.host.source import Lane, Source, SourceError
 
 
-class Shape(NamedTuple):
+class BlockLayout(NamedTuple):
     """Sizes and types of the memory blocks of N lanes."""
 
     lanes: int
@@ -76,7 +76,7 @@ class Blocks:
     picture: np.ndarray
     side: np.ndarray
 
-    def __init__(self, memory: Any, shape: Shape) -> None:
+    def __init__(self, memory: Any, shape: BlockLayout) -> None:
         self.shape, at = shape, 0
         for name, (size, kind) in shape.columns().items():
             setattr(self, name, np.frombuffer(memory, kind, math.prod(size), at).reshape(size))
@@ -104,7 +104,7 @@ class LaneError(Exception):
 
 
 @contextlib.contextmanager
-def _named(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[None]:
+def _lane_errors(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[None]:
     """Convert an environment's error to a LaneError with its lane, call and action."""
     try:
         yield
@@ -112,7 +112,7 @@ def _named(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[
         raise LaneError(lane, doing, None if action is None else action.tolist(), error) from error
 
 
-class Group:
+class LaneGroup:
     """Lanes of a source in one process. Each call serves the lanes of one buffer. Raises LaneError."""
 
     def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
@@ -128,7 +128,7 @@ class Group:
     def make(self, buffer: int) -> None:
         """Make the environments of all buffers."""
         for lane in (lane for lanes in self._buffers for lane in lanes):
-            with _named(lane, "make"):
+            with _lane_errors(lane, "make"):
                 self._lanes[lane] = Lane(self._source, draws=self._draws)
 
     def reset(self, buffer: int) -> None:
@@ -136,9 +136,9 @@ class Group:
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
-            with _named(lane, "reset"):
+            with _lane_errors(lane, "reset"):
                 mask = self._lanes[lane].reset(int(blocks.seed[lane]), blocks.observation[lane])
-            self._judge(lane, mask, self._lanes[lane].action.sizes)
+            self._write_mask(lane, mask, self._lanes[lane].action.sizes)
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
@@ -146,7 +146,7 @@ class Group:
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
-            with _named(lane, "step", blocks.action[lane]):
+            with _lane_errors(lane, "step", blocks.action[lane]):
                 outcome = self._lanes[lane].step(blocks.action[lane], row)
             blocks.reward[lane] = outcome.reward
             blocks.terminated[lane], blocks.truncated[lane] = outcome.terminated, outcome.truncated
@@ -156,9 +156,9 @@ class Group:
                 if blocks.side[0]:  # a viewer is shown the end, until the next step
                     self._draw(lane)
                     blocks.drawn[lane] = 1
-                with _named(lane, "reset", blocks.action[lane]):
+                with _lane_errors(lane, "reset", blocks.action[lane]):
                     mask = self._lanes[lane].reset(None, row)
-            self._judge(lane, mask, self._lanes[lane].action.sizes)
+            self._write_mask(lane, mask, self._lanes[lane].action.sizes)
             blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
@@ -176,12 +176,12 @@ class Group:
 
     def _draw(self, lane: int) -> None:
         blocks, side = self._blocks, int(self._blocks.side[0])
-        with _named(lane, "render"):
+        with _lane_errors(lane, "render"):
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(
                 self._lanes[lane].picture(), side, side
             ).reshape(-1)
 
-    def _judge(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
+    def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
         """Write the legal actions of a lane; all if the environment gives none or allows none."""
         if self._blocks.shape.mask:
             row, at = self._blocks.legal[lane], 0

@@ -23,14 +23,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.errors import EnvironmentFailedError
-from operant.host.worker import DONE, LENGTH, LETTERS, Blocks, Group, LaneError, Shape, Source, group_of, receive
+from operant.host.worker import (
+    DONE,
+    LENGTH,
+    LETTERS,
+    BlockLayout,
+    Blocks,
+    LaneError,
+    LaneGroup,
+    Source,
+    group_of,
+    receive,
+)
 
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
 _HOME = str(Path(__file__).resolve().parents[2])
 _MAKING_S = 300.0  # for all environments of a process to be made, at least
 THREADED = ("envpool",)
 """Sources with their own step threads: one process suffices."""
-_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class _Worker(NamedTuple):
@@ -39,82 +50,82 @@ class _Worker(NamedTuple):
     lanes: tuple[int, ...]
 
 
-class Steppers:
+class LaneProcesses:
     """Steps a source's lanes in buffers, by worker processes or in this process. `begin` a call for a buffer, then
     `finish` it, in the same order.
 
-    With `apart` each buffer belongs to one process, and `ready` returns the stepped ones. All methods raise
+    With `independent` each buffer belongs to one process, and `ready` returns the stepped ones. All methods raise
     EnvironmentFailedError.
     """
 
     def __init__(
         self,
         source: Source,
-        shape: Shape,
+        shape: BlockLayout,
         buffers: Sequence[range],
         *,
         processes: int,
         timeout_s: float,
         draws: bool = False,
-        apart: bool = False,
+        independent: bool = False,
     ) -> None:
-        self._source, self._timeout_s, self._apart = source, timeout_s, apart
+        self._source, self._timeout_s, self._independent = source, timeout_s, independent
         self._begun: dict[
             int, collections.deque[int]
         ] = {}  # of each process, by its socket, the buffers that it has been told to step
-        self._heard: set[int] = set()  # buffers that it has stepped, of which only `ready` knows
+        self._stepped: set[int] = set()  # buffers that it has stepped, of which only `ready` knows
         self._workers: list[_Worker] = []
-        self._here: Group | None = None
+        self._local: LaneGroup | None = None
         size = shape.bytes()
         threads = 1
-        if processes and not apart and source.kind in THREADED:
+        if processes and not independent and source.kind in THREADED:
             processes, threads = 1, processes
         if not processes:
             self.blocks = Blocks(mmap.mmap(-1, size), shape)
-            self._here = group_of(source, self.blocks, buffers, draws=draws, threads=1)
+            self._local = group_of(source, self.blocks, buffers, draws=draws, threads=1)
         else:
             memory_fd = os.memfd_create("operant")
             os.ftruncate(memory_fd, size)
             self.blocks = Blocks(mmap.mmap(memory_fd, size), shape)
-            if apart:
+            if independent:
                 shares = [
                     [buffer if number % processes == k else buffer[:0] for number, buffer in enumerate(buffers)]
                     for k in range(processes)
                 ]
             else:
-                shares = shared_out(buffers, processes)
+                shares = distribute(buffers, processes)
             weakref.finalize(self, _end, self._workers)
             try:
-                self._workers += [_started(memory_fd, share) for share in shares]
+                self._workers += [_start(memory_fd, share) for share in shares]
             finally:
                 os.close(memory_fd)
             for worker, share in zip(self._workers, shares, strict=True):
-                told = {
+                setup = {
                     "source": source.to_json(),
                     "shape": shape,
                     "buffers": [list(own) for own in share],
                     "draws": draws,
                     "threads": threads,
                 }
-                text = json.dumps(told).encode()
+                text = json.dumps(setup).encode()
                 worker.link.sendall(LENGTH.pack(len(text)) + text)
-        self._allow(max(timeout_s, _MAKING_S))
+        self._set_timeout(max(timeout_s, _MAKING_S))
         self.begin("make", 0)
         self.finish("make", 0)
-        self._allow(timeout_s)
+        self._set_timeout(timeout_s)
 
-    def _allow(self, seconds: float) -> None:
+    def _set_timeout(self, seconds: float) -> None:
         """Set the timeout of a call."""
         for worker in self._workers:
             worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
         """Start a call for the lanes of a buffer: "reset", "step" or "draw"."""
-        if self._here is not None:
+        if self._local is not None:
             try:
-                self._here.calls[call](buffer)
+                self._local.calls[call](buffer)
             except LaneError as error:
-                raise self._failed(error.document()) from error
+                raise self._lane_error(error.document()) from error
             return
         for worker in self._of(call, buffer):
             self._begun.setdefault(worker.link.fileno(), collections.deque()).append(buffer)
@@ -123,34 +134,34 @@ class Steppers:
 
     def _of(self, call: str, buffer: int) -> list[_Worker]:
         """Worker processes of a buffer."""
-        return [self._workers[buffer % len(self._workers)]] if self._apart and call != "make" else self._workers
+        return [self._workers[buffer % len(self._workers)]] if self._independent and call != "make" else self._workers
 
     def finish(self, call: str, buffer: int) -> None:
         """Wait until the call is complete."""
-        if buffer in self._heard:
-            self._heard.remove(buffer)
+        if buffer in self._stepped:
+            self._stepped.remove(buffer)
             return
         workers = self._of(call, buffer)
         for k, worker in enumerate(workers):  # one after the other: most have answered when the first has
-            self._hear(worker, call, workers[k:])
+            self._receive(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers whose step is complete, with `wait` at least one; call `finish` for each. Only with `apart`."""
+        """Buffers whose step is complete, with `wait` at least one; call `finish` for each. Only with `independent`."""
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
         numbers, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
         if wait and not numbers:
-            raise self._hangs("step", self._timeout_s, list(working.values()))
-        found = [self._hear(working[number], "step", [working[number]]) for number in numbers]
-        self._heard.update(found)
+            raise self._timeout_error("step", self._timeout_s, list(working.values()))
+        found = [self._receive(working[number], "step", [working[number]]) for number in numbers]
+        self._stepped.update(found)
         return found
 
     def close(self) -> None:
         """End the processes and close the environments."""
-        if self._here is not None:
-            self._here.close()
+        if self._local is not None:
+            self._local.close()
         _end(self._workers)
 
-    def _hear(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
+    def _receive(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
         """Receive an answer: the buffer that a process completed. `waiting` are the processes that have not answered
         yet.
         """
@@ -165,12 +176,12 @@ class Steppers:
                 else None
             )
         except TimeoutError:
-            raise self._hangs(call, worker.link.gettimeout() or 0.0, waiting) from None
+            raise self._timeout_error(call, worker.link.gettimeout() or 0.0, waiting) from None
         except OSError:
             document = None
-        raise self._failed(document) if document is not None else self._died(worker, call)
+        raise self._lane_error(document) if document is not None else self._exit_error(worker, call)
 
-    def _failed(self, document: dict[str, Any]) -> EnvironmentFailedError:
+    def _lane_error(self, document: dict[str, Any]) -> EnvironmentFailedError:
         lane, doing = document["lane"], document["doing"]
         if doing == "make":
             return EnvironmentFailedError(f"{self._name}: {document['raised']}", detail=document["traceback"])
@@ -179,8 +190,8 @@ class Steppers:
             f"{self._name}: `{doing}` of lane {lane}{after} raised {document['raised']}", detail=document["traceback"]
         )
 
-    def _hangs(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
-        where = self._place(workers[0])
+    def _timeout_error(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
+        where = self._current_lane(workers[0])
         for worker in workers:
             worker.process.kill()
         advice = "env.timeout_s allows more, env.threads=0 steps the lanes in one process, for a debugger"
@@ -188,18 +199,18 @@ class Steppers:
             f"{self._name}: `{call}` of {where} did not return within {limit_s:g} s: {advice}"
         )
 
-    def _died(self, worker: _Worker, call: str) -> EnvironmentFailedError:
+    def _exit_error(self, worker: _Worker, call: str) -> EnvironmentFailedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(5)
         code = worker.process.returncode
         how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        where = self._place(worker)
+        where = self._current_lane(worker)
         return EnvironmentFailedError(
             f"{self._name}: the process of {where} ended {how} in `{call}`: env.threads=0 steps the lanes in "
             "one process"
         )
 
-    def _place(self, worker: _Worker) -> str:
+    def _current_lane(self, worker: _Worker) -> str:
         """Lane that a process is busy with and its action; else all its lanes."""
         busy = [lane for lane in worker.lanes if self.blocks.busy[lane]]
         if busy:
@@ -211,7 +222,7 @@ class Steppers:
         return self._source.name if self._source.kind == "file" else f"{self._source.kind}:{self._source.name}"
 
 
-def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
+def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
     """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers."""
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # the process that gets one lane more, where a buffer's cannot be shared evenly
@@ -225,7 +236,7 @@ def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
     return shares
 
 
-def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
+def _start(memory_fd: int, own: Sequence[range]) -> _Worker:
     """Start a worker process that inherits the memory, its socket and this process's stderr."""
     here, there = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
@@ -235,7 +246,7 @@ def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=(there.fileno(), memory_fd),
-            env={**_ALONE, **os.environ},
+            env={**_SINGLE_THREADED, **os.environ},
         )
     return _Worker(process, here, tuple(lane for lanes in own for lane in lanes))
 

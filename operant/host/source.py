@@ -27,8 +27,8 @@ import numpy as np
 
 from operant.host import spaces
 from operant.host.atari import Game
+from operant.host.image import grayscale, resized
 from operant.host.names import install_command
-from operant.host.pictures import grey, resized
 
 
 class SourceError(Exception):
@@ -102,17 +102,17 @@ def make(source: Source, *, draws: bool = False) -> Any:
 
 
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
-    taken = [
+    allowed = [
         name
         for name in inspect.signature(Game).parameters
         if name not in ("name", "frame_skip", "repeat_action_probability")
     ]
     for name in kwargs:
-        if name not in taken:
+        if name not in allowed:
             raise SourceError(
                 f"ale:{source.name} takes no env.params.{name}: env.frame_skip, env.frame_stack, env.resize, "
                 "env.sticky and env.time_limit are for every "
-                f"outside environment, and env.params takes {', '.join(taken)}"
+                f"outside environment, and env.params takes {', '.join(allowed)}"
             )
     try:
         return Game(source.name, frame_skip=source.frame_skip, repeat_action_probability=source.sticky, **kwargs)
@@ -256,7 +256,7 @@ class View:
         self._plain.write(value, self._row)
         picture = self._row.reshape(self._plain.shape)
         if self._grey:
-            picture = grey(picture)
+            picture = grayscale(picture)
         if self._side:
             picture = resized(picture, self._side, self._side)
         row[:] = picture.reshape(-1)

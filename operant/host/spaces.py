@@ -289,18 +289,18 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
 # BATCHES
 
 
-def picked(value: Any, k: int) -> Any:
+def select(value: Any, k: int) -> Any:
     """Entry k of a batch of values."""
     if isinstance(value, dict):
-        return {key: picked(inner, k) for key, inner in value.items()}
-    return tuple(picked(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
+        return {key: select(inner, k) for key, inner in value.items()}
+    return tuple(select(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
 
 
-def copied(value: Any) -> Any:
+def copy_batch(value: Any) -> Any:
     """Copy of a batch of values."""
     if isinstance(value, dict):
-        return {key: copied(inner) for key, inner in value.items()}
-    return tuple(map(copied, value)) if isinstance(value, tuple) else np.array(value)
+        return {key: copy_batch(inner) for key, inner in value.items()}
+    return tuple(map(copy_batch, value)) if isinstance(value, tuple) else np.array(value)
 
 
 def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.host import spaces
-from operant.host.lanes import Blocks, Group, LaneError
-from operant.host.pictures import resized
+from operant.host.image import resized
+from operant.host.lanes import Blocks, LaneError, LaneGroup
 from operant.host.source import Source, SourceError, View, maker_of, missing
 
-_OWN = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
+_OWN_KEYS = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
 
 
 class Step(NamedTuple):
@@ -50,7 +50,7 @@ class Vector:
         raise NotImplementedError
 
 
-class Native(Vector):
+class UserVector(Vector):
     """A user's gymnasium.vector.VectorEnv with autoreset mode SAME_STEP or DISABLED."""
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
@@ -66,11 +66,11 @@ class Native(Vector):
                 f"{source.name}: its autoreset mode is {mode or 'unknown'}: make it with AutoresetMode.SAME_STEP, or "
                 "DISABLED"
             )
-        self._told = mode == "DISABLED"
+        self._masked_reset = mode == "DISABLED"
 
     def make(self) -> Any:
         """Vector environment from a user's function."""
-        _refuse(self.source, (*_OWN, "time_limit"), "a vector environment does that itself")
+        _reject_keys(self.source, (*_OWN_KEYS, "time_limit"), "a vector environment does that itself")
         made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
         if getattr(made, "num_envs", None) != self.count:
             raise SourceError(
@@ -88,13 +88,13 @@ class Native(Vector):
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = terminated | truncated
         final = info.get("final_obs", observation) if isinstance(info, dict) else observation
-        if self._told and ended.any():
-            final = spaces.copied(observation)
+        if self._masked_reset and ended.any():
+            final = spaces.copy_batch(observation)
             observation, info = self.env.reset(options={"reset_mask": ended})
         return Step(observation, reward, terminated, truncated, final, info)
 
 
-class Pool(Vector):
+class EnvPoolVector(Vector):
     """EnvPool."""
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
@@ -103,7 +103,7 @@ class Pool(Vector):
             import envpool
         except ImportError:
             raise missing("envpool", source.name, "EnvPool") from None
-        _refuse(source, _OWN, "EnvPool does that itself, by env.params (such as env.params.stack_num)")
+        _reject_keys(source, _OWN_KEYS, "EnvPool does that itself, by env.params (such as env.params.stack_num)")
         self._limit = {} if source.time_limit is None else {"max_episode_steps": source.time_limit}
         self._envpool = envpool
         self.env = self._made(0)
@@ -130,28 +130,28 @@ class Pool(Vector):
         ended = np.flatnonzero(terminated | truncated)
         final = observation
         if len(ended):  # these alone: a step of theirs would only reset them
-            observation = spaces.copied(final)
+            observation = spaces.copy_batch(final)
             anew, _ = self.env.reset(ended.astype(np.int32))
             spaces.replace_rows(observation, ended, anew)
         return Step(observation, reward, terminated, truncated, final, info)
 
 
-def _refuse(source: Source, keys: Sequence[str], why: str) -> None:
+def _reject_keys(source: Source, keys: Sequence[str], why: str) -> None:
     for key in keys:
         if getattr(source, key) != Source._field_defaults[key]:
             raise SourceError(f"env.{key} is {getattr(source, key)!r}: {why}")
 
 
-def kind(source: Source) -> type[Vector] | None:
+def vector_class(source: Source) -> type[Vector] | None:
     """Vector class of a source; None if each lane is a gymnasium.Env. Raises SourceError."""
     if source.kind == "envpool":
-        return Pool
+        return EnvPoolVector
     if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
-        return Native
+        return UserVector
     return None
 
 
-class VectorGroup(Group):
+class VectorGroup(LaneGroup):
     """Lanes of a source in one process, with a vector environment per buffer."""
 
     def __init__(
@@ -180,7 +180,7 @@ class VectorGroup(Group):
 
     def make(self, buffer: int) -> None:
         """Make the environments of all buffers."""
-        made = kind(self._source)
+        made = vector_class(self._source)
         assert made is not None
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
         one = next(vector for vector in self._vectors if vector is not None)
@@ -217,7 +217,7 @@ class VectorGroup(Group):
         )
         self._write(lanes, done.observation, done.info, blocks.observation)
         for k in np.flatnonzero(done.terminated | done.truncated).tolist():
-            last, row = spaces.picked(done.final, k), blocks.final_observation[lanes[k]]
+            last, row = spaces.select(done.final, k), blocks.final_observation[lanes[k]]
             if self._plain:
                 row[:] = np.asarray(last).reshape(-1)
             else:
@@ -229,11 +229,11 @@ class VectorGroup(Group):
             if not self._blocks.shape.mask:
                 return
         for k, lane in enumerate(lanes):
-            one = spaces.picked(value, k)
+            one = spaces.select(value, k)
             if not self._plain:
                 self._view.frame(one, rows[lane])
             found = info.get(spaces.MASK) if isinstance(info, dict) else None
-            self._judge(
+            self._write_mask(
                 lane,
                 spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes),
                 self._action.sizes,

@@ -18,8 +18,8 @@ import socket
 import struct
 from typing import Any
 
-from operant.host.lanes import Blocks, Group, LaneError, Shape
-from operant.host.vectors import Source, SourceError, VectorGroup, kind
+from operant.host.lanes import BlockLayout, Blocks, LaneError, LaneGroup
+from operant.host.vectors import Source, SourceError, VectorGroup, vector_class
 
 CALLS = {b"m": "make", b"r": "reset", b"s": "step", b"d": "draw"}
 LETTERS = {name: letter for letter, name in CALLS.items()}
@@ -36,16 +36,16 @@ def receive(link: socket.socket, count: int) -> bytes:
     return got
 
 
-def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> Group:
+def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> LaneGroup:
     """Lanes of a source in this process."""
     try:
-        many = kind(source) is not None
+        batched = vector_class(source) is not None
     except SourceError:  # making the first environment reports it
-        many = False
+        batched = False
     return (
         VectorGroup(source, blocks, buffers, draws=draws, threads=threads)
-        if many
-        else Group(source, blocks, buffers, draws=draws)
+        if batched
+        else LaneGroup(source, blocks, buffers, draws=draws)
     )
 
 
@@ -67,16 +67,16 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     ):  # these are the trainer's, which may still want steps; the socket ends this one
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=socket_fd)
-    told: dict[str, Any] = json.loads(receive(link, LENGTH.unpack(receive(link, LENGTH.size))[0]))
-    shape = Shape(*told["shape"])
+    setup: dict[str, Any] = json.loads(receive(link, LENGTH.unpack(receive(link, LENGTH.size))[0]))
+    shape = BlockLayout(*setup["shape"])
     memory = mmap.mmap(memory_fd, shape.bytes())
     os.close(memory_fd)
     group = group_of(
-        Source.from_json(told["source"]),
+        Source.from_json(setup["source"]),
         Blocks(memory, shape),
-        told["buffers"],
-        draws=told["draws"],
-        threads=told["threads"],
+        setup["buffers"],
+        draws=setup["draws"],
+        threads=setup["threads"],
     )
     with contextlib.suppress(OSError):  # the other side is gone
         while len(command := receive(link, 2)) == 2:
@@ -84,7 +84,7 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     os._exit(0)
 
 
-def _answer(group: Group, call: str, buffer: int) -> bytes:
+def _answer(group: LaneGroup, call: str, buffer: int) -> bytes:
     try:
         group.calls[call](buffer)
     except LaneError as error:

@@ -1,4 +1,4 @@
-"""Worker processes that train one run after another (operant/training/warm.py). Standard library only; knows nothing
+"""Worker processes that train one run after another (operant/training/pool_worker.py). Standard library only; knows nothing
 of what is trained.
 
 A worker has one run at a time. At the end of the run, or of the worker within it, exit.json is written as the launcher
@@ -22,7 +22,7 @@ from operant import runs
 from operant.errors import BusyError, MachineError
 from operant.runs import Run, launch, signal_worker
 
-_WORKER = "operant.training.warm"
+_WORKER = "operant.training.pool_worker"
 _CLOSE_S = 5.0
 
 

@@ -285,7 +285,7 @@ def profile(
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
-    config = auto_lanes.resolved(config, device, report=report)
+    config = auto_lanes.resolve(config, device, report=report)
     if "learning_starts" in type(config.algo).model_fields:  # profile a run past its warm-up
         config = replace(config, algo=config.algo.model_copy(update={"learning_starts": 0}))
     memory = _Memory(device)

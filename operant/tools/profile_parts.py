@@ -52,7 +52,7 @@ def build_trainer(config: Any, report: Callable[[str], None]) -> Any:
     """Build a trainer from a configuration and start its lanes. Raises MachineError if the device is not available."""
     device = find_device(config.run.device)
     set_threads(config.run.threads)
-    algo = building.build(auto_lanes.resolved(config, device, report=report), device)
+    algo = building.build(auto_lanes.resolve(config, device, report=report), device)
     algo.start()
     return algo
 

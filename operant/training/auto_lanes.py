@@ -19,25 +19,25 @@ from operant.errors import DeviceError
 from operant.training import build as building
 from operant.training import memory
 
-LANES_A_THREAD = 512
+LANES_PER_THREAD = 512
 """CPU lanes per thread above which throughput hardly grows while each iteration takes longer.
 
 Two cores, relative to 1,024 lanes: 0.4 at 128, 0.7 at 256, 0.9 at 512, 1.1 at 2,048.
 """
 
-LANES_A_PROCESS, MOST_HOST_LANES = 32, 1024
+LANES_PER_PROCESS, MAX_HOST_LANES = 32, 1024
 """Outside environments: lanes per worker process (a process steps its lanes one after the other) and the most in
 total.
 """
 
-FEWEST_ITERATIONS = 100
+MIN_ITERATIONS = 100
 """Least number of iterations in a run of `run.steps`: with more lanes the policy would be updated too rarely."""
 
-SPARE = 1 / 16
+FREE_SHARE = 1 / 16
 """Share of GPU memory left free for evaluations, a watched agent and other processes."""
 
 
-def resolved(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
+def resolve(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
     """Replace `env.lanes = "auto"` by a number; return any other configuration unchanged.
 
     The number is the largest power of two up to 65,536 (CPU: 512 per torch thread) that the algorithm can divide, that
@@ -47,18 +47,16 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
     """
     if config.env.lanes != "auto":
         return config
-    fits = _tried if device.type == "cuda" else _estimated
+    fits = _fits_by_trial if device.type == "cuda" else _fits_by_estimate
     lanes = 0
-    useful = config.run.steps // (FEWEST_ITERATIONS * building.estimate(config, 1).steps * ranks)
+    useful = config.run.steps // (MIN_ITERATIONS * building.estimate(config, 1).steps * ranks)
     for lanes in _candidates(config, device, useful):
-        whole = building.with_lanes(config, lanes * ranks)
+        total = building.with_lanes(config, lanes * ranks)
         if fits(building.with_lanes(config, lanes), device):
-            building.require_shared(whole, ranks)
-            why = (
-                f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
-            )
-            report(f"env.lanes = auto: {whole.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{why}")
-            return whole
+            building.require_shared(total, ranks)
+            why = f" (more would leave run.steps fewer than {MIN_ITERATIONS} iterations)" if 2 * lanes > useful else ""
+            report(f"env.lanes = auto: {total.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{why}")
+            return total
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
     raise DeviceError(
         f"out of memory: not even {lanes:,} lanes fit into the memory of {device}. Use a shorter algo.horizon, a "
@@ -69,24 +67,24 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
 
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
     """Candidate numbers of lanes, largest first, at most `useful` unless the algorithm allows no smaller one."""
-    most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
+    most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_PER_THREAD * torch.get_num_threads())
     if (hosting := getattr(config.environment, "hosting", None)) is not None:
-        most = min(MOST_HOST_LANES, LANES_A_PROCESS * max(1, hosting.processes))
+        most = min(MAX_HOST_LANES, LANES_PER_PROCESS * max(1, hosting.processes))
     allowed = [lanes for lanes in LANES_TRIED if not config.problems(lanes)]
     yield from reversed([lanes for lanes in allowed if lanes <= min(most, useful)] or allowed[:1])
 
 
-def _estimated(config: Config, device: torch.device) -> bool:
+def _fits_by_estimate(config: Config, device: torch.device) -> bool:
     """Whether a run needs at most half of the free memory. Estimated: a CPU allocator promises pages before they exist,
     so a trial proves nothing.
     """
     return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
 
 
-def _tried(config: Config, device: torch.device) -> bool:
+def _fits_by_trial(config: Config, device: torch.device) -> bool:
     """Whether a trainer of this configuration can be built and trained on the GPU. Frees all of its memory."""
     try:
-        fits = _trains(config, device)
+        fits = _run_trial(config, device)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -99,7 +97,7 @@ def _tried(config: Config, device: torch.device) -> bool:
     return fits
 
 
-def _trains(config: Config, device: torch.device) -> bool:
+def _run_trial(config: Config, device: torch.device) -> bool:
     """Run two iterations (eager, then captured), after which a trainer allocates nothing more; return whether enough
     memory is left. Raises any error.
     """
@@ -111,4 +109,4 @@ def _trains(config: Config, device: torch.device) -> bool:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return free >= SPARE * total
+    return free >= FREE_SHARE * total

@@ -27,15 +27,15 @@ from operant.compute.exchange import SOLO, Exchange, Link
 from operant.errors import MachineError
 
 __all__ = [
-    "ALONE",
+    "SINGLE",
     "SOLO",
     "Algorithm",
     "EpisodeSums",
     "Exchange",
     "GroupExchange",
-    "RankFigures",
+    "RankMetrics",
     "Tier",
-    "Together",
+    "RankGroup",
     "join",
     "own_state",
     "whole_state",
@@ -48,10 +48,10 @@ FOREVER = timedelta(days=365)
 responding.
 """
 
-MOST_NUMBERS = 1 << 20
+MAX_SYMMETRIC_WORDS = 1 << 20
 """Most 32-bit words that symmetric memory exchanges; larger tensors occur only in checkpoints."""
 
-MOST_WORDS = 1 << 16
+MAX_KERNEL_WORDS = 1 << 16
 """Most 32-bit words that the kernel exchanges with sequence numbers; beyond it two barriers are cheaper."""
 
 _COUNTERS = 32
@@ -134,29 +134,29 @@ class SymmetricExchange(GroupExchange):
         name = "symmetric memory inside the reduction kernel" if in_kernel else "symmetric memory"
         super().__init__(rank, ranks, group, name, device)
         self._symmetric, self._in_kernel = symmetric, in_kernel
-        self._rooms: list[
+        self._buffers: list[
             tuple[Tensor, Any, list[Tensor]]
         ] = []  # all there are: other ranks may still see one that is not used here any more
         self._links: dict[int, Link] = {}  # of `gather`, by its words
         self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
         # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the
         # training.
-        self._spent, self._beside = (
+        self._spent, self._stream = (
             torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device),
             torch.cuda.Stream(device),
         )
-        self._made, self._uncounted = 0, False
+        self._link_count, self._untimed = 0, False
 
     @property
     def untimed(self) -> str:
         """Reason why exchange time may be unknown: only kernels that count are timed."""
         return (
-            f"no value yet; not measured where an iteration exchanges more than {MOST_WORDS:,} numbers at once"
+            f"no value yet; not measured where an iteration exchanges more than {MAX_KERNEL_WORDS:,} numbers at once"
             if self._in_kernel
             else super().untimed
         )
 
-    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
         """Allocate a symmetric buffer: this rank's tensor, its handle and every rank's view. A collective call, before
         any capture.
         """
@@ -165,22 +165,22 @@ class SymmetricExchange(GroupExchange):
         every = [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
         torch.cuda.synchronize(self.device)  # sync: once, before a run begins
         dist.barrier(group=self._group)  # all are zero before any is written
-        self._rooms.append((own, handle, every))
-        return self._rooms[-1]
+        self._buffers.append((own, handle, every))
+        return self._buffers[-1]
 
     def gather(self, rows: Tensor) -> Tensor:
         """All-gather rows (k, ...) in rank order, (W k, ...)."""
         size = rows.nbytes // 4
-        in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
+        in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MAX_KERNEL_WORDS
         if self.counts and not in_kernel:
-            self._cannot_count("exchange more than 65,536 numbers at once")
-        if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
+            self._mark_untimed("exchange more than 65,536 numbers at once")
+        if rows.nbytes % 4 or not 0 < size <= MAX_SYMMETRIC_WORDS:
             return super().gather(rows)
         own = rows.detach().contiguous().view(-1).view(torch.int32)
-        gathered = self._sent(own) if in_kernel else self._copied(own)
+        gathered = self._gather_in_kernel(own) if in_kernel else self._gather_by_copies(own)
         return gathered.view(-1).view(rows.dtype).view(self.ranks * len(rows), *rows.shape[1:])
 
-    def _sent(self, own: Tensor) -> Tensor:
+    def _gather_in_kernel(self, own: Tensor) -> Tensor:
         """All-gather words (n) to (W, n) in one launch."""
         from operant.kernels import exchange
 
@@ -193,10 +193,10 @@ class SymmetricExchange(GroupExchange):
         exchange.gather_words[(programs,)](own, gathered, size, programs * columns, link, RANKS=self.ranks, num_warps=4)
         return gathered
 
-    def _copied(self, own: Tensor) -> Tensor:
+    def _gather_by_copies(self, own: Tensor) -> Tensor:
         """All-gather words (n) to (W, n) by copies between two barriers."""
         if len(own) not in self._copies:
-            self._copies[len(own)] = self._room(tuple(own.shape), own.dtype)
+            self._copies[len(own)] = self._allocate(tuple(own.shape), own.dtype)
         room, handle, every = self._copies[len(own)]
         room.copy_(own)
         handle.barrier(channel=0)
@@ -208,36 +208,36 @@ class SymmetricExchange(GroupExchange):
         """Create a `Link` for a kernel of `programs` programs that exchanges `width` sums; None if the kernel has to
         use `gather`.
         """
-        if not self._in_kernel or width > MOST_NUMBERS:
+        if not self._in_kernel or width > MAX_SYMMETRIC_WORDS:
             return None
-        inbox, _, every = self._room((2, self.ranks, width), torch.int64)
+        inbox, _, every = self._allocate((2, self.ranks, width), torch.int64)
         rows = torch.tensor([theirs[0, self.rank].data_ptr() for theirs in every], device=self.device)
-        spent = self._spent[min(self._made, _COUNTERS - 1)]
-        self._made += self.counts
-        if self._made >= _COUNTERS:
-            self._cannot_count(f"have {_COUNTERS} kernels or more that exchange")
+        spent = self._spent[min(self._link_count, _COUNTERS - 1)]
+        self._link_count += self.counts
+        if self._link_count >= _COUNTERS:
+            self._mark_untimed(f"have {_COUNTERS} kernels or more that exchange")
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
-    def _cannot_count(self, why: str) -> None:
+    def _mark_untimed(self, why: str) -> None:
         """Mark the exchange time as unknown from now on: a part of it would be too low."""
-        if self._in_kernel and not self._uncounted:
+        if self._in_kernel and not self._untimed:
             log.info(
                 "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why
             )
-        self._uncounted = True
+        self._untimed = True
 
     def spent_s(self) -> float | None:
         """Seconds that the kernels' first programs have waited; NaN if iterations also exchange larger tensors, None
         with torch's barriers.
         """
-        if not self._in_kernel or self._uncounted:
+        if not self._in_kernel or self._untimed:
             return math.nan if self._in_kernel else None
-        with torch.cuda.stream(self._beside):
+        with torch.cuda.stream(self._stream):
             spent = self._spent.cpu()  # sync: some hundred bytes, beside the training
         return float(spent[:-1, 0].sum()) * 1e-9
 
 
-def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
+def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool) -> GroupExchange:
     """Fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel, symmetric or
     nccl.
     """
@@ -250,7 +250,7 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
     asked = os.environ.get("OPERANT_EXCHANGE", "kernel")
     peers = [index for index in range(torch.cuda.device_count()) if index != device.index]
     able = (
-        not everywhere and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
+        not multi_node and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
     )
     found = None
     if able:
@@ -265,12 +265,12 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
     return found if found is not None and bool(everyone.min() > 0) else plain  # sync: before a run begins
 
 
-def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool = False) -> GroupExchange:
+def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool = False) -> GroupExchange:
     """Join the exchange for a device type; a collective call. `multi_node`: ranks run on several hosts."""
     if device.type == "cuda":
-        return _between_gpus(store, rank, ranks, device, everywhere=everywhere)
+        return _between_gpus(store, rank, ranks, device, multi_node=multi_node)
     # by default it looks the host's name up, which may lead to nowhere
-    if not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if not multi_node and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo", device)
 
@@ -295,30 +295,30 @@ def reach_store(address: str, port: int) -> dist.TCPStore:
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
-class Together(Protocol):
+class RankGroup(Protocol):
     """All ranks of a run, as checkpoints and meters use them."""
 
     exchange: Exchange
 
     @property
-    def figures(self) -> Mapping[int, Mapping[str, float]]:
+    def rank_metrics(self) -> Mapping[int, Mapping[str, float]]:
         """Newest metrics of the other ranks, by rank."""
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
         """Tensors of a tier on the CPU, with the lanes of all ranks."""
 
 
-class Alone:
+class SingleRank:
     """A run of one rank."""
 
-    exchange, figures = SOLO, dict[int, dict[str, float]]()
+    exchange, rank_metrics = SOLO, dict[int, dict[str, float]]()
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
         """The algorithm's own tensors."""
         return whole_state(algo, tier, SOLO)
 
 
-ALONE: Final[Together] = Alone()
+SINGLE: Final[RankGroup] = SingleRank()
 
 
 class EpisodeSums:
@@ -333,11 +333,11 @@ class EpisodeSums:
         return own if self._exchange.ranks == 1 else self._exchange.gather(own[None]).sum(0)
 
 
-class RankFigures:
+class RankMetrics:
     """Columns of a record per rank: memory, and the recent share of an iteration spent in the exchange."""
 
-    def __init__(self, device: torch.device, together: Together) -> None:
-        self._device, self._exchange, self._together = device, together.exchange, together
+    def __init__(self, device: torch.device, group: RankGroup) -> None:
+        self._device, self._exchange, self._group = device, group.exchange, group
         self._before: dict[
             int, tuple[float, float, int, float]
         ] = {}  # by rank: its iterations and seconds in the exchange, those of records and their seconds
@@ -353,9 +353,9 @@ class RankFigures:
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
             said = (
-                figures(self._device, self._exchange, done)
+                rank_metrics(self._device, self._exchange, done)
                 if rank == self._exchange.rank
-                else self._together.figures.get(rank, {})
+                else self._group.rank_metrics.get(rank, {})
             )
             theirs, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
             before, before_s, recorded, recorded_s = self._before.get(rank, (math.nan, math.nan, 0, 0.0))
@@ -368,7 +368,7 @@ class RankFigures:
         return found
 
 
-def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
+def rank_metrics(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
     """Metrics of this rank after `iterations` iterations: bytes in use and seconds spent in the exchange."""
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     spent_s = exchange.spent_s()

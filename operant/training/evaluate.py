@@ -48,7 +48,7 @@ def ci95(deviation: float, episodes: int) -> float:
     return 1.96 * deviation / math.sqrt(episodes)
 
 
-class BrokenOffError(Exception):
+class EvaluationInterruptedError(Exception):
     """An evaluation was interrupted and has no result."""
 
 
@@ -99,7 +99,7 @@ class Evaluator:
             world.ended_tallies.zero_()
         for _ in range(-(-self.max_steps // _CHUNK)):
             if interrupted():
-                raise BrokenOffError
+                raise EvaluationInterruptedError
             self._play()
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
                 break

@@ -153,15 +153,17 @@ class Watcher:
         # One thread writes the first, the other the second: where both are the same there is no viewer, and no request
         # is lost between them.
         self._request: _Request | None = None
-        self._over: _Request | None = None
-        self.absence = "" if environment.draws else f"{environment.name or 'the environment'} draws no picture"
+        self._served: _Request | None = None
+        self.unavailable_reason = (
+            "" if environment.draws else f"{environment.name or 'the environment'} draws no picture"
+        )
 
     @property
     def available(self) -> bool:
         """Whether frames can be drawn; `absence` gives the reason if not."""
-        return not self.absence
+        return not self.unavailable_reason
 
-    def want(self, mode: Mode, size: int, until_s: float) -> None:
+    def request(self, mode: Mode, size: int, until_s: float) -> None:
         """Request frames of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`).
         Thread-safe; the newest request counts.
         """
@@ -173,22 +175,22 @@ class Watcher:
     def after(self, step: int) -> None:
         """Called once per iteration by the training thread, with the environment steps so far."""
         request = self._request
-        if request is not self._over:
+        if request is not self._served:
             assert request is not None
             try:
-                self._show(request, step)
+                self._serve(request, step)
             except Exception as error:
-                self._give_up(error)
+                self._disable(error)
 
     def close(self) -> None:
         """End the live view and release all buffers."""
-        self.absence = self.absence or "the run has ended"
-        self._over, self._stage, self._drawn = self._request, None, None
+        self.unavailable_reason = self.unavailable_reason or "the run has ended"
+        self._served, self._stage, self._drawn = self._request, None, None
 
-    def _show(self, request: _Request, step: int) -> None:
+    def _serve(self, request: _Request, step: int) -> None:
         now_s = self._clock()
         if not (self.available and now_s < request.until_s):
-            self._over, self._drawn = request, None
+            self._served, self._drawn = request, None
             return
         if self._stage is None:
             self._stage = self._make_stage()
@@ -207,8 +209,8 @@ class Watcher:
                 drawn.step, pixels, lanes=stage.lanes, height=drawn.size, width=drawn.size, mode=drawn.mode
             )
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()
-        self.absence = f"{type(error).__name__}: {lines[0] if lines else 'no further word'}"
+        self.unavailable_reason = f"{type(error).__name__}: {lines[0] if lines else 'no further word'}"
         self.close()
-        log.warning("the agent can no longer be watched, training goes on: %s", self.absence)
+        log.warning("the agent can no longer be watched, training goes on: %s", self.unavailable_reason)

@@ -27,7 +27,7 @@ from operant.runs.control import Inbox, Request
 from operant.training.build import build, set_scheduled
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
-from operant.training.requests import Attendant, Heartbeat, Requests, Stop
+from operant.training.requests import Heartbeat, Requests, RequestThread, Stop
 from operant.training.state import Snapshots
 from operant.training.target import TargetEvaluator, describe
 
@@ -92,7 +92,7 @@ class Trainer:
             environment_code=code,
             saves=config.checkpoint.replay,
         )
-        anew = None if start is None else self._restore(*start)
+        incomparable = None if start is None else self._restore(*start)
         self.evaluator = TargetEvaluator(self.algo.actor, config) if config.eval.every else None
         requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
@@ -116,8 +116,8 @@ class Trainer:
             self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer
         )
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
-        self._state_turn, self._over = threading.Lock(), False
-        self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = (
+        self._state_lock, self._ended = threading.Lock(), False
+        self._files_checked_s, self._reported_write_errors, self._reported_absence, self._reported_unfinished = (
             time.monotonic(),
             False,
             False,
@@ -134,7 +134,7 @@ class Trainer:
         self.evaluations = runs.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
             self.evaluations.rewind(self.step)
-        for line in filter(None, (*self.snapshots.notes, anew, resuming.schedule_note(config))):
+        for line in filter(None, (*self.snapshots.notes, incomparable, resuming.schedule_note(config))):
             self.say(line, level="warn")
 
     # WORDS
@@ -142,20 +142,20 @@ class Trainer:
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the log and to the events. Thread-safe."""
         log.log(_LEVELS[level], "%s", line)
-        self._tell(line, level=level, code=code)
+        self._event(line, level=level, code=code)
 
-    def _tell(self, line: str, *, level: str = "info", code: str = "note") -> None:
+    def _event(self, line: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the events only, for text that the log lacks or already has in other words."""
         self.writer.event(line, level=level, code=code, step=self.step)
 
     def _set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
         """Set the run's state, unless it is already terminal. Thread-safe."""
-        with self._state_turn:
-            if not self._over:
-                self._over = state in TERMINAL
+        with self._state_lock:
+            if not self._ended:
+                self._ended = state in TERMINAL
                 self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
-    def _note(self, **fields: Any) -> None:
+    def _update_document(self, **fields: Any) -> None:
         """Update fields of the run's document. A full disk costs the note, not the run."""
         try:
             runs.update_document(self.folder, **fields)
@@ -179,10 +179,10 @@ class Trainer:
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
         """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
-        self.watcher.want("sampled" if mode == "sampled" else "greedy", size, until_s)
-        if self.watcher.absence and not self._told_absence:
-            self._told_absence = True
-            self._tell(f"the agent cannot be watched: {self.watcher.absence}")
+        self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
+        if self.watcher.unavailable_reason and not self._reported_absence:
+            self._reported_absence = True
+            self._event(f"the agent cannot be watched: {self.watcher.unavailable_reason}")
 
     # LOOP
 
@@ -191,13 +191,13 @@ class Trainer:
         terminal state.
         """
         self._lock = lock
-        self.requests.teller = self.team.teller = self
+        self.requests.reporter = self.team.reporter = self
         self.history.start()
-        with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.requests, self):
+        with Heartbeat(self.writer.heartbeat), RequestThread(self.inbox, self.requests, self):
             try:
                 self._loop()
             except OperantError as error:
-                if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.alone:
+                if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.single:
                     if self.algo.device.type == "cuda":
                         torch.cuda.synchronize(
                             self.algo.device
@@ -207,10 +207,10 @@ class Trainer:
                 self._end(states.get(type(error), "failed"), error)
                 raise
             except Exception as error:
-                told = device_error(error)
-                self._end(("oom" if out_of_memory(error) else "gpu_fault") if told else "failed", told or error)
-                if told is not None:
-                    raise told from error
+                fault = device_error(error)
+                self._end(("oom" if out_of_memory(error) else "gpu_fault") if fault else "failed", fault or error)
+                if fault is not None:
+                    raise fault from error
                 raise
             self._end("finished", None)
 
@@ -220,7 +220,7 @@ class Trainer:
             algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
         )
         if self.best_mean > float("-inf"):  # of the session before
-            meters.recall(self._evaluation, self.best_mean)
+            meters.set_evaluation(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
         self._set_state("running" if self.requests.stop is None else "stopping")
@@ -232,7 +232,7 @@ class Trainer:
         )
         solved = lacking and self._evaluate()
         if lacking and self.requests.pending and not solved:
-            self._obey()
+            self._serve_requests()
         while self.step < config.run.steps and not solved:
             self.team.tell("iterate", step=self.step, score=self._score)
             set_scheduled(algo, self.step, self._score)
@@ -248,11 +248,11 @@ class Trainer:
                 solved = self._evaluate()
             if self.iteration % config.checkpoint.every == 0:
                 self._save()
-            self._confirm(wait=False)
-            self._look_after_the_files()
+            self._confirm_save(wait=False)
+            self._restore_files()
             self.watcher.after(self.step)
             if self.requests.pending and not solved:
-                self._obey()
+                self._serve_requests()
         if self.evaluator is not None and self.last_evaluation != self.iteration:
             solved = self._evaluate()
         self._finish()
@@ -261,7 +261,7 @@ class Trainer:
         )
         self.say(f"finished: {reached} after {self.step:,} steps")
 
-    def _obey(self) -> None:
+    def _serve_requests(self) -> None:
         """Serve pending requests between two iterations; blocks while paused."""
         if self.requests.checkpoint:
             self._save()
@@ -276,7 +276,7 @@ class Trainer:
         """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
-        self._note(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
+        self._update_document(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
         self._set_state("paused")
         self.writer.set_phase("idle")
         self.say(f"paused by {by} at step {self.step:,}", code="pause")
@@ -287,8 +287,8 @@ class Trainer:
                 self._save()
                 self.writer.set_phase("idle")
                 saving_s += time.monotonic() - saved_s
-            self._confirm(wait=False)
-            self._look_after_the_files()
+            self._confirm_save(wait=False)
+            self._restore_files()
             self.watcher.after(self.step)
             time.sleep(_PAUSE_LOOK_S)  # a signal's handler cannot wake an Event without the risk of waiting for itself
         requests.waiting = False
@@ -308,7 +308,7 @@ class Trainer:
     def _stop(self, stop: Stop) -> None:
         self.ending()
         if not stop.number:
-            self._note(stopped_by=stop.by)
+            self._update_document(stopped_by=stop.by)
         self._finish()
         saved = (
             "with a checkpoint"
@@ -321,14 +321,14 @@ class Trainer:
         """Write the last event and the terminal state, after the pending checkpoint is complete and the history is on
         disk.
         """
-        self._confirm(wait=True)
-        self._tell_write_errors()
+        self._confirm_save(wait=True)
+        self._report_write_errors()
         if error is not None:  # the log has it in full
             line = (
                 str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
             )
             about = {"stopped": "stop", "diverged": "diverged"}.get(state, "fault")
-            self._tell(line, level="info" if state == "stopped" else "error", code=about)
+            self._event(line, level="info" if state == "stopped" else "error", code=about)
         for verb in ("stop", "pause", "unpause", "checkpoint"):
             self.requests.answer(verb, "done" if verb == "stop" else "failed", f"{state} at step {self.step:,}")
         self.watcher.close()
@@ -337,25 +337,25 @@ class Trainer:
         code = 0 if error is None else error.exit_code if isinstance(error, OperantError) else 1
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
-    def _look_after_the_files(self) -> None:
+    def _restore_files(self) -> None:
         """Restore files that were deleted or replaced from outside. Raises BusyError if another trainer holds the
         folder, MachineError if it cannot be locked.
         """
         now_s = time.monotonic()
-        if now_s - self._looked_s > _FILE_LOOK_S:
-            self._looked_s = now_s
+        if now_s - self._files_checked_s > _FILE_LOOK_S:
+            self._files_checked_s = now_s
             if self._lock.restore():
                 self.say("run.lock had been deleted or replaced, and was put back", level="warn", code="file")
-            self._tell_write_errors()
+            self._report_write_errors()
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
                 if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange), again=True):
                     self.say("metrics.json had been deleted, and was put back", level="warn", code="file")
 
-    def _tell_write_errors(self) -> None:
-        if self.writer.write_errors and not self._told_write_errors:
-            self._told_write_errors = True
+    def _report_write_errors(self) -> None:
+        if self.writer.write_errors and not self._reported_write_errors:
+            self._reported_write_errors = True
             self.say(
                 "metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete",
                 level="warn",
@@ -383,9 +383,9 @@ class Trainer:
             self._diverged(not_finite)
         if target is not None and outcome.first is not None:
             self.say(describe(outcome, target))
-        spread = "" if result.ci95 is None else f" ±{text.number(result.ci95)}"
+        interval = "" if result.ci95 is None else f" ±{text.number(result.ci95)}"
         self.say(
-            f"eval {text.number(result.mean)}{spread} (n={result.episodes}) at step "
+            f"eval {text.number(result.mean)}{interval} (n={result.episodes}) at step "
             f"{self.step:,}{', best' if best else ''}",
             code="eval",
         )
@@ -398,8 +398,8 @@ class Trainer:
                 **outcome.document(target),
             }
         )
-        if result.unfinished and not self._told_unfinished:
-            self._told_unfinished = True
+        if result.unfinished and not self._reported_unfinished:
+            self._reported_unfinished = True
             many = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
             line = (
                 f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can "
@@ -409,7 +409,7 @@ class Trainer:
         self._evaluation = result.mean
         self._score = result.mean if self.iteration % self.config.eval.every == 0 else self._score
         if outcome.reached:
-            self._note(target_reached=True)
+            self._update_document(target_reached=True)
         if best:
             self._save(best=True, wait=outcome.reached)
         return outcome.reached
@@ -429,12 +429,12 @@ class Trainer:
         self.meters.measure("checkpoint", lambda: self._snapshot(save, last=last, wait=wait))
 
     def _snapshot(self, save: _Save, *, last: bool, wait: bool) -> None:
-        self._confirm(wait=True)
+        self._confirm_save(wait=True)
         took_s = self.snapshots.save(self.step, self._document(), best=save.best, last=last)
         self._unconfirmed = save._replace(replay_s=took_s)
-        self._confirm(wait=wait)
+        self._confirm_save(wait=wait)
 
-    def _confirm(self, *, wait: bool) -> None:
+    def _confirm_save(self, *, wait: bool) -> None:
         """Report the pending checkpoint's success or failure once it is known."""
         save = self._unconfirmed
         if save is None or (self.store.saving and not wait):
@@ -453,7 +453,7 @@ class Trainer:
                 if save.replay_s is None
                 else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
             )
-            self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
+            self._event(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
             self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
@@ -467,7 +467,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
         """Load a checkpoint. Returns the reason if returns before and after it are not comparable, else None."""
         changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
-        document, anew = self.snapshots.restore(checkpoint, changes)
+        document, incomparable = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
         self.best_mean, self.last_evaluation, self._evaluation = (
             document["best_value"],
@@ -475,9 +475,9 @@ class Trainer:
             document["evaluation"],
         )
         self._score = document.get("score", self._score)
-        if anew is not None:
+        if incomparable is not None:
             self.best_mean = float("-inf")
-        return anew
+        return incomparable
 
     def _diverged(self, not_finite: NotFinite) -> None:
         """Quarantine the non-finite state for a post-mortem and raise DivergedError; earlier checkpoints stay."""
@@ -485,16 +485,16 @@ class Trainer:
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
         self.store.quarantine(self.step, self.team.state(self.algo, "train"), self._document(), session=self.session)
-        last, entered = self.store.newest(), not_finite.entered
+        last, first = self.store.newest(), not_finite.first
         kept = (
             f"the last finite checkpoint is that of step {last.manifest.step:,}"
             if last is not None
             else "there is no checkpoint yet"
         )
         where = ""
-        if entered is not None:
+        if first is not None:
             began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
-            where = f"{entered.words(began, self.config.lanes)}; "
+            where = f"{first.words(began, self.config.lanes)}; "
         raise DivergedError(
             f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. "
             f"{not_finite.advice(self.config)}"

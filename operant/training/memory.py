@@ -28,12 +28,12 @@ CONTEXT_BYTES = 600 << 20
 """Approximate memory of CUDA's context, libraries and kernels before the first tensor."""
 
 
-_MOST_KEPT = 8
+_MAX_PERMANENT = 8
 """Upper bound of a run's permanent memory as a multiple of an iteration's traffic: measured 0.2 (pictures) to 7
 (horizon of 1).
 """
 
-_KEPT_SHARE = 2 / 3
+_FREE_SHARE = 2 / 3
 """Share of a CPU's free memory for permanent buffers: the manual backward pass needs half as much again or more."""
 
 
@@ -79,15 +79,15 @@ class _Storages(TorchDispatchMode):
         self.living_bytes -= size
 
 
-def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
+def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None:
     """Raise MachineError if a run's permanent memory exceeds the free memory. Free of cost when it certainly fits.
 
     With several ranks each GPU holds its share of the lanes. A GPU fails at allocation, so only an iteration's traffic
     is checked first there; a CPU allocator promises memory it does not have.
     """
     on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _KEPT_SHARE
-    if building.estimate(config).bytes * (1 if on_gpu else _MOST_KEPT) <= free:
+    free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _FREE_SHARE
+    if building.estimate(config).bytes * (1 if on_gpu else _MAX_PERMANENT) <= free:
         return
     needed = estimate(config, updates=False).fixed_bytes
     if needed > free:

@@ -19,8 +19,8 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
-from operant.training.distributed import ALONE, SOLO, EpisodeSums, Exchange, RankFigures, Together
-from operant.training.entry import Entered, Entry, advice
+from operant.training.distributed import SINGLE, SOLO, EpisodeSums, Exchange, RankGroup, RankMetrics
+from operant.training.nonfinite import FirstNonFinite, NonFiniteCheck, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
@@ -31,15 +31,15 @@ class NotFinite(NamedTuple):
     """First iteration with a NaN or infinite value."""
 
     iteration: int
-    entered: Entered | None  # what entered there, in an action, a reward or an observation
+    first: FirstNonFinite | None  # what entered there, in an action, a reward or an observation
     columns: tuple[str, ...]  # those of the record's means that are not finite
 
     def advice(self, config: Any) -> str:
         """Advice for the user. `config` is an `operant.config.load.Config`."""
-        return advice(config, self.entered)
+        return advice(config, self.first)
 
 
-def _timed(algo: Algorithm) -> tuple[str, ...]:
+def _sections(algo: Algorithm) -> tuple[str, ...]:
     """Timed sections of an iteration: the algorithm's phases, the parts of a host world's step, evaluation and
     checkpoints.
     """
@@ -47,12 +47,12 @@ def _timed(algo: Algorithm) -> tuple[str, ...]:
     return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *_BETWEEN)
 
 
-def _charted(algo: Algorithm) -> list[str]:
+def _scheduled_keys(algo: Algorithm) -> list[str]:
     """Scheduled keys, except those that the algorithm reports as metrics itself."""
     return [key for key in getattr(algo, "scheduled", {}) if key not in {spec.name for spec in algo.metrics}]
 
 
-def _chart(key: str) -> str:
+def _schedule_metric(key: str) -> str:
     """Metric name of a scheduled key."""
     return f"schedule/{key.removeprefix('env.')}"
 
@@ -84,19 +84,22 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
         MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=15),
         MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
         *algo.metrics,
-        *(MetricSpec(_chart(key), key.rpartition(".")[2].replace("_", " "), order=125) for key in _charted(algo)),
+        *(
+            MetricSpec(_schedule_metric(key), key.rpartition(".")[2].replace("_", " "), order=125)
+            for key in _scheduled_keys(algo)
+        ),
         *(
             MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10)
-            for phase in _timed(algo)
+            for phase in _sections(algo)
         ),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
-        *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _of_a_rank(rank, exchange)),
+        *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _rank_specs(rank, exchange)),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )
 
 
-def _of_a_rank(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
+def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
     """Metric specs of one rank."""
     return (
         MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
@@ -138,7 +141,7 @@ class Meters:
         self,
         algo: Algorithm,
         writer: Writer,
-        together: Together = ALONE,
+        group: RankGroup = SINGLE,
         *,
         record_hz: float,
         iteration: int = 0,
@@ -154,17 +157,17 @@ class Meters:
             slice(stats, stats + sums),
         )
         # by name the column
-        self._phases = dict(zip((phase.name for phase in algo.phases), _timed(algo), strict=False))
+        self._phases = dict(zip((phase.name for phase in algo.phases), _sections(algo), strict=False))
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
         self._host = torch.zeros(stats + sums, dtype=torch.float64, pin_memory=self._cuda)
         self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
-        self._episode_sums, self._ranks = EpisodeSums(algo, together.exchange), RankFigures(algo.device, together)
-        self._entry = Entry(algo.rollout, self._first_bad)
+        self._episode_sums, self._ranks = EpisodeSums(algo, group.exchange), RankMetrics(algo.device, group)
+        self._nonfinite = NonFiniteCheck(algo.rollout, self._first_bad)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._seconds: dict[str, float] = dict.fromkeys(_timed(algo), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_sections(algo), 0.0)
         self._host_seconds = dict(algo.world.seconds)
         self._pending: _Pending | None = None
         self._iterations, self._done, self._published_step = 0, 0, step
@@ -193,14 +196,14 @@ class Meters:
         self._seconds[self._phases.get(phase, phase)] += time.perf_counter() - began
         return result
 
-    def recall(self, mean: float, best: float) -> None:
+    def set_evaluation(self, mean: float, best: float) -> None:
         """Set the evaluation of the previous session, shown by the following records."""
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
         """Publish a marked record of an evaluation at the step of the evaluated policy. Returns the same as `flush`."""
         not_finite = self._publish_arrived(wait=True)  # of a step before
-        self.recall(mean, best)
+        self.set_evaluation(mean, best)
         self._unpublished_evaluation = True
         return self.flush(step) or not_finite
 
@@ -224,7 +227,7 @@ class Meters:
         self._accumulate()
         self._iterations += 1
         self._done += 1
-        self._keep_pace()
+        self._limit_lead()
         not_finite = self._publish_arrived()
         if self._pending is None and time.perf_counter() - self._last_copy >= self._period_s:
             self._begin_copy(step)
@@ -251,11 +254,11 @@ class Meters:
         self._totals[self._stats_window].add_(stats)  # and no +=, which copies the sum onto itself
         self._totals[self._sums_window].add_(self._episode_sums())
         self._iteration += 1
-        self._entry()
-        bad = torch.logical_or(stats[-1:], self._entry.any)
+        self._nonfinite()
+        bad = torch.logical_or(stats[-1:], self._nonfinite.any)
         torch.where(bad & (self._first_bad < 0), self._iteration, self._first_bad, out=self._first_bad)
 
-    def _keep_pace(self) -> None:
+    def _limit_lead(self) -> None:
         if self._cuda:
             self._drain(keep=2)
 
@@ -306,7 +309,7 @@ class Meters:
         )
         self._not_finite_total += 1
         self._writer.set_nonfinite(self._not_finite_total)
-        return NotFinite(first_bad, self._entry.found(), odd)
+        return NotFinite(first_bad, self._nonfinite.located(), odd)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
@@ -344,7 +347,9 @@ class Meters:
         means = zip(algo.metrics, totals[self._means_window], strict=True)
         values |= {spec.name: total / times.get(spec.kind, pending.iterations) for spec, total in means}
         began = pending.step - algo.steps_per_iteration  # the newest iteration
-        values |= {_chart(key): algo.scheduled[key][0].at(began, self._eval_return) for key in _charted(algo)}
+        values |= {
+            _schedule_metric(key): algo.scheduled[key][0].at(began, self._eval_return) for key in _scheduled_keys(algo)
+        }
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from operant import runs
 from operant.errors import MachineError
-from operant.training.ranks import ADDRESS
+from operant.training.ranks import ADDRESS_FILE
 
 TIMEOUT_S = 30.0
 """Default of `run.peer_timeout`."""
@@ -44,7 +44,7 @@ class Lost(NamedTuple):
     """A rank that has exited or failed."""
 
     rank: int
-    sentence: str
+    message: str
     code: int | None = None  # the exit code of an error that it could still tell; None: it crashed, or does not answer
 
 
@@ -54,12 +54,12 @@ class _Wire:
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.name, self.rank, self.left = connection, "", -1, False
-        self._rest, self._turn = b"", threading.Lock()
+        self._rest, self._lock = b"", threading.Lock()
         self._silent_s, self._looked_s = 0.0, time.monotonic()
 
     def send(self, **message: Any) -> None:
         """Send a message. A closed connection is noticed by `read`."""
-        with self._turn, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]] | None:
@@ -104,7 +104,7 @@ class Leader:
     """
 
     def __init__(
-        self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, everywhere: bool = False
+        self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, multi_node: bool = False
     ) -> None:
         """`multi_node`: listen on all interfaces. `versions` must be equal on all ranks. Raises MachineError if no port
         can be opened.
@@ -112,17 +112,17 @@ class Leader:
         self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
         self.on_lost: Callable[[Lost], None] = lambda lost: None
         self.on_stop: Callable[[str], None] = lambda name: None
-        self.figures: dict[int, dict[str, float]] = {}
+        self.rank_metrics: dict[int, dict[str, float]] = {}
         """Newest metrics reported by each rank."""
         self._wires: dict[int, _Wire] = {}
         self._joined, self._over, self._closing = threading.Event(), False, False
         self._token = secrets.token_hex(16)
         try:
-            self._listener = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=ranks)
+            self._listener = socket.create_server(("" if multi_node else "127.0.0.1", 0), backlog=ranks)
         except OSError as error:
             raise MachineError(f"rank 0 can listen to no other rank ({error.strerror})") from None
-        self.addresses = _addresses() if everywhere else ["127.0.0.1"]
-        self._file = folder / ADDRESS
+        self.addresses = _addresses() if multi_node else ["127.0.0.1"]
+        self._file = folder / ADDRESS_FILE
         runs.write_json(
             self._file,
             {
@@ -215,7 +215,7 @@ class Leader:
             if wire.rank < 0:
                 self._greet(wire, message)
             elif "beat" in message:
-                self.figures[wire.rank] = message["beat"]
+                self.rank_metrics[wire.rank] = message["beat"]
             elif "stop" in message:
                 self.on_stop(f"{message['stop']} to rank {wire.rank}")
             elif "failed" in message:
@@ -252,14 +252,14 @@ class Leader:
         if len(self._wires) == self.ranks - 1:
             self._joined.set()
 
-    def _lose(self, wire: _Wire, sentence: str, code: int | None = None) -> None:
+    def _lose(self, wire: _Wire, message: str, code: int | None = None) -> None:
         if self._closing:
             return
         self._closing = True
         for other in self._wires.values():
             if other is not wire:
-                other.send(over=sentence, code=code or 1)
-        self.on_lost(Lost(wire.rank, sentence, code))
+                other.send(over=message, code=code or 1)
+        self.on_lost(Lost(wire.rank, message, code))
 
 
 def _addresses() -> list[str]:
@@ -293,10 +293,10 @@ class Follower:
         """
         self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
         self.on_lost = on_lost
-        self.figures: Callable[[], dict[str, float]] = dict
+        self.rank_metrics: Callable[[], dict[str, float]] = dict
         self._over = False
         hello = {"rank": rank, "ranks": ranks, "pid": os.getpid(), "host": runs.host(), "versions": dict(versions)}
-        self._wire, first = _joined(folder, hello, join_s, os.getppid() if parent is None else parent)
+        self._wire, first = _connect(folder, hello, join_s, os.getppid() if parent is None else parent)
         for message in first:
             self._hear(message)
         self._threads = [
@@ -313,10 +313,10 @@ class Follower:
         """Report a signal that requests a stop."""
         self._wire.send(stop=name)
 
-    def fail(self, sentence: str, code: int) -> None:
+    def fail(self, message: str, code: int) -> None:
         """Report this rank's error to rank 0 and close."""
         self._over = True
-        self._wire.send(failed=sentence, code=code)
+        self._wire.send(failed=message, code=code)
         self._wire.close()
 
     def leave(self) -> None:
@@ -345,27 +345,27 @@ class Follower:
             time.sleep(_TICK_S)
             if time.monotonic() - said_s >= BEAT_S:
                 said_s = time.monotonic()
-                self._wire.send(beat=self.figures())
+                self._wire.send(beat=self.rank_metrics())
             if self._wire.silent_s() > self.timeout_s:
                 self._lose(f"rank 0 has not answered for {self.timeout_s:g} s (run.peer_timeout)")
 
-    def _lose(self, sentence: str, code: int | None = None) -> None:
+    def _lose(self, message: str, code: int | None = None) -> None:
         if not self._over:
             self._over = True
-            self.on_lost(Lost(0, sentence, code))
+            self.on_lost(Lost(0, message, code))
 
 
-def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
+def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
     """Connection to rank 0 after admission, and the messages received after it."""
     deadline_s, seen = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
-        place = runs.read_json(folder / ADDRESS)
-        addresses, port = place.get("addresses"), runs.integer_of(place, "port")
+        address_file = runs.read_json(folder / ADDRESS_FILE)
+        addresses, port = address_file.get("addresses"), runs.integer_of(address_file, "port")
         for address in addresses if isinstance(addresses, list) and port else ():
             seen = True
             with contextlib.suppress(OSError):
                 wire = _Wire(socket.create_connection((str(address), port or 0), timeout=5.0))
-                wire.send(token=place.get("token"), **hello)
+                wire.send(token=address_file.get("token"), **hello)
                 answer = wire.read()
                 if answer and answer[0].get("joined"):
                     wire.socket.settimeout(None)
@@ -377,8 +377,8 @@ def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) 
     where, rank = runs.display_path(folder), f"rank {hello['rank']} on {hello['host']}"
     if seen:
         raise MachineError(
-            f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{ADDRESS}: can this "
-            "host reach it?"
+            f"{rank} could not join rank 0 within {join_s:g} s; its address is in {where}/{ADDRESS_FILE}: check that this "
+            "host can reach it"
         )
     raise MachineError(
         f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that "

@@ -26,7 +26,7 @@ JOIN_S = 120.0
 """Seconds that a rank may take to join: the first imports from a slow disk take a minute."""
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Rank of this process in a run."""
 
     rank: int
@@ -36,16 +36,16 @@ class Place(NamedTuple):
     launcher: str | None = None  # what has started all of them; None: rank 0 starts the others
 
     @property
-    def everywhere(self) -> bool:
+    def multi_node(self) -> bool:
         """Whether ranks run on several hosts."""
         return self.local_ranks != self.ranks
 
 
-ALONE = Place(0, 1, 0, 1)
+SINGLE = Placement(0, 1, 0, 1)
 
 
-def place(environment: Mapping[str, str]) -> Place:
-    """Rank according to the launcher's variables; `ALONE` without a launcher. Raises UsageError for an unsupported
+def placement(environment: Mapping[str, str]) -> Placement:
+    """Rank according to the launcher's variables; `SINGLE` without a launcher. Raises UsageError for an unsupported
     number of ranks or a malformed variable.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
@@ -54,7 +54,7 @@ def place(environment: Mapping[str, str]) -> Place:
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
         names, launcher = ("SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"), "srun"
     else:
-        return ALONE
+        return SINGLE
 
     def number(name: str, default: int) -> int:
         # Slurm writes 4(x2): four on each of two hosts
@@ -64,7 +64,7 @@ def place(environment: Mapping[str, str]) -> Place:
         return int(word)
 
     rank, ranks = number(names[0], 0), number(names[1], 1)
-    found = Place(rank, ranks, number(names[2], rank), number(names[3], ranks), launcher)
+    found = Placement(rank, ranks, number(names[2], rank), number(names[3], ranks), launcher)
     if found.ranks not in COUNTS or not found.rank < found.ranks:
         raise UsageError(f"{launcher} has started {found.ranks} ranks: a run has 1, 2, 4 or 8")
     return found
@@ -98,30 +98,32 @@ def versions() -> dict[str, str]:
 # DEVICES
 
 
-def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, tuple[int, ...], str | None]:
+def assign_gpus(
+    run: Any, this: Placement, visible: int, *, resume: bool
+) -> tuple[Placement, tuple[int, ...], str | None]:
     """Rank of this process, GPU indices of this host's ranks in order (empty: `run.device` decides), and a note.
     `visible` GPUs exist.
 
     Raises ConfigError and MachineError if the requested ranks are not possible.
     """
-    if here.launcher is not None:
-        if run.gpus and _asked(run.gpus, visible) != here.ranks:
+    if this.launcher is not None:
+        if run.gpus and _count(run.gpus, visible) != this.ranks:
             raise ConfigError(
                 "the number of ranks",
-                [f"run.gpus: {here.launcher} has started {here.ranks} ranks (got {_written(run.gpus)})"],
+                [f"run.gpus: {this.launcher} has started {this.ranks} ranks (got {_plain(run.gpus)})"],
             )
         on_gpus = visible > 0 and run.device in ("auto", "cuda")
-        if on_gpus and here.local_ranks > visible:
+        if on_gpus and this.local_ranks > visible:
             raise MachineError(
-                f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, "
+                f"{this.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, "
                 "or run.device=cpu"
             )
-        return here, tuple(range(here.local_ranks)) if on_gpus else (), None
+        return this, tuple(range(this.local_ranks)) if on_gpus else (), None
     if not run.gpus:
-        return Place(here.rank, run.ranks, here.local_rank, run.ranks), (), None
+        return Placement(this.rank, run.ranks, this.local_rank, run.ranks), (), None
     if not visible:
         raise MachineError(
-            f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, "
+            f"no GPU for run.gpus = {_plain(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, "
             "or see `operant doctor`"
         )
     named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
@@ -129,12 +131,12 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
     if len(there) < len(named) and not resume:
         missing = ", ".join(str(index) for index in named if index >= visible)
         raise MachineError(
-            f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number "
+            f"run.gpus = {_plain(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number "
             f"{missing}"
         )
     if not there:
         raise MachineError(
-            f"run.gpus = {_written(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all"
+            f"run.gpus = {_plain(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all"
         )
     count = next(count for count in COUNTS if count <= len(there))
     idle = [index for index in range(visible) if index not in there[:count]]
@@ -142,40 +144,42 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
     if count < len(named) or (run.gpus == "all" and idle):
         which, left = (", ".join(map(str, numbers)) or "none" for numbers in (there[:count], idle))
         note = f"1, 2, 4 or 8 GPUs share a run: it trains on {which}; idle: {left}"
-    return Place(here.rank, count, here.local_rank, count), tuple(there[:count]), note
+    return Placement(this.rank, count, this.local_rank, count), tuple(there[:count]), note
 
 
-def found(run: Any, here: Place, *, resume: bool) -> tuple[Place, str, str | None]:
-    """Rank of this process, its device name, and a note. Raises the errors of `gang`."""
+def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placement, str, str | None]:
+    """Rank of this process, its device name, and a note. Raises the errors of `assign_gpus`."""
     import torch
 
-    here, gpus, note = gang(run, here, torch.cuda.device_count() if torch.cuda.is_available() else 0, resume=resume)
-    return here, f"cuda:{gpus[here.local_rank]}" if gpus else "cpu" if here.ranks > 1 else run.device, note
+    this, gpus, note = assign_gpus(
+        run, this, torch.cuda.device_count() if torch.cuda.is_available() else 0, resume=resume
+    )
+    return this, f"cuda:{gpus[this.local_rank]}" if gpus else "cpu" if this.ranks > 1 else run.device, note
 
 
-def chosen(run: Any, here: Place, device: torch.device) -> dict[str, Any]:
+def resume_keys(run: Any, this: Placement, device: torch.device) -> dict[str, Any]:
     """Configuration keys by which a resume selects the same number of ranks."""
-    if here.ranks > 1 and device.type == "cuda":
-        return {"gpus": run.gpus or here.ranks, "ranks": 1, "device": "auto"}
-    return {"ranks": here.ranks, "device": "auto" if run.gpus else str(device)}
+    if this.ranks > 1 and device.type == "cuda":
+        return {"gpus": run.gpus or this.ranks, "ranks": 1, "device": "auto"}
+    return {"ranks": this.ranks, "device": "auto" if run.gpus else str(device)}
 
 
-def _asked(gpus: int | str | Sequence[int], visible: int) -> int:
+def _count(gpus: int | str | Sequence[int], visible: int) -> int:
     return len(gpus) if isinstance(gpus, list) else visible if gpus == "all" else int(gpus)  # type: ignore[arg-type]
 
 
-def _written(gpus: object) -> str:
+def _plain(gpus: object) -> str:
     return str(gpus).replace(" ", "")
 
 
 # THE OTHERS OF THIS MACHINE
 
 
-ADDRESS = "ranks.json"
+ADDRESS_FILE = "ranks.json"
 """File in the run folder with rank 0's address and the token that admits a rank; readable by its owner only."""
 
 
-class Others:
+class LocalRanks:
     """Processes of ranks 1 to W - 1, started by rank 0 on its own machine before its heavy imports, so that all import
     in parallel.
     """
@@ -184,7 +188,7 @@ class Others:
         """`command` is extended by --rank R --ranks W. Output of rank R goes to log.R.txt."""
         self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
         if ranks > 1:
-            (folder / ADDRESS).unlink(missing_ok=True)  # a session that was killed has left its address
+            (folder / ADDRESS_FILE).unlink(missing_ok=True)  # a session that was killed has left its address
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
                 more = ["--rank", str(rank), "--ranks", str(ranks)]

@@ -40,14 +40,14 @@ class Stop(NamedTuple):
     by: str
 
 
-class Ear:
+class SignalThread:
     """Thread that receives each signal at once. Python's own handlers wait until the main thread leaves C code,
     possibly for a whole iteration.
     """
 
-    def __init__(self, heard: Callable[[int], None]) -> None:
-        _deafen_children()
-        self._heard = heard
+    def __init__(self, on_signal: Callable[[int], None]) -> None:
+        _disable_in_children()
+        self._on_signal = on_signal
         self._source, self._sink = os.pipe()
         os.set_blocking(self._sink, False)
         self._before = signal.set_wakeup_fd(self._sink, warn_on_full_buffer=False)
@@ -64,18 +64,18 @@ class Ear:
         with open(self._source, "rb", buffering=0) as source:
             while numbers := source.read(64):
                 for number in numbers:
-                    self._heard(number)
+                    self._on_signal(number)
 
 
 @functools.cache
-def _deafen_children() -> None:
+def _disable_in_children() -> None:
     """Disable the wakeup descriptor in forked children."""
 
-    def deafen() -> None:
+    def disable() -> None:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
 
-    os.register_at_fork(after_in_child=deafen)
+    os.register_at_fork(after_in_child=disable)
 
 
 class Requests:
@@ -91,17 +91,17 @@ class Requests:
         self.checkpoint = False
         self.paused_by: str | None = None  # who has asked the loop to wait
         self.waiting = False  # it does
-        self.teller: Teller | None = None  # announces a signal at once, from when training begins
+        self.reporter: Reporter | None = None  # announces a signal at once, from when training begins
         self.answered = threading.Event()  # there are answers to be written down
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._unanswered: dict[str, list[Request]] = {}
         self._answers: deque[tuple[Request, str, str]] = deque()
-        self._starting, self._held = True, False
+        self._starting, self._deferred = True, False
         self._before: dict[signal.Signals, Any] = {}
-        self._ear: Ear | None = None
+        self._signals: SignalThread | None = None
         self._deadline: threading.Timer | None = None
         self._pressed_s = float("-inf")  # when SIGINT came last
-        self._told = False  # that a signal asks for a stop
+        self._announced = False  # that a signal asks for a stop
 
     # SIGNALS
 
@@ -120,7 +120,7 @@ class Requests:
             OSError, ValueError, AttributeError, RuntimeError
         ):  # a stderr without a file descriptor
             faulthandler.register(signal.SIGUSR2, all_threads=True)
-        self._ear = Ear(self._on_signal)
+        self._signals = SignalThread(self._on_signal)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
@@ -135,21 +135,21 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def deferring_stops(self) -> Iterator[None]:
         """Defer stops during an import: an interrupted import leaves partial modules behind, or aborts the process."""
-        self._held = True
+        self._deferred = True
         try:
             yield
         finally:
-            self._held = False
+            self._deferred = False
         if self.stop is not None:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
         """Restore the previous signal handlers in a process that continues, and release the trainer."""
-        self.teller = None
-        if self._ear is not None:
-            self._ear.close()
+        self.reporter = None
+        if self._signals is not None:
+            self._signals.close()
         if self._deadline is not None:
             self._deadline.cancel()
         for number, handler in self._before.items():
@@ -158,7 +158,7 @@ class Requests:
 
     def _on_stop(self, number: int, frame: object) -> None:
         self.ask_stop(Stop(number, signal.Signals(number).name))
-        if self._starting and not self._held:
+        if self._starting and not self._deferred:
             sys.exit(StoppedError.exit_code)  # no library takes a SystemExit for an error of its own
 
     def _on_checkpoint(self, number: int, frame: object) -> None:
@@ -175,14 +175,14 @@ class Requests:
                 self._leave(KILLED_CODE)
         name = signal.Signals(number).name
         self.ask_stop(Stop(number, name))
-        if self._told:
+        if self._announced:
             return
-        self._told = True
-        if self.teller is None:
+        self._announced = True
+        if self.reporter is None:
             self._deadline = _later(START_DEADLINE_S, self._give_up)
         else:
-            self.teller.ending()
-            self.teller.say(
+            self.reporter.ending()
+            self.reporter.say(
                 f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at "
                 "once, without)",
                 code="stop",
@@ -211,7 +211,7 @@ class Requests:
 
     def ask(self, request: Request) -> str:
         """Register a request that the loop completes later. Returns a sentence for the requester. One thread only."""
-        with self._turn:
+        with self._lock:
             self._unanswered.setdefault(request.verb, []).append(request)
         if request.verb == "stop":
             self.ask_stop(Stop(0, request.by))
@@ -231,8 +231,8 @@ class Requests:
 
     def _leave(self, code: int) -> None:
         deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a terminal or a disk may keep the last word waiting
-        if self.teller is not None:
-            self.teller.leaving(code)
+        if self.reporter is not None:
+            self.reporter.leaving(code)
         deadline.cancel()
         os._exit(code)
 
@@ -240,7 +240,7 @@ class Requests:
 
     def take(self, verb: str) -> list[Request]:
         """Remove and return all requests of a verb; the caller answers them with `tell`."""
-        with self._turn:
+        with self._lock:
             return self._unanswered.pop(verb, [])
 
     def tell(self, requests: Iterable[Request], result: str, text: str) -> None:
@@ -268,7 +268,7 @@ def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-class Teller(Protocol):
+class Reporter(Protocol):
     """Interface to the run's log, events and state: a trainer."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
@@ -287,18 +287,18 @@ class Teller(Protocol):
         """Publish the result of request number `sequence`."""
 
 
-class Attendant:
+class RequestThread:
     """Thread that accepts and answers requests while the loop is busy. It is separate from the heartbeat, which must
     not wait for a disk.
     """
 
-    def __init__(self, inbox: Inbox, requests: Requests, teller: Teller) -> None:
-        self._inbox, self._requests, self._teller = inbox, requests, teller
+    def __init__(self, inbox: Inbox, requests: Requests, reporter: Reporter) -> None:
+        self._inbox, self._requests, self._reporter = inbox, requests, reporter
         self._sequence, self._last = 0, ""
         self._over = False
         self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
 
-    def __enter__(self) -> Attendant:
+    def __enter__(self) -> RequestThread:
         self._thread.start()
         return self
 
@@ -322,7 +322,7 @@ class Attendant:
 
     def _accept(self, request: Request) -> None:
         if request.verb == "watch":
-            self._teller.watch(
+            self._reporter.watch(
                 request.arguments["mode"],
                 request.arguments["size"],
                 time.monotonic() + min(request.left_s, _LONGEST_WATCH_S),
@@ -331,17 +331,17 @@ class Attendant:
         self._sequence, self._last = self._sequence + 1, request.name
         text = self._requests.ask(request)
         if request.verb == "stop":
-            self._teller.ending()
+            self._reporter.ending()
         self._inbox.settle(request, "accepted", text)
-        self._teller.acknowledge(self._sequence, RESULTS.index("accepted"))
-        self._teller.say(f"{request.verb} asked for by {request.by}", code="control")
+        self._reporter.acknowledge(self._sequence, RESULTS.index("accepted"))
+        self._reporter.say(f"{request.verb} asked for by {request.by}", code="control")
 
     def _write_answers(self) -> None:
         while (found := self._requests.take_answer()) is not None:
             request, result, text = found
             self._inbox.settle(request, result, text)
             if request.name == self._last:
-                self._teller.acknowledge(self._sequence, RESULTS.index(result))
+                self._reporter.acknowledge(self._sequence, RESULTS.index(result))
 
 
 class Heartbeat:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
-from operant.training.distributed import ALONE, SOLO, Algorithm, Exchange, Tier, Together, own_state, whole_like
+from operant.training.distributed import SINGLE, SOLO, Algorithm, Exchange, RankGroup, Tier, own_state, whole_like
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """Limits of `checkpoint.replay = "auto"`: bytes, share of the free disk, share of training time."""
@@ -33,7 +33,7 @@ class Snapshots:
         algo: Algorithm,
         store: Store,
         session: int,
-        together: Together = ALONE,
+        group: RankGroup = SINGLE,
         *,
         config: str,
         environment_code: str | None,
@@ -42,17 +42,17 @@ class Snapshots:
         """`config` is the configuration file to store in a checkpoint's folder, `environment_code` the hash of the
         user's environment file, `saves` the value of `checkpoint.replay`.
         """
-        self._algo, self._store, self._session, self._config, self._together = algo, store, session, config, together
+        self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
-        replay, ranks = replay_tensors(algo).values(), together.exchange.ranks
+        replay, ranks = replay_tensors(algo).values(), group.exchange.ranks
         self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
         """Bytes of the replay; 0 if the algorithm has none."""
         # apart from the device's
         self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks
         self.notes: list[str] = []
         """Notes for the log at the start: state that this session or a later resume lacks."""
-        self._saves_replay = self._take_up(saves)
+        self._saves_replay = self._decide_replay(saves)
         self._every_time, self._paused_s, self._saved_s = (
             saves is True,
             self.replay_bytes / _LIKELY_BYTES_PER_S,
@@ -70,7 +70,7 @@ class Snapshots:
             f", {size(self._host_bytes)} of it in page-locked host memory" if self._host_bytes else ""
         )
 
-    def _take_up(self, replay: Literal["auto"] | bool) -> bool:
+    def _decide_replay(self, replay: Literal["auto"] | bool) -> bool:
         """Whether the replay is saved; adds a note if it is not."""
         from operant.text import size
 
@@ -107,7 +107,7 @@ class Snapshots:
             self._paused_s = self._saved_s - began_s
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
         self._complete_step = step if tier == "all" else self._complete_step
-        tensors = self._together.state(self._algo, "train")
+        tensors = self._group.state(self._algo, "train")
         held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._store.save_async(
             step,
@@ -131,8 +131,8 @@ class Snapshots:
         own = replay_tensors(self._algo)
         return (
             own
-            if self._together.exchange.ranks == 1
-            else {name: tensor for name, tensor in self._together.state(self._algo, "all").items() if name in own}
+            if self._group.exchange.ranks == 1
+            else {name: tensor for name, tensor in self._group.state(self._algo, "all").items() if name in own}
         )
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
@@ -141,18 +141,18 @@ class Snapshots:
 
         `task_changes` are reasons found by comparing configurations.
         """
-        anew = restore(self._algo, checkpoint, self._together.exchange)
+        reset_reason = restore(self._algo, checkpoint, self._group.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
-        lack = (
-            restore_replay(self._algo, checkpoint, self._store, self._together.exchange) if self.replay_bytes else None
+        missing = (
+            restore_replay(self._algo, checkpoint, self._store, self._group.exchange) if self.replay_bytes else None
         )
-        if anew is not None:
+        if reset_reason is not None:
             self._algo.start()
-            self.notes.append(f"warm resume: every lane begins a new episode: {anew}")
-            task_changes = [*task_changes, _OTHER_STATE] if anew == _OTHER_STATE else task_changes
-        self._complete_step = checkpoint.step if lack is None else -1
-        if lack is not None:
-            self.notes.append(f"warm resume: the replay starts empty: {lack}")
+            self.notes.append(f"warm resume: every lane begins a new episode: {reset_reason}")
+            task_changes = [*task_changes, _OTHER_STATE] if reset_reason == _OTHER_STATE else task_changes
+        self._complete_step = checkpoint.step if missing is None else -1
+        if missing is not None:
+            self.notes.append(f"warm resume: the replay starts empty: {missing}")
         if not task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
             self._task["task"] = document.get("task", 0)
             return document, None
@@ -170,12 +170,12 @@ def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchan
     """Load the replay saved with a checkpoint. Returns the reason if it stays empty, on all ranks or on none."""
     own = replay_tensors(algo)
     whole = own if exchange.ranks == 1 else whole_like(algo, own, exchange)
-    lack = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
+    missing = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
     if exchange.ranks == 1:
-        return lack
-    all_have = exchange.gather(torch.tensor([[float(lack is None)]], device=algo.device)).min() > 0
+        return missing
+    all_have = exchange.gather(torch.tensor([[float(missing is None)]], device=algo.device)).min() > 0
     if not bool(all_have):  # sync: before a run begins
-        return lack or "another rank lacks it"
+        return missing or "another rank lacks it"
     for name, tensor in own_state(algo, whole, exchange).items():
         own[name].copy_(tensor)
     return None
@@ -218,8 +218,10 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
     # Of another version's environment, which had more or less state or another type of it, or of a file that was
     # edited: of its lanes the clock alone goes on.
     lanes = {name: tensor for name, tensor in there.items() if name.startswith(_WORLD)}
-    anew = bool(odd) or any(name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items())
-    if anew:
+    reset_reason = bool(odd) or any(
+        name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items()
+    )
+    if reset_reason:
         own = {name: here for name, here in own.items() if not name.startswith(_WORLD) or name == _CLOCK}
     problem = find_nonfinite({name: there[name] for name in must_be_finite(algo) if name in own})
     if problem is not None:
@@ -231,15 +233,15 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
         for name, here in own.items():
             here.copy_(there[name])
     algo.world.restored()
-    return _OTHER_STATE if anew else None if algo.world.resumes else "an outside environment cannot be saved"
+    return _OTHER_STATE if reset_reason else None if algo.world.resumes else "an outside environment cannot be saved"
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
     """Load the checkpoint of a step, chosen by rank 0, on another rank."""
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)
-    anew = restore(algo, checkpoint, exchange)
+    reset_reason = restore(algo, checkpoint, exchange)
     if replay_tensors(algo):
         restore_replay(algo, checkpoint, store, exchange)
-    if anew is not None:
+    if reset_reason is not None:
         algo.start()

@@ -16,7 +16,7 @@ from operant import text
 from operant.config.load import Config
 from operant.nn import Actor
 from operant.training import evaluate
-from operant.training.evaluate import BrokenOffError, Evaluation, Evaluator
+from operant.training.evaluate import Evaluation, EvaluationInterruptedError, Evaluator
 
 STREAM = 3
 """Random stream of confirming evaluations: see `rng.stream_seed`."""
@@ -28,7 +28,7 @@ HOST_EPISODES = 128
 WIDTH = 0.01
 """Half-width of the 95 % interval at which a confirmation stops, relative to the target."""
 # of that half width lies between two means of as many episodes at most (95 %): both have their error
-_AGAIN = math.sqrt(2.0)
+_TWO_MEANS = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
@@ -68,8 +68,8 @@ class TargetEvaluator:
             if self._target is None or not first.mean >= self._target:
                 return Outcome(first)
             second = self._confirm(number, self._target, interrupted)
-            return Outcome(second, first, reached=_next_at_least(second) >= self._target)
-        except BrokenOffError:
+            return Outcome(second, first, reached=_next_lower_bound(second) >= self._target)
+        except EvaluationInterruptedError:
             return None
 
     def _confirm(self, number: int, target: float, interrupted: Callable[[], bool]) -> Evaluation:
@@ -85,10 +85,10 @@ class TargetEvaluator:
         parts: list[Evaluation] = []
         for part in range(PARTS):
             parts.append(self._second.run(number, part=part, interrupted=interrupted))
-            found = pooled(parts)
-            if found.ci95 is None or found.ci95 <= WIDTH * abs(target) or found.mean + found.ci95 < target:
+            result = pooled(parts)
+            if result.ci95 is None or result.ci95 <= WIDTH * abs(target) or result.mean + result.ci95 < target:
                 break
-        return found
+        return result
 
 
 def describe(outcome: Outcome, target: float) -> str:
@@ -97,8 +97,8 @@ def describe(outcome: Outcome, target: float) -> str:
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
     return (
-        f"the target {target:g} is reached by {_said(first)}; {second.episodes:,} fresh episodes, {_said(second)}, "
-        f"{verdict}"
+        f"the target {target:g} is reached by {_formatted(first)}; {second.episodes:,} fresh episodes, "
+        f"{_formatted(second)}, {verdict}"
     )
 
 
@@ -127,10 +127,10 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     )
 
 
-def _next_at_least(evaluation: Evaluation) -> float:
+def _next_lower_bound(evaluation: Evaluation) -> float:
     """Lower bound (97.5 %) of the mean of another evaluation of the same size."""
-    return evaluation.mean - _AGAIN * (evaluation.ci95 or 0.0)
+    return evaluation.mean - _TWO_MEANS * (evaluation.ci95 or 0.0)
 
 
-def _said(evaluation: Evaluation) -> str:
+def _formatted(evaluation: Evaluation) -> str:
     return text.number(evaluation.mean) + ("" if evaluation.ci95 is None else f" ±{text.number(evaluation.ci95)}")

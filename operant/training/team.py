@@ -30,7 +30,7 @@ from operant.training.distributed import SOLO, Algorithm, Exchange, Tier
 log = logging.getLogger("operant")
 
 
-class Teller(Protocol):
+class Reporter(Protocol):
     """Interface to the run's log, events and state: a trainer."""
 
     writer: Any  # of the metrics file
@@ -45,31 +45,35 @@ class Teller(Protocol):
 class Team:
     """Rank 0's handle on all ranks; does nothing in a run of one rank."""
 
-    def __init__(self, folder: Path, asked_stop: Callable[[str], object], others: ranks.Others) -> None:
-        """`asked_stop` is called with a signal that another rank received. `others` are the ranks already started, as
-        many as the request seemed to ask for.
+    def __init__(self, folder: Path, request_stop: Callable[[str], object], local_ranks: ranks.LocalRanks) -> None:
+        """`request_stop` is called with a signal that another rank received. `local_ranks` are the ranks already
+        started, as many as the request seemed to ask for.
         """
         self.exchange: Exchange = SOLO
-        self.teller: Teller | None = None  # once there is one
-        self._folder, self._asked_stop = folder, asked_stop
+        self.reporter: Reporter | None = None  # once there is one
+        self._folder, self._request_stop = folder, request_stop
         self._leader: peers.Leader | None = None
-        self._others = others
+        self._local_ranks = local_ranks
 
     # START
 
-    def open(self, here: ranks.Place, command: Sequence[str], timeout_s: float) -> None:
+    def open(self, placement: ranks.Placement, command: Sequence[str], timeout_s: float) -> None:
         """Accept connections from the other ranks. Without a launcher, restart them by `command` if their number is
         wrong.
         """
         if self._leader is not None:
             return
-        if here.launcher is None and self._others.ranks != here.ranks:
-            self._others.close(0.0)
-            self._others = ranks.Others(command, self._folder, here.ranks)
-        if here.ranks == 1:
+        if placement.launcher is None and self._local_ranks.ranks != placement.ranks:
+            self._local_ranks.close(0.0)
+            self._local_ranks = ranks.LocalRanks(command, self._folder, placement.ranks)
+        if placement.ranks == 1:
             return
         self._leader = peers.Leader(
-            self._folder, here.ranks, versions=ranks.versions(), timeout_s=timeout_s, everywhere=here.everywhere
+            self._folder,
+            placement.ranks,
+            versions=ranks.versions(),
+            timeout_s=timeout_s,
+            multi_node=placement.multi_node,
         )
         self._leader.on_lost, self._leader.on_stop = self._lost, self._stop
 
@@ -106,11 +110,11 @@ class Team:
             chosen=document.get("chosen"),
         )
         self.exchange = distributed.join(
-            store, 0, self._leader.ranks, device, everywhere=len(self._leader.addresses) > 1
+            store, 0, self._leader.ranks, device, multi_node=len(self._leader.addresses) > 1
         )
 
     def _missing(self) -> None:
-        if ended := self._others.ended():
+        if ended := self._local_ranks.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
 
     # WHAT ALL RANKS DO TOGETHER
@@ -141,14 +145,14 @@ class Team:
         )
 
     @property
-    def alone(self) -> bool:
+    def single(self) -> bool:
         """Whether the run has one rank."""
         return self._leader is None
 
     @property
-    def figures(self) -> dict[int, dict[str, float]]:
+    def rank_metrics(self) -> dict[int, dict[str, float]]:
         """Newest metrics of the other ranks, by rank."""
-        return {} if self._leader is None else self._leader.figures
+        return {} if self._leader is None else self._leader.rank_metrics
 
     # END
 
@@ -158,28 +162,28 @@ class Team:
             leader, self._leader = self._leader, None
             code = error.exit_code if isinstance(error, OperantError) else 1
             leader.end(None if error is None else f"rank 0: {error}", code)
-        self._others.close()
+        self._local_ranks.close()
 
     def _stop(self, name: str) -> None:
         """Stop after the current iteration: another rank received a signal."""
-        self._asked_stop(name)
-        if self.teller is not None:
-            self.teller.ending()
-            self.teller.say(f"{name}: it stops after this iteration, with a checkpoint", code="stop")
+        self._request_stop(name)
+        if self.reporter is not None:
+            self.reporter.ending()
+            self.reporter.say(f"{name}: it stops after this iteration, with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
         """Report a lost rank and exit; called by the watching thread. The run's state stays open, which marks it as
         crashed, unless the rank reported its error.
         """
-        how = self._others.ending(lost.rank) if lost.code is None else ""
-        cause = f"{lost.sentence} ({how})" if how else lost.sentence
+        how = self._local_ranks.ending(lost.rank) if lost.code is None else ""
+        cause = f"{lost.message} ({how})" if how else lost.message
         try:
             with contextlib.suppress(MachineError):
                 runs.update_document(self._folder, lost=cause)
-            if self.teller is not None:
+            if self.reporter is not None:
                 if lost.code is not None:
-                    self.teller.writer.set_state("failed", exit_code=lost.code)
-                self.teller.say(
+                    self.reporter.writer.set_state("failed", exit_code=lost.code)
+                self.reporter.say(
                     f"{cause}. To go on from the last checkpoint: operant resume {self._folder.name}",
                     level="error",
                     code="fault",
@@ -196,29 +200,36 @@ class Team:
 class Member:
     """Another rank: joins rank 0, builds its share of the run and executes commands."""
 
-    def __init__(self, folder: Path, here: ranks.Place, parent: int) -> None:
+    def __init__(self, folder: Path, placement: ranks.Placement, parent: int) -> None:
         """`parent` is the process that started this one. Raises MachineError if rank 0 is not found or refuses this
         rank.
         """
-        self._folder, self.here = folder, here
+        self._folder, self.placement = folder, placement
         self._peer = peers.Follower(
-            folder, here.rank, here.ranks, versions=ranks.versions(), join_s=ranks.JOIN_S, on_lost=_leave, parent=parent
+            folder,
+            placement.rank,
+            placement.ranks,
+            versions=ranks.versions(),
+            join_s=ranks.JOIN_S,
+            on_lost=_leave,
+            parent=parent,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: self._peer.ask_stop(signal.Signals(number).name))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def agreed(self) -> dict[str, Any]:
+    def receive_setup(self) -> dict[str, Any]:
         """Wait for rank 0's description of the run."""
         return self._peer.receive()
 
-    def train(self, agreed: dict[str, Any], config: Any, values: Mapping[str, Any], device: torch.device) -> None:
+    def train(self, setup: dict[str, Any], config: Any, values: Mapping[str, Any], device: torch.device) -> None:
         """Build this rank's share of the run and execute commands until the end. Raises ConfigError if its
         configuration differs from rank 0's.
         """
-        own, theirs = values, agreed["values"]
+        own, theirs = values, setup["values"]
         problems = [
-            f"{key}: rank {self.here.rank} on {socket.gethostname()} has {own.get(key)!r}, rank 0 {theirs.get(key)!r}"
+            f"{key}: rank {self.placement.rank} on {socket.gethostname()} has {own.get(key)!r}, "
+            f"rank 0 {theirs.get(key)!r}"
             for key in sorted({*own, *theirs})
             if own.get(key) != theirs.get(key)
         ]
@@ -227,23 +238,25 @@ class Member:
                 "the ranks' configuration", problems, advice="all ranks of a run train by one configuration"
             )
         config = replace(
-            building.with_lanes(config, agreed["lanes"]), algo=type(config.algo).model_validate(agreed["algo"])
+            building.with_lanes(config, setup["lanes"]), algo=type(config.algo).model_validate(setup["algo"])
         )
-        self._peer.timeout_s = agreed["timeout_s"]
-        address, port = agreed["store"]
+        self._peer.timeout_s = setup["timeout_s"]
+        address, port = setup["store"]
         store = distributed.reach_store(address, port)
-        exchange = distributed.join(store, self.here.rank, self.here.ranks, device, everywhere=self.here.everywhere)
-        algo = building.build(config, device, chosen=agreed["chosen"], exchange=exchange)
-        if agreed["step"] is None:
+        exchange = distributed.join(
+            store, self.placement.rank, self.placement.ranks, device, multi_node=self.placement.multi_node
+        )
+        algo = building.build(config, device, chosen=setup["chosen"], exchange=exchange)
+        if setup["step"] is None:
             algo.start()
         else:
-            state.resume(algo, self._folder / "checkpoints", agreed["uuid"], agreed["step"], exchange)
+            state.resume(algo, self._folder / "checkpoints", setup["uuid"], setup["step"], exchange)
         self._work(algo, exchange)
 
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
         """Execute rank 0's commands until the end."""
         done = 0
-        self._peer.figures = lambda: distributed.figures(algo.device, exchange, done)
+        self._peer.rank_metrics = lambda: distributed.rank_metrics(algo.device, exchange, done)
         episode_sums = distributed.EpisodeSums(algo, exchange)
 
         def sum_up() -> None:
@@ -271,5 +284,5 @@ class Member:
 
 
 def _leave(lost: peers.Lost) -> None:
-    log.error("%s: this rank ends", lost.sentence)
+    log.error("%s: this rank ends", lost.message)
     os._exit(lost.code or 1)

@@ -47,7 +47,7 @@ def _device_error(error: Exception) -> DeviceError | None:
     return device_error(error) if "torch" in sys.modules else None
 
 
-def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
+def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
     """Copy the user's own files into the run folder for later evaluations and resumes. Returns their names there by
     configuration key.
     """
@@ -57,14 +57,14 @@ def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     contents = {
         folder / name: getattr(config, key).read_bytes() for key, name in names.items()
     }  # all of them first: a copy may take another one's place
-    for kept, content in contents.items():
-        if kept.parent.is_symlink():
+    for copied, content in contents.items():
+        if copied.parent.is_symlink():
             raise MachineError(
-                f"{kept.parent} is a symbolic link: the user's own files are kept in the run folder itself"
+                f"{copied.parent} is a symbolic link: the user's own files are kept in the run folder itself"
             )
-        kept.parent.mkdir(mode=0o700, exist_ok=True)
-        if kept.is_symlink() or not kept.is_file() or kept.read_bytes() != content:
-            _replace(kept, content)
+        copied.parent.mkdir(mode=0o700, exist_ok=True)
+        if copied.is_symlink() or not copied.is_file() or copied.read_bytes() != content:
+            _replace(copied, content)
     return names
 
 
@@ -79,7 +79,12 @@ def _git_commit(folder: Path) -> str | None:
 
 
 def prepare(
-    folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False, here: ranks.Place = ranks.ALONE
+    folder: Path,
+    *,
+    resume: str | None,
+    requests: Requests,
+    trusted: bool = False,
+    placement: ranks.Placement = ranks.SINGLE,
 ) -> tuple[Trainer, Team]:
     """Set up a run up to its first iteration: the trainer and the ranks. Raises OperantError for every expected
     failure.
@@ -88,31 +93,33 @@ def prepare(
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
     command = [*launch.module_command("operant.training.worker"), str(folder), *flags]
     with contextlib.ExitStack() as undo:
-        asked = _asked(folder, document, resume)
-        others = ranks.Others(command, folder, asked.ranks() if here.launcher is None else 1)
-        undo.callback(others.close, 0.0)
-        config = configured(
-            asked,
+        request = _request(folder, document, resume)
+        local_ranks = ranks.LocalRanks(command, folder, request.ranks() if placement.launcher is None else 1)
+        undo.callback(local_ranks.close, 0.0)
+        config = load_config(
+            request,
             trusted,
-            here.local_rank,
+            placement.local_rank,
             lambda phase: runs.update_document(folder, durable=False, phase=phase),
-            requests.held(),
+            requests.deferring_stops(),
         )
         from operant.training import team as teams
 
-        here, named, note = ranks.found(config.run, here, resume=resume is not None)
+        placement, named, note = ranks.resolve_device(config.run, placement, resume=resume is not None)
         device = find_device(named)
-        team = teams.Team(folder, lambda name: requests.ask_stop(Stop(signal.SIGTERM, name)), others)
+        team = teams.Team(folder, lambda name: requests.ask_stop(Stop(signal.SIGTERM, name)), local_ranks)
         undo.pop_all()
     try:
-        team.open(here, command, config.run.peer_timeout)
+        team.open(placement, command, config.run.peer_timeout)
         # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
         chosen = {
-            "threads": set_threads(config.run.threads, here.local_ranks),
-            **ranks.chosen(config.run, here, device),
+            "threads": set_threads(config.run.threads, placement.local_ranks),
+            **ranks.resume_keys(config.run, placement, device),
         }
         config = replace(config, run=config.run.model_copy(update=chosen))
-        trainer = _built(folder, document, asked, config, (device, team, here), resume, requests, trusted)
+        trainer = _build_trainer(
+            folder, document, request, config, (device, team, placement), resume, requests, trusted
+        )
         for line in filter(None, [note]):
             trainer.say(line, level="warn")
     except BaseException as error:
@@ -121,31 +128,31 @@ def prepare(
     return trainer, team
 
 
-def _asked(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
+def _request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
     """Configuration request in a run's document."""
     from operant.config import request
 
     return request.of_run(folder, document.get("request"), resume=resume is not None)
 
 
-def configured(
-    asked: Request,
+def load_config(
+    request: Request,
     trusted: bool,
     local_rank: int,
     phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
 ) -> Config:
     """Load the requested configuration after the heavy imports, which run within `held`. Raises ConfigError."""
-    wake_gpu(asked.device(local_rank))
+    wake_gpu(request.device(local_rank))
     with importing():
         with held or contextlib.nullcontext():
             from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
 
         phase("reading the configuration")
-        return asked.load(trusted)
+        return request.load(trusted)
 
 
-def _tried(
+def _resolve_lanes(
     config: Config, device: torch.device, count: int, phase: Callable[[str], object]
 ) -> tuple[Config, list[str]]:
     """Check the user's environment and resolve `env.lanes` for `count` ranks. Returns the configuration and
@@ -160,13 +167,13 @@ def _tried(
         warnings = quick_check.require_sound(config.environment, file, config.params, device)
     if config.env.lanes == "auto":
         phase("trying how many lanes fit")
-        config = auto_lanes.resolved(config, device, report=log.info, ranks=count)
+        config = auto_lanes.resolve(config, device, report=log.info, ranks=count)
     else:
-        memory.require_room(config, device, count)
+        memory.require_memory(config, device, count)
     return config, warnings
 
 
-def _start(folder: Path, uuid: str, asked: Request, config: Config, resume: str, trusted: bool) -> Start:
+def _start(folder: Path, uuid: str, request: Request, config: Config, resume: str, trusted: bool) -> Start:
     """Checkpoint of a resume and its configuration, checked for compatibility. Raises OperantError."""
     from operant.config import resuming
     from operant.runs.checkpoints import Store
@@ -174,17 +181,17 @@ def _start(folder: Path, uuid: str, asked: Request, config: Config, resume: str,
     checkpoint = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning).load(
         int(resume) if resume.isdecimal() else resume
     )
-    before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
-    resuming.check_fits(before, config, asked.source)
+    before = resuming.of_checkpoint(request, checkpoint.config, trusted)
+    resuming.check_fits(before, config, request.source)
     return checkpoint, before
 
 
-def _built(
+def _build_trainer(
     folder: Path,
     document: dict[str, Any],
-    asked: Request,
+    request: Request,
     config: Config,
-    where: tuple[torch.device, Team, ranks.Place],
+    where: tuple[torch.device, Team, ranks.Placement],
     resume: str | None,
     requests: Requests,
     trusted: bool,
@@ -200,19 +207,19 @@ def _built(
     def phase(text: str, **fields: Any) -> dict[str, Any]:
         return runs.update_document(folder, durable=False, phase=text, **fields)
 
-    (device, team, here), values = where, resuming.comparable(config)
-    config, warnings = _tried(config, device, here.ranks, phase)
-    start = None if resume is None else _start(folder, document["uuid"], asked, config, resume, trusted)
+    (device, team, placement), values = where, resuming.comparable(config)
+    config, warnings = _resolve_lanes(config, device, placement.ranks, phase)
+    start = None if resume is None else _start(folder, document["uuid"], request, config, resume, trusted)
     config = resuming.completed(config, None if start is None else start[1])
-    if here.ranks > 1:
-        phase(f"waiting for {here.ranks - 1} other rank{'s' * (here.ranks > 2)}")
+    if placement.ranks > 1:
+        phase(f"waiting for {placement.ranks - 1} other rank{'s' * (placement.ranks > 2)}")
         team.join(config, values, device, None if start is None else start[0].step, document)
     document = phase(
         "compiling kernels",
         env=config.environment.name,
         algo=config.algo_label,
         lanes=config.lanes,
-        ranks=here.ranks,
+        ranks=placement.ranks,
         steps=config.run.steps,
         target=config.run.target,
         target_reached=None if config.run.target is None else False,
@@ -222,16 +229,16 @@ def _built(
         draws=config.environment.draws,
         resume="warm: an outside environment begins its episodes anew" if config.hosted else None,
         session=document.get("session", 0) + 1,
-        git_commit=_git_commit(asked.directory),
+        git_commit=_git_commit(request.directory),
         python=sys.version.split()[0],
         torch=torch.__version__,
         numba=numba.__version__,
     )
 
     def write(config: Config) -> None:
-        kept = _keep_sources(folder, config)
-        _replace(folder / "config.toml", configuration.to_toml(config, **kept).encode())
-        runs.update_document(folder, sources=trust.hashes(folder, kept.values()))
+        copied = _copy_sources(folder, config)
+        _replace(folder / "config.toml", configuration.to_toml(config, **copied).encode())
+        runs.update_document(folder, sources=trust.hashes(folder, copied.values()))
 
     if start is None:
         write(config)
@@ -264,19 +271,19 @@ def _train(
     requests: Requests,
     lock: runs.Lock,
     trusted: bool,
-    here: ranks.Place = ranks.ALONE,
+    placement: ranks.Placement = ranks.SINGLE,
 ) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
     runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
     quiet_threads()
     try:
-        trainer, team = prepare(folder, resume=resume, requests=requests, trusted=trusted, here=here)
+        trainer, team = prepare(folder, resume=resume, requests=requests, trusted=trusted, placement=placement)
     except OperantError:
         raise
     except Exception as error:
-        if (told := _device_error(error)) is not None:
-            raise told from error
+        if (fault := _device_error(error)) is not None:
+            raise fault from error
         raise
     try:
         trainer.run(lock)
@@ -313,21 +320,26 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 
 
 def worked(
-    folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False, here: ranks.Place = ranks.ALONE
+    folder: Path,
+    resume: str | None,
+    trusted: bool = False,
+    *,
+    reused: bool = False,
+    placement: ranks.Placement = ranks.SINGLE,
 ) -> int:
     """Train, log the outcome and return the exit code. `reused`: the process trains further runs and releases the
     lock.
     """
     try:
-        if here.rank > 0:
-            _follow(folder, resume, trusted, here)
+        if placement.rank > 0:
+            _train_follower(folder, resume, trusted, placement)
             return 0
-        if goes_on:
+        if reused:
             work(folder, resume=resume, trusted=trusted)
             return 0
         with Requests() as requests:
             lock = runs.acquire(folder)  # and kept: it goes with the process
-            _train(folder, resume, requests, lock, trusted, here)
+            _train(folder, resume, requests, lock, trusted, placement)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code
@@ -342,34 +354,36 @@ def worked(
     return 0
 
 
-def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> None:
+def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> None:
     """Train as a rank other than 0, which owns the run. Raises OperantError."""
     parent = os.getppid()
     quiet_threads()
     config, problem = None, None
     try:
-        config = configured(_asked(folder, runs.read_json(folder / "run.json"), resume), trusted, here.local_rank)
+        config = load_config(
+            _request(folder, runs.read_json(folder / "run.json"), resume), trusted, placement.local_rank
+        )
     except OperantError as error:  # which rank 0 is told once it listens
         problem = error
     from operant.config import resuming
     from operant.training import team
 
-    member = team.Member(folder, here, parent)
+    member = team.Member(folder, placement, parent)
     try:
-        agreed = member.agreed()
+        setup = member.receive_setup()
         if problem is not None:
             raise problem
-        if config is not None and agreed["do"] != "end":
-            here, named, _ = ranks.found(config.run, here, resume=resume is not None)
-            set_threads(agreed["threads"])
-            member.train(agreed, config, resuming.comparable(config), find_device(named))
+        if config is not None and setup["do"] != "end":
+            placement, named, _ = ranks.resolve_device(config.run, placement, resume=resume is not None)
+            set_threads(setup["threads"])
+            member.train(setup, config, resuming.comparable(config), find_device(named))
     except BaseException as error:
         member.leave(error)
         raise
     member.leave()
 
 
-def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> int:
+def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> int:
     """Train as one of a launcher's ranks: each rank logs to its own file, and rank 0 records the exit code."""
     document, began = runs.read_json(folder / "run.json"), launch.ExitRecord()
     try:
@@ -381,25 +395,25 @@ def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place
         if resume is None:
             ranks.require_first_start(folder, document, os.environ)
         own_stderr = os.dup(2)
-        descriptor = launch.open_log(folder, ranks.log_name(here.rank))
+        descriptor = launch.open_log(folder, ranks.log_name(placement.rank))
     except (OperantError, OSError) as error:
         sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         return error.exit_code if isinstance(error, OperantError) else MachineError.exit_code
     os.umask(0o077)
     os.write(
         own_stderr,
-        f"operant: rank {here.rank} of {here.ranks} trains {folder}, and prints into "
-        f"{ranks.log_name(here.rank)} there\n".encode(),
+        f"operant: rank {placement.rank} of {placement.ranks} trains {folder}, and prints into "
+        f"{ranks.log_name(placement.rank)} there\n".encode(),
     )
     for target in (1, 2):
         os.dup2(descriptor, target)
     launch.mark_session()
-    if here.rank == 0 and not runs.has_trainer(folder):
+    if placement.rank == 0 and not runs.has_trainer(folder):
         (folder / "exit.json").unlink(missing_ok=True)
-    code = worked(folder, resume, trusted, here=here)
-    if here.rank == 0:
+    code = worked(folder, resume, trusted, placement=placement)
+    if placement.rank == 0:
         began.write_ending(folder, code, os.getpid())
-    os.write(own_stderr, f"operant: rank {here.rank} ended with exit code {code}\n".encode())
+    os.write(own_stderr, f"operant: rank {placement.rank} ended with exit code {code}\n".encode())
     return code
 
 
@@ -431,13 +445,13 @@ def main() -> NoReturn:
     parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
     write_log()
-    folder, resume, trusted, here = arguments.folder, arguments.resume, arguments.trust, ranks.ALONE
+    folder, resume, trusted, placement = arguments.folder, arguments.resume, arguments.trust, ranks.SINGLE
     try:
         if arguments.ranks > 1:
-            here = ranks.Place(arguments.rank, arguments.ranks, arguments.rank, arguments.ranks)
+            placement = ranks.Placement(arguments.rank, arguments.ranks, arguments.rank, arguments.ranks)
         elif not arguments.spawn:
-            here = ranks.place(os.environ)
-        code = (worked if here.launcher is None else _launched)(folder, resume, trusted, here=here)
+            placement = ranks.placement(os.environ)
+        code = (worked if placement.launcher is None else _train_launched)(folder, resume, trusted, placement=placement)
     except OperantError as error:
         sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         code = error.exit_code

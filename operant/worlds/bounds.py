@@ -19,7 +19,7 @@ from numba.core.types.functions import NumberClass
 from numpy import float32
 
 from operant.compute.device import device, device_params
-from operant.compute.jit_cache import keep
+from operant.compute.jit_cache import cache_cpu
 from operant.compute.kernel import bind, signature
 from operant.compute.numba_errors import quoted
 from operant.envs import Box, Discrete, Env
@@ -110,7 +110,9 @@ class BoundsChecked:
             )
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
         if kept:
-            self._shells = {name: keep(shell, f"{name}, every index checked") for name, shell in self._shells.items()}
+            self._shells = {
+                name: cache_cpu(shell, f"{name}, every index checked") for name, shell in self._shells.items()
+            }
 
     def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
         for name, count in rows.items():

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.compute.crew import Crew
+from operant.compute.thread_pool import KernelThreadPool
 from operant.envs import Box, Env
 from operant.worlds.base import Slot
-from operant.worlds.buffered import SHOWN, BufferedWorld, Staging
+from operant.worlds.buffered import COPIED_FIELDS, BufferedWorld, Staging
 from operant.worlds.device_world import DeviceWorld
 
-LEAST = 256
+MIN_LANES_PER_THREAD = 256
 """Least lanes per thread of a buffer: waking a thread takes some microseconds of a rollout."""
 
 
@@ -48,7 +48,7 @@ class BridgedWorld(BufferedWorld):
         stream: int = 0,
         buffers: int = 2,
         pinned: bool = True,
-        least: int = LEAST,
+        least: int = MIN_LANES_PER_THREAD,
         changing: Sequence[str] = (),
     ) -> None:
         self._world = world = DeviceWorld(
@@ -65,12 +65,14 @@ class BridgedWorld(BufferedWorld):
         )
         self.pinned = pinned and self.device.type == "cuda"
         self._rows, slot = True, world.slot()
-        self._slot = self._staged(Slot(*(None if block is None else self._lying(block) for block in slot)))
+        self._slot = self._allocate_staging(
+            Slot(*(None if block is None else self._lane_major(block) for block in slot))
+        )
         self._bound = world.bind(self._slot)
-        self._crew, self._orders = None, [0] * len(self.buffers)
+        self._pool, self._orders = None, [0] * len(self.buffers)
         if world.whole_step is not None:
             threads = max(1, min(numba.get_num_threads(), lanes // (len(self.buffers) * least)))
-            self._crew = Crew(world.whole_step, threads, world.bound, self._bound)
+            self._pool = KernelThreadPool(world.whole_step, threads, world.bound, self._bound)
             self.late = len(self.buffers) // 2
         self.changing = world.changing
         self.final_window, self.can_truncate, self.truncation_gap = (
@@ -90,23 +92,25 @@ class BridgedWorld(BufferedWorld):
             torch.zeros(n, dtype=torch.float64, device=self.device) for n in (2, 2, len(env.tally))
         )
 
-    def _lying(self, block: Tensor) -> Tensor:
+    def _lane_major(self, block: Tensor) -> Tensor:
         """Host block in lane-major layout, pinned if the world is."""
         rows = block.t().contiguous() if block.ndim == 2 else block
         rows = rows.pin_memory() if self.pinned else rows
         return rows.t() if block.ndim == 2 else rows
 
-    def _staged(self, slot: Slot) -> Slot:
+    def _allocate_staging(self, slot: Slot) -> Slot:
         """Allocate the device copies of each buffer; returns the slot."""
-        shown = {name: block for name in SHOWN if (block := getattr(slot, name)) is not None}
+        on_device = {name: block for name in COPIED_FIELDS if (block := getattr(slot, name)) is not None}
         there = (
-            shown
+            on_device
             if self.device.type == "cpu"
-            else {name: torch.empty_like(block, device=self.device) for name, block in shown.items()}
+            else {name: torch.empty_like(block, device=self.device) for name, block in on_device.items()}
         )
         for part in self.buffers:
             pairs = (
-                [] if there is shown else [(block.t()[part], there[name].t()[part]) for name, block in shown.items()]
+                []
+                if there is on_device
+                else [(block.t()[part], there[name].t()[part]) for name, block in on_device.items()]
             )
             self._staging.append(Staging(pairs, {name: block[..., part] for name, block in there.items()}))
             self._actions.append(slot.action.t()[part])
@@ -121,23 +125,23 @@ class BridgedWorld(BufferedWorld):
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
         """Run the thread pool for `steps` steps of every buffer."""
-        with contextlib.nullcontext() if self._crew is None else self._crew.session(steps * len(self.buffers)):
+        with contextlib.nullcontext() if self._pool is None else self._pool.session(steps * len(self.buffers)):
             yield
 
     def _begin(self, k: int, offset: int) -> None:
-        if self._crew is None:
+        if self._pool is None:
             self._world.step(self._bound, offset)
         else:
-            self._orders[k] = self._crew.order(self.buffers[k].start, self.buffers[k].stop, offset)
+            self._orders[k] = self._pool.submit(self.buffers[k].start, self.buffers[k].stop, offset)
 
     def _help(self) -> bool:
-        return self._crew is not None and self._crew.help()
+        return self._pool is not None and self._pool.help()
 
     def _finish(self, k: int) -> None:
-        if self._crew is not None:
-            self._crew.finish(self._orders[k])
+        if self._pool is not None:
+            self._pool.wait(self._orders[k])
 
-    def _show_finals(self, k: int, slot: Slot) -> None:
+    def _copy_finals(self, k: int, slot: Slot) -> None:
         here, part = self._slot, self.buffers[k]
         found = np.flatnonzero(here.truncated[part]) if self.can_truncate else ()
         if len(found):

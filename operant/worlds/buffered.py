@@ -22,7 +22,7 @@ from operant.envs import Env
 from operant.worlds.base import TALLIES, Slot, make_slot, step_slot
 from operant.worlds.noise import NoiseSource, seed_words
 
-SHOWN = ("observation", "legal", "reward", "terminated", "truncated")
+COPIED_FIELDS = ("observation", "legal", "reward", "terminated", "truncated")
 """Slot fields copied to the device after every step."""
 
 
@@ -32,7 +32,7 @@ class Staging(NamedTuple):
     """
 
     pairs: Sequence[tuple[Tensor, Tensor]]
-    shown: Mapping[str, Tensor]
+    on_device: Mapping[str, Tensor]
 
 
 class BufferedWorld:
@@ -93,13 +93,13 @@ class BufferedWorld:
                 self.send(k, slot)
                 self.sent(k)
         with self.stepping(1):
-            for place in range(count + late):
-                if place < count:
-                    self.begin(place, offset)
-                if place >= late:
-                    self.finish(place - late, slot)
+            for out in range(count + late):
+                if out < count:
+                    self.begin(out, offset)
+                if out >= late:
+                    self.finish(out - late, slot)
                     with self.timed("copy"):
-                        self.receive(place - late, slot)
+                        self.receive(out - late, slot)
 
     # THE PARTS OF A STEP
 
@@ -140,22 +140,22 @@ class BufferedWorld:
             self._finish(k)
         if self._finals:
             with self.timed("copy"):
-                self._show_finals(k, slot)
+                self._copy_finals(k, slot)
 
     def receive(self, k: int, slot: Slot) -> None:
         """Copy the outcome of buffer k to the device."""
-        self._take(k, slot, SHOWN)
+        self._take(k, slot, COPIED_FIELDS)
 
     def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
         staging, lanes = self._staging[k], self.buffers[k]
         for host, there in staging.pairs:
             there.copy_(host, non_blocking=True)
         for name in names:
-            place = getattr(slot, name)
-            if place is not None:
-                self._put(k, name, place[..., lanes])
+            out = getattr(slot, name)
+            if out is not None:
+                self._put(k, name, out[..., lanes])
                 if name == "reward":
-                    self._clip_rewards(place[lanes])
+                    self._clip_rewards(out[lanes])
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -176,9 +176,9 @@ class BufferedWorld:
 
     # WHAT A SUBCLASS DOES
 
-    def _put(self, k: int, name: str, place: Tensor) -> None:
+    def _put(self, k: int, name: str, out: Tensor) -> None:
         """Write a field of buffer k's outcome to its slice of a slot."""
-        place.copy_(self._staging[k].shown[name])
+        out.copy_(self._staging[k].on_device[name])
 
     def _reset(self) -> None:
         """Reset every lane."""
@@ -195,7 +195,7 @@ class BufferedWorld:
     def _finish(self, k: int) -> None:
         """Wait until buffer k is stepped."""
 
-    def _show_finals(self, k: int, slot: Slot) -> None:
+    def _copy_finals(self, k: int, slot: Slot) -> None:
         """Copy final observations of buffer k to the device."""
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ def _indexed(device: torch.device) -> torch.device:
     )
 
 
-FEWEST_SHARDS = 8
+MIN_SHARDS = 8
 """Least shards for which a GPU writes observations in a separate launch; below, the stepping thread is faster.
 
 H200, M steps/s at 8,192 lanes, sharded and by one thread: Breakout (5 shards) 930 and 1,116, Go (9) 41 and 37, Pacman
@@ -83,7 +83,7 @@ def _kernels(
     if not env.pixels:
         return _Kernels(reset, Kernel(step_body(env, params, every_final, changing=changing), device), None, None, None)
     show = Kernel(pixels.observe_body(env, params), device)
-    if not _shows_finals(env, every_final):
+    if not _has_finals(env, every_final):
         return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
     show_final = Kernel(pixels.observe_final_body(env, params, every_final), device)
     return _Kernels(
@@ -91,7 +91,7 @@ def _kernels(
     )
 
 
-def _shows_finals(env: Env, every_final: bool) -> bool:
+def _has_finals(env: Env, every_final: bool) -> bool:
     """Whether final observations can be needed."""
     return every_final or env.time_limit is not None
 
@@ -166,12 +166,12 @@ class DeviceWorld:
         self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
         most = 1 if env.pixels or changing else max(env.observation_shards, 1)
         if threads is None:
-            threads = most if self.device.type == "cpu" or most >= FEWEST_SHARDS else 1
+            threads = most if self.device.type == "cpu" or most >= MIN_SHARDS else 1
         if not 1 <= threads <= most:
             raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
         self._kernels = _kernels(env, self.params, self.device, every_final, threads, tuple(changing))
-        self._shown = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
-        self._shows_finals = not env.pixels or _shows_finals(env, every_final)
+        self._write_threads = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
+        self._has_finals = not env.pixels or _has_finals(env, every_final)
         # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small
         # part of a rollout's.
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
@@ -182,7 +182,7 @@ class DeviceWorld:
 
         Final observations have a leading T / W, rounded up, with W = `final_window`.
         """
-        return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._shows_finals)
+        return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._has_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
         """Slot in the form that `step` takes: of one step, or step t of a rollout, which writes observation and legal
@@ -221,7 +221,7 @@ class DeviceWorld:
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
         """Launch a kernel that writes observations or pictures; nothing if there is no such kernel."""
         if kernel is not None:
-            kernel(self._shown, self._scene, slot)
+            kernel(self._write_threads, self._scene, slot)
 
     @property
     def whole_step(self) -> Kernel | None:

@@ -24,10 +24,10 @@ from torch import Tensor
 from operant.envs import Box
 from operant.envs.outside import HostEnv
 from operant.errors import EnvironmentFailedError
-from operant.host.processes import Shape, Steppers
+from operant.host.processes import BlockLayout, LaneProcesses
 from operant.worlds.base import Slot
-from operant.worlds.buffered import SHOWN, BufferedWorld, Staging
-from operant.worlds.pictures import Pictures
+from operant.worlds.buffered import COPIED_FIELDS, BufferedWorld, Staging
+from operant.worlds.frame_stack import FrameStack
 
 log = logging.getLogger("operant")
 
@@ -78,13 +78,15 @@ class HostWorld(BufferedWorld):
         boxed = isinstance(env.action, Box)
         side = MOST_SIDE if draws else 0
         # What makes the pictures what is observed, where the processes do not.
-        self._pictures, self._source, size = None, source, seen.size
+        self._frames, self._source, size = None, source, seen.size
         if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and seen.shape != env.frame_shape:
-            self._pictures = Pictures(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale)
+            self._frames = FrameStack(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale)
             self._source = source._replace(grayscale=False, resize=None, frame_stack=1)
             size = math.prod(env.frame_shape)
-        self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
-        self._started: Steppers | None = None
+        self._shape = BlockLayout(
+            N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side
+        )
+        self._running: LaneProcesses | None = None
         # where an episode begins a lane takes long, and other processes have what to do
         self.late = len(self.buffers) - 1 if hosting.processes else 0
         self._blocks: dict[str, Tensor] = {}
@@ -103,13 +105,13 @@ class HostWorld(BufferedWorld):
     # STEP
 
     @property
-    def _steppers(self) -> Steppers:
-        assert self._started is not None, "reset comes first"
-        return self._started
+    def _steppers(self) -> LaneProcesses:
+        assert self._running is not None, "reset comes first"
+        return self._running
 
     def _reset(self) -> None:
         """Reset every lane with its seed. Raises EnvironmentFailedError."""
-        steppers = self._started or self._start()
+        steppers = self._running or self._start()
         steppers.blocks.seed[:] = lane_seeds(
             self._seed, self._stream, int(self._tick), self.count, self._lane0
         )  # sync: a reset
@@ -135,43 +137,45 @@ class HostWorld(BufferedWorld):
         """Buffers whose step has finished, in any order; with `wait` at least one. Raises EnvironmentFailedError."""
         return self._steppers.ready(wait=wait)
 
-    def _show_finals(self, k: int, slot: Slot) -> None:
+    def _copy_finals(self, k: int, slot: Slot) -> None:
         """Copy the buffer's final observations if an episode has ended."""
         part, blocks = self.buffers[k], self._steppers.blocks
         ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
-        if self._pictures is not None and len(ended):
+        if self._frames is not None and len(ended):
             lanes = torch.from_numpy(ended + part.start)
             there = lanes.to(self.device)
-            slot.final_observation.t()[there] = self._pictures.last(
+            slot.final_observation.t()[there] = self._frames.final(
                 self._blocks["final_observation"][lanes].to(self.device), there
             )
         elif len(ended):
-            self._turned(
+            self._copy_observation(
                 slot.final_observation[:, part],
                 self._blocks["final_observation"][part].to(self.device, non_blocking=True).t(),
             )
 
-    def _put(self, k: int, name: str, place: Tensor) -> None:
+    def _put(self, k: int, name: str, out: Tensor) -> None:
         """Write a field of buffer k's outcome to a slot; raw frames are preprocessed."""
-        shown = self._staging[k].shown
-        if name == "observation" and self._pictures is not None:
-            place.t().copy_(
-                self._pictures.observed(shown[name].t(), self.buffers[k], shown["terminated"] | shown["truncated"])
+        on_device = self._staging[k].on_device
+        if name == "observation" and self._frames is not None:
+            out.t().copy_(
+                self._frames.push(
+                    on_device[name].t(), self.buffers[k], on_device["terminated"] | on_device["truncated"]
+                )
             )
         elif name == "observation":
-            self._turned(place, shown[name])
+            self._copy_observation(out, on_device[name])
         else:
-            place.copy_(shown[name])
+            out.copy_(on_device[name])
 
-    def _turned(self, place: Tensor, shown: Tensor) -> None:
+    def _copy_observation(self, out: Tensor, on_device: Tensor) -> None:
         """Copy observations, transposing channels-first pictures."""
         if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
-            place.t().unflatten(1, (height, width, channels)).copy_(
-                shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1)
+            out.t().unflatten(1, (height, width, channels)).copy_(
+                on_device.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1)
             )
         else:
-            place.copy_(shown)
+            out.copy_(on_device)
 
     def _clip_actions(self, action: Tensor) -> None:
         if self._bounds is not None:
@@ -213,12 +217,12 @@ class HostWorld(BufferedWorld):
                 if len(found):
                     lane, column = int(found[0][0]) + part.start, int(found[0][1])
                     raise EnvironmentFailedError(
-                        self._sentence(
+                        self._not_finite_message(
                             name, lane, column, float(rows[lane, column]), list(map(float, blocks.action[lane])), call
                         )
                     )
 
-    def _sentence(self, name: str, lane: int, column: int, value: float, action: Any, call: str) -> str:
+    def _not_finite_message(self, name: str, lane: int, column: int, value: float, action: Any, call: str) -> str:
         if name == "reward":
             what = "the reward"
         else:
@@ -261,23 +265,23 @@ class HostWorld(BufferedWorld):
 
     def close(self) -> None:
         """End the processes."""
-        if self._started is not None:
+        if self._running is not None:
             self._unpin()
             self.pinned = False
-            self._started.close()
-            self._started = None
+            self._running.close()
+            self._running = None
 
-    def _start(self) -> Steppers:
+    def _start(self) -> LaneProcesses:
         """Start the processes, and pin the blocks for a GPU."""
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
-        self._started = steppers = Steppers(
+        self._running = steppers = LaneProcesses(
             self._source,
             self._shape,
             lanes,
             processes=min(hosting.processes, self.count),
             timeout_s=hosting.timeout_s,
             draws=self._draws,
-            apart=self.unordered,
+            independent=self.unordered,
         )
         names = (
             "observation",
@@ -295,7 +299,7 @@ class HostWorld(BufferedWorld):
             # before the memory goes, with this object at the latest: of `env.lanes = "auto"` there are several, one
             # after the other
             if self.pinned:
-                self._unpin = weakref.finalize(self, _unpinned, self._blocks["observation"].data_ptr(), self.device)
+                self._unpin = weakref.finalize(self, _unpin_memory, self._blocks["observation"].data_ptr(), self.device)
                 self._unpin.atexit = False
             else:
                 log.warning(
@@ -304,12 +308,12 @@ class HostWorld(BufferedWorld):
                 )
         self._actions = [self._blocks["action"][part] for part in self.buffers]
         self._staging = [
-            self._staged({name: block[part] for name, block in self._blocks.items() if name in SHOWN})
+            self._allocate_staging({name: block[part] for name, block in self._blocks.items() if name in COPIED_FIELDS})
             for part in self.buffers
         ]
         return steppers
 
-    def _staged(self, blocks: dict[str, Tensor]) -> Staging:
+    def _allocate_staging(self, blocks: dict[str, Tensor]) -> Staging:
         """Allocate the device copies of a buffer's blocks, rows (n, ...)."""
         there = (
             blocks
@@ -320,7 +324,7 @@ class HostWorld(BufferedWorld):
         return Staging(pairs, {name: block.t() if block.ndim == 2 else block for name, block in there.items()})
 
 
-def _unpinned(address: int, device: torch.device) -> None:
+def _unpin_memory(address: int, device: torch.device) -> None:
     torch.cuda.synchronize(device)  # sync: once in a run
     torch.cuda.cudart().cudaHostUnregister(address)
 

@@ -20,9 +20,9 @@ step.
 `lanes` and `slot` are `Lanes` and `Slot` of arrays.
 
 The nested functions are variants chosen at compile time by the environment's declaration, so that the bodies are
-written once: with or without integer state and workspace (`_functions`, `_writing`, `shard_function`), parameters as
-constants or read from memory (`_reading`), Discrete, MultiDiscrete or Box actions (`_taking_columns`), with or without
-observation, legal actions and tallies.
+written once: with or without integer state and workspace (`_functions`, `_adapt_writer`, `shard_function`), parameters
+as constants or read from memory (`_read_changing`), Discrete, MultiDiscrete or Box actions (`_adapt_action`), with or
+without observation, legal actions and tallies.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class _Functions(NamedTuple):
 
     reset: Any  # (lanes, i, p, key)
     step: Any  # (lanes, i, action column, p, key) -> reward, terminated
-    show: Any  # (lanes, i, slot, p): the observation
-    show_final: Any  # (lanes, i, slot, p)
-    judge: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
+    write_observation: Any  # (lanes, i, slot, p): the observation
+    write_final: Any  # (lanes, i, slot, p)
+    write_legal: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
     add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
 
 
 @device
-def _nothing(lanes, i, slot, p):
+def _no_op(lanes, i, slot, p):
     pass
 
 
@@ -84,52 +84,54 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
         def act(lanes, i, action, p, key):
             return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
 
-    functions = _Functions(reset, _taking_columns(env, act), *_showing(env), _judging(env), _tallying(len(env.tally)))
-    return _reading(functions, params, changing) if changing else functions
+    functions = _Functions(
+        reset, _adapt_action(env, act), *_observation_writers(env), _legal_writer(env), _tally_adder(len(env.tally))
+    )
+    return _read_changing(functions, params, changing) if changing else functions
 
 
-def _reading(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
+def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
     """Wrap functions to read `changing` parameters from `lanes.changing` instead of using the constants they are
     given.
     """
-    reset_, step_, show_, show_final_, judge_, add_tallies = functions
-    made, values = type(params), _values(device_params(params), changing)
+    reset_, step_, write_observation_, write_final_, write_legal_, add_tallies = functions
+    make_params, values = type(params), _values(device_params(params), changing)
 
     @device
     def reset(lanes, i, p, key):
-        reset_(lanes, i, made(*values(lanes)), key)
+        reset_(lanes, i, make_params(*values(lanes)), key)
 
     @device
     def step(lanes, i, column, p, key):
-        return step_(lanes, i, column, made(*values(lanes)), key)
+        return step_(lanes, i, column, make_params(*values(lanes)), key)
 
     @device
-    def show(lanes, i, slot, p):
-        show_(lanes, i, slot, made(*values(lanes)))
+    def write_observation(lanes, i, slot, p):
+        write_observation_(lanes, i, slot, make_params(*values(lanes)))
 
     @device
-    def show_final(lanes, i, slot, p):
-        show_final_(lanes, i, slot, made(*values(lanes)))
+    def write_final(lanes, i, slot, p):
+        write_final_(lanes, i, slot, make_params(*values(lanes)))
 
     @device
-    def judge(lanes, i, slot, p):
-        judge_(lanes, i, slot, made(*values(lanes)))
+    def write_legal(lanes, i, slot, p):
+        write_legal_(lanes, i, slot, make_params(*values(lanes)))
 
-    return _Functions(reset, step, show, show_final, judge, add_tallies)
+    return _Functions(reset, step, write_observation, write_final, write_legal, add_tallies)
 
 
 def _values(params: Any, changing: Sequence[str]) -> Any:
     """`(lanes)` to the tuple of all parameters, changing ones from memory. Built by composition: compiled code has no
     heterogeneous lists.
     """
-    found: Any = _none
+    found: Any = _empty
     for name, value in params._asdict().items():
         found = _with_read(found, list(changing).index(name)) if name in changing else _with_constant(found, value)
     return found
 
 
 @device
-def _none(lanes):
+def _empty(lanes):
     return ()
 
 
@@ -149,7 +151,7 @@ def _with_constant(before: Any, value: Any) -> Any:
     return values
 
 
-def _writing(env: Env, function: Any) -> Any:
+def _adapt_writer(env: Env, function: Any) -> Any:
     """Adapt `observe` or `legal` to `(lanes, i, out, p)`: all shards in order if it is sharded."""
     shards = env.observation_shards
     if shards and env.int_state is not None:
@@ -200,36 +202,36 @@ def shard_function(env: Env, function: Any) -> Any:
     return write
 
 
-def _showing(env: Env) -> tuple[Any, Any]:
+def _observation_writers(env: Env) -> tuple[Any, Any]:
     """Functions that write a lane's observation and final observation; no-ops for pictures, which other kernels
     draw.
     """
     if env.pixels:
-        return _nothing, _nothing
-    observe = _writing(env, env.observe)
+        return _no_op, _no_op
+    observe = _adapt_writer(env, env.observe)
 
     @device
-    def show(lanes, i, slot, p):
+    def write_observation(lanes, i, slot, p):
         observe(lanes, i, slot.observation[:, i], p)
 
     @device
-    def show_final(lanes, i, slot, p):
+    def write_final(lanes, i, slot, p):
         observe(lanes, i, slot.final_observation[:, i], p)
 
-    return show, show_final
+    return write_observation, write_final
 
 
-def _judging(env: Env) -> Any:
+def _legal_writer(env: Env) -> Any:
     """Function that writes a lane's legal actions; a no-op if the environment defines none."""
     if not env.mask_size:
-        return _nothing
-    legal = _writing(env, env.legal)
+        return _no_op
+    legal = _adapt_writer(env, env.legal)
 
     @device
-    def judge(lanes, i, slot, p):
+    def write_legal(lanes, i, slot, p):
         legal(lanes, i, slot.legal[:, i], p)
 
-    return judge
+    return write_legal
 
 
 def has_int_state(env: Env) -> bool:
@@ -237,7 +239,7 @@ def has_int_state(env: Env) -> bool:
     return env.int_state is not None or env.workspace > 0
 
 
-def _taking_columns(env: Env, act: Any) -> Any:
+def _adapt_action(env: Env, act: Any) -> Any:
     """Adapt `act` to a column of actions: its only entry for Discrete, clipped to bounds for a Box."""
     if isinstance(env.action, Discrete):
 
@@ -259,7 +261,7 @@ def _taking_columns(env: Env, act: Any) -> Any:
     return step
 
 
-def _tallying(tallies: int) -> Any:
+def _tally_adder(tallies: int) -> Any:
     """Function that moves an ended episode's tallies to `finished`; a no-op without tallies."""
 
     @device
@@ -269,10 +271,10 @@ def _tallying(tallies: int) -> Any:
             lanes.running[1 + k, i] = float32(0.0)
 
     @device
-    def nothing(lanes, i):
+    def no_op(lanes, i):
         pass
 
-    return add_tallies if tallies else nothing
+    return add_tallies if tallies else no_op
 
 
 @device
@@ -291,9 +293,9 @@ def _key(lanes, i, offset, purpose):
 
 
 def step_body(
-    env: Env, params: Any, every_final: bool = True, apart: bool = False, changing: Sequence[str] = ()
+    env: Env, params: Any, every_final: bool = True, sharded: bool = False, changing: Sequence[str] = ()
 ) -> Any:
-    """Body of one step of lane i, as described in the module docstring; with `apart`, without the observation, which
+    """Body of one step of lane i, as described in the module docstring; with `sharded`, without the observation, which
     `shards_body` writes.
 
     Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected.
@@ -302,9 +304,9 @@ def step_body(
     derived by `episode_sums` from values stored anyway. Without `every_final` a terminated lane's final observation,
     which nothing bootstraps from, is not written.
     """
-    reset, step, show, show_final, judge, add_tallies = _functions(env, params, changing)
-    if apart:
-        show, judge = _nothing, _nothing
+    reset, step, write_observation, write_final, write_legal, add_tallies = _functions(env, params, changing)
+    if sharded:
+        write_observation, write_legal = _no_op, _no_op
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
 
@@ -327,14 +329,14 @@ def step_body(
 
         if terminated or truncated:
             if every_final or not terminated:
-                show_final(lanes, i, slot, p)
+                write_final(lanes, i, slot, p)
             reset(lanes, i, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
             add_tallies(lanes, i)
             age, episode_return = 0, float32(0.0)
         lanes.age[i] = age
         lanes.running[0, i] = episode_return
-        show(lanes, i, slot, p)
-        judge(lanes, i, slot, p)
+        write_observation(lanes, i, slot, p)
+        write_legal(lanes, i, slot, p)
 
     return body
 
@@ -362,7 +364,7 @@ def begin_body(env: Env, params: Any) -> Any:
 
 def end_body(env: Env, params: Any) -> Any:
     """Body that resets lane i if `begin_body` ended its episode, and writes its legal actions."""
-    reset, _, _, _, judge, add_tallies = _functions(env, params)
+    reset, _, _, _, write_legal, add_tallies = _functions(env, params)
     p = device_params(params)
 
     @device
@@ -372,18 +374,18 @@ def end_body(env: Env, params: Any) -> Any:
             add_tallies(lanes, i)
             lanes.age[i] = 0
             lanes.running[0, i] = float32(0.0)
-        judge(lanes, i, slot, p)
+        write_legal(lanes, i, slot, p)
 
     return body
 
 
-def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[str] = ()) -> Any:
-    """Body that resets lane i with the random numbers of the current tick; with `apart`, without what `shards_body`
+def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[str] = ()) -> Any:
+    """Body that resets lane i with the random numbers of the current tick; with `sharded`, without what `shards_body`
     writes.
     """
-    reset, _, show, _, judge, _ = _functions(env, params, changing)
-    if apart:
-        show, judge = _nothing, _nothing
+    reset, _, write_observation, _, write_legal, _ = _functions(env, params, changing)
+    if sharded:
+        write_observation, write_legal = _no_op, _no_op
     p = device_params(params)
     rows = 1 + len(env.tally)
 
@@ -393,8 +395,8 @@ def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[st
         lanes.age[i] = 0
         for k in range(rows):
             lanes.running[k, i] = float32(0.0)
-        show(lanes, i, slot, p)
-        judge(lanes, i, slot, p)
+        write_observation(lanes, i, slot, p)
+        write_legal(lanes, i, slot, p)
 
     return body
 
@@ -406,7 +408,7 @@ def shards_body(env: Env, params: Any, threads: int) -> Any:
     at offset k runs thread k only.
     """
     observe = shard_function(env, env.observe)
-    judge: Any = shard_function(env, env.legal) if env.mask_size else None
+    write_legal: Any = shard_function(env, env.legal) if env.mask_size else None
     p, shards = device_params(params), env.observation_shards
 
     @device
@@ -414,11 +416,11 @@ def shards_body(env: Env, params: Any, threads: int) -> Any:
         observe(scene, lane, slot.observation[:, lane], p, shard)
 
     @device
-    def write_and_judge(scene, lane, slot, shard):
+    def write_with_legal(scene, lane, slot, shard):
         observe(scene, lane, slot.observation[:, lane], p, shard)
-        judge(scene, lane, slot.legal[:, lane], p, shard)
+        write_legal(scene, lane, slot.legal[:, lane], p, shard)
 
-    one = write if judge is None else write_and_judge
+    one = write if write_legal is None else write_with_legal
 
     @device
     def body(i, scene, slot, offset):

@@ -81,10 +81,10 @@ def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
     monkeypatch.setattr(
         memory, "estimate", lambda config, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0)
     )
-    memory.require_room(config.load(None, []), torch.device("cpu"))
+    memory.require_memory(config.load(None, []), torch.device("cpu"))
     assert asked == []
     with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 would keep 16 TiB"):
-        memory.require_room(config.load(None, ["env.lanes=536870912", "algo.horizon=8"]), torch.device("cpu"))
+        memory.require_memory(config.load(None, ["env.lanes=536870912", "algo.horizon=8"]), torch.device("cpu"))
     assert asked == [536_870_912]
 
 

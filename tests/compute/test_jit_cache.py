@@ -79,7 +79,7 @@ def place(tmp_path, monkeypatch) -> Path:
     """A cache of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("OPERANT_CACHE", raising=False)
-    jit_cache._tell.cache_clear()
+    jit_cache._warn.cache_clear()
     return tmp_path / "cache" / "operant" / "kernels"
 
 
@@ -294,7 +294,7 @@ def test_functions_of_other_processes_do_not_meet_those_of_this_one():
 
 @pytest.mark.soak
 def test_numbered_alike_they_would_meet():
-    """What `device._number_apart` is for: without it the second process runs the wrong function."""
+    """What `device._number_uniquely` is for: without it the second process runs the wrong function."""
     assert numbered(1, same=True).stdout.split() == ["1", "0"]
     assert "AssertionError: [16.0" in numbered(2, 1, same=True).stderr
 
@@ -450,7 +450,7 @@ def cuda_kernel(body, group):
     """A body compiled, or loaded, as a launch would."""
     from numba import cuda
 
-    dispatcher = jit_cache.keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), body.py_func.__name__)
+    dispatcher = jit_cache.cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), body.py_func.__name__)
     types = signature(group, group)
     return dispatcher.compile(types), dispatcher.overloads[types]
 
@@ -512,7 +512,7 @@ def test_every_shipped_body_can_be_kept_for_a_gpu(pretended_gpu, place):
     from numba import cuda
 
     for body, (lanes, slot) in groups.items():
-        jit_cache.keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), "body").compile(signature(lanes, slot))
+        jit_cache.cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), "body").compile(signature(lanes, slot))
     assert code_store.CodeStore(place).measure()[0] == len(groups)
 
 

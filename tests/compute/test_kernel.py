@@ -57,14 +57,14 @@ def discount() -> returns.Discount:
     return returns.Discount(float32(0.99), float32(0.95))  # a Python float would be a float64 argument
 
 
-def seen() -> entry.Seen:
-    return entry.Seen(
+def checked() -> entry.Checked:
+    return entry.Checked(
         zeros(T, U, N, dtype=torch.int32), zeros(T, N, dtype=torch.int32), zeros(T + 1, U, N, dtype=torch.int32)
     )
 
 
-def found() -> entry.Found:
-    return entry.Found(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
+def result() -> entry.Result:
+    return entry.Result(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
 
 
 # of a replay's ring, numbers of an observation, actions of which some are legal, samples
@@ -137,7 +137,7 @@ GROUPS = {  # the two groups each body is launched with
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
-    entry.look_body: lambda: (seen(), found()),
+    entry.nonfinite_body: lambda: (checked(), result()),
     transitions.store_body: lambda: (source(), ring()),
     transitions.move_body: lambda: (staged(), host()),
     transitions.store_legal_body: lambda: (source(), ring()),
@@ -165,10 +165,10 @@ def grid_reset(s, cells, workspace, p, key):
 @device
 def grid_step(s, cells, workspace, action, p, key, tally):
     workspace[0] = 3 * action[0] + action[1]
-    found = float32(cells[workspace[0]])
+    result = float32(cells[workspace[0]])
     cells[workspace[0]] = 0
-    tally[0] += found
-    return found, found == float32(0.0)
+    tally[0] += result
+    return result, result == float32(0.0)
 
 
 @device

@@ -14,7 +14,7 @@ from operant.config.sections import Environment
 from operant.envs import outside
 from operant.errors import OperantError
 from operant.host.atari import Game
-from operant.host.pictures import resized
+from operant.host.image import resized
 from operant.host.source import Lane, Source
 from operant.worlds.host_world import HostWorld
 

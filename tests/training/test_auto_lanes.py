@@ -80,7 +80,7 @@ def card(monkeypatch, young_heap):
 
 
 def resolved(device, *overrides, said=None, ranks=1):
-    return auto_lanes.resolved(
+    return auto_lanes.resolve(
         config.load(None, [*AUTO, *overrides]), device, report=(said if said is not None else []).append, ranks=ranks
     )
 
@@ -208,7 +208,7 @@ def test_on_a_cpu_half_of_the_free_memory_is_enough(monkeypatch):
 
 def test_a_number_is_left_alone(card):
     given = config.load(None, ["env.lanes=96"])
-    assert auto_lanes.resolved(given, CUDA, report=pytest.fail) is given and card.tried == []
+    assert auto_lanes.resolve(given, CUDA, report=pytest.fail) is given and card.tried == []
 
 
 # IN A RUN

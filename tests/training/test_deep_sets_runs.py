@@ -108,7 +108,7 @@ def test_a_watched_run_makes_the_same_bytes():
     watcher = Watcher(
         shown.policy, FILL, FILL.Params(), seed=1, device=torch.device("cpu"), writer=Frames(), clock=lambda: next(now)
     )
-    watcher.want("sampled", 16, math.inf)
+    watcher.request("sampled", 16, math.inf)
     for iteration in range(12):
         watcher.after(iteration)
     assert watcher.available and len(pictures) == 12 and len(set(pictures)) > 4

@@ -65,7 +65,7 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
     exchange, large = (
         distributed.SymmetricExchange(0, 1, group, torch.device("cpu"), in_kernel=True),
-        torch.zeros(1, distributed.MOST_NUMBERS + 1),
+        torch.zeros(1, distributed.MAX_SYMMETRIC_WORDS + 1),
     )
     exchange.counts = False  # as for a checkpoint
     exchange.gather(large)

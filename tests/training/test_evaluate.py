@@ -73,11 +73,11 @@ def test_an_evaluation_can_be_broken_off():
         asked.append(True)
         return len(asked) == 3
 
-    with pytest.raises(evaluate.BrokenOffError):
+    with pytest.raises(evaluate.EvaluationInterruptedError):
         lanes.run(0, interrupted=interrupted)
     assert len(asked) == 3
     other = evaluator(COUNT, 4)
-    with pytest.raises(evaluate.BrokenOffError):
+    with pytest.raises(evaluate.EvaluationInterruptedError):
         other.run(1, interrupted=lambda: True)
     assert other.run(0) == evaluator(COUNT, 4).run(0)
 

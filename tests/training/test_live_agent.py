@@ -143,7 +143,7 @@ def test_watching_changes_no_trained_bit(name, where):
         # Wishes come, change and run out at moments of their own; sometimes nobody watches.
         hands.now_s += draw.choice([0.001, 0.05, 0.1, 0.5])
         if draw.random() < 0.3:
-            watcher.want(
+            watcher.request(
                 draw.choice(["greedy", "sampled"]),
                 draw.randint(10, largest),
                 hands.now_s + draw.choice([0.0, 0.2, 1.0]),
@@ -174,7 +174,7 @@ def _hammer(rounds):
     def wish():
         draw = random.Random(1)
         while not over.is_set():
-            watcher.want(draw.choice(["greedy", "sampled"]), draw.randrange(16, 97), draw.choice([-1.0, 1.0, 1.0]))
+            watcher.request(draw.choice(["greedy", "sampled"]), draw.randrange(16, 97), draw.choice([-1.0, 1.0, 1.0]))
             over.wait(draw.choice([0.0, 0.0, 1e-4]))
 
     thread = threading.Thread(target=wish)
@@ -209,7 +209,7 @@ def test_wishes_from_another_thread_for_long():
 def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     env, policy = WATCHED[name], policy_for(WATCHED[name])
     watcher, frames, hands = watched(env, policy=policy)
-    watcher.want(mode, 24, math.inf)
+    watcher.request(mode, 24, math.inf)
     for step in range(30):
         hands.now_s += 0.2
         watcher.after(step)
@@ -239,7 +239,7 @@ def counts(frames):
 
 def test_episodes_begin_anew_by_themselves():
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     for step in range(6):
         hands.now_s += 0.1001
         watcher.after(step)
@@ -250,7 +250,7 @@ def test_episodes_begin_anew_by_themselves():
 def test_the_policy_is_the_one_of_the_moment():
     policy = policy_for(CARTPOLE)
     watcher, frames, hands = watched(CARTPOLE, policy=policy)
-    watcher.want("greedy", 96, math.inf)
+    watcher.request("greedy", 96, math.inf)
 
     def where_after(steps, action):
         with torch.no_grad():
@@ -273,7 +273,7 @@ def test_sampling_follows_the_policys_chances():
             policy.net.head_bias[1] = 80.0 if likely else 0.0
         for mode in ("greedy", "sampled"):
             watcher, frames, hands = watched(CARTPOLE, policy=policy)
-            watcher.want(mode, 64, math.inf)
+            watcher.request(mode, 64, math.inf)
             for step in range(8):
                 hands.now_s += 0.2
                 watcher.after(step)
@@ -290,7 +290,7 @@ def test_frames_reach_a_reader(tmp_path):
     ):
         watcher, _, hands = watched(SHOWN_COUNT, writer=writer)
         assert reader.frame() is None
-        watcher.want("sampled", 1000, math.inf)  # the largest there is room for
+        watcher.request("sampled", 1000, math.inf)  # the largest there is room for
         for step in (7, 8):
             hands.now_s += 0.2
             watcher.after(step)
@@ -318,7 +318,7 @@ def test_with_nobody_watching_nothing_is_made():
 
 def test_at_most_ten_frames_a_second():
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     for step in range(2048):  # an iteration takes 1/1024 s, so 0.1 s have gone by after 103
         hands.now_s = step / 1024
         watcher.after(step)
@@ -327,7 +327,7 @@ def test_at_most_ten_frames_a_second():
 
 def test_slow_iterations_get_a_frame_each():
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     for step in range(5):
         hands.now_s += 3.0
         watcher.after(step)
@@ -336,7 +336,7 @@ def test_slow_iterations_get_a_frame_each():
 
 def test_a_wish_runs_out_and_a_later_one_goes_on():
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, hands.now_s + 0.5)
+    watcher.request("greedy", 16, hands.now_s + 0.5)
     for step in range(10):
         watcher.after(step)
         hands.now_s += 0.2
@@ -345,7 +345,7 @@ def test_a_wish_runs_out_and_a_later_one_goes_on():
     for step in range(10, 20):
         watcher.after(step)
     assert hands.looks == looks, "an expired wish still costs a look at the clock"
-    watcher.want("greedy", 16, hands.now_s + 0.1)
+    watcher.request("greedy", 16, hands.now_s + 0.1)
     watcher.after(20)
     assert frames.steps == [0, 1, 2, 20]
     assert counts(frames)[-1] == [1, 0, 0, 1], "the episodes went on from where they were"
@@ -354,7 +354,7 @@ def test_a_wish_runs_out_and_a_later_one_goes_on():
 def test_a_wish_may_be_over_before_it_is_seen():
     watcher, frames, hands = watched(SHOWN_COUNT)
     for until_s in (hands.now_s, hands.now_s - 5.0, math.nan, -math.inf):
-        watcher.want("greedy", 16, until_s)
+        watcher.request("greedy", 16, until_s)
         watcher.after(0)
     assert frames.kept == [] and watcher._stage is None
 
@@ -363,8 +363,8 @@ def test_the_last_wish_counts():
     watcher, frames, hands = watched(SHOWN_COUNT)
     shapes = []
     for mode, size in (("greedy", 64), ("sampled", 16), ("greedy", 3), ("sampled", 96), ("greedy", 97), ("greedy", -1)):
-        watcher.want("sampled", 50, math.inf)
-        watcher.want(mode, size, math.inf)
+        watcher.request("sampled", 50, math.inf)
+        watcher.request(mode, size, math.inf)
         hands.now_s += 1.0
         watcher.after(0)
         _, told, pixels = frames.kept[-1]
@@ -383,7 +383,7 @@ def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
     arrived = False
     monkeypatch.setattr(live_agent.Stage, "arrived", lambda stage: arrived)
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, 101.0)
+    watcher.request("greedy", 16, 101.0)
     for step in range(3):  # as on a busy GPU: the copy of the first takes 0.3 s, and no other is begun
         watcher.after(step)
         hands.now_s += 0.15
@@ -397,7 +397,7 @@ def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
     hands.now_s = 102.0
     watcher.after(5)  # nobody watches any more: what is on its way is dropped
     arrived = True
-    watcher.want("greedy", 16, 103.0)
+    watcher.request("greedy", 16, 103.0)
     watcher.after(6)
     assert frames.steps == [0, 3, 6]
 
@@ -407,8 +407,8 @@ def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
 
 def test_an_environment_without_pictures():
     watcher, frames, _ = watched(replace(COUNT, name="count"))
-    assert not watcher.available and watcher.absence == "count draws no picture"
-    watcher.want("greedy", 64, math.inf)
+    assert not watcher.available and watcher.unavailable_reason == "count draws no picture"
+    watcher.request("greedy", 64, math.inf)
     watcher.after(0)
     assert frames.kept == [] and watcher._stage is None
 
@@ -451,12 +451,16 @@ def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, ca
         for step in range(4):
             iterate(alone, 1)
             iterate(shown, 1)
-            watcher.want("greedy", 16, math.inf)
+            watcher.request("greedy", 16, math.inf)
             hands.now_s += 1.0
             watcher.after(step)
-    assert not watcher.available and watcher.absence.startswith(sentence) and "\n" not in watcher.absence
+    assert (
+        not watcher.available
+        and watcher.unavailable_reason.startswith(sentence)
+        and "\n" not in watcher.unavailable_reason
+    )
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == [f"the agent can no longer be watched, training goes on: {watcher.absence}"]
+    assert warnings == [f"the agent can no longer be watched, training goes on: {watcher.unavailable_reason}"]
     assert watcher._stage is None and getattr(frames, "kept", []) == []
     assert bytes_of(alone) == bytes_of(shown)
 
@@ -467,7 +471,7 @@ def test_a_stop_is_no_error_of_the_watchers(monkeypatch):
 
     monkeypatch.setattr(live_agent.Stage, "draw", interrupted)
     watcher, _, _ = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     with pytest.raises(KeyboardInterrupt):
         watcher.after(0)
     assert watcher.available
@@ -475,10 +479,10 @@ def test_a_stop_is_no_error_of_the_watchers(monkeypatch):
 
 def test_a_closed_watcher_shows_nothing():
     watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     watcher.after(0)
     watcher.close()
-    watcher.want("greedy", 16, math.inf)
+    watcher.request("greedy", 16, math.inf)
     hands.now_s += 1.0
     watcher.after(1)
     watcher.close()

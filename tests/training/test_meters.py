@@ -100,7 +100,7 @@ def test_without_an_ended_episode_there_is_no_return(tmp_path):
 @pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
 def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
     watched = Watched(tmp_path, record_hz)
-    watched.meters.recall(1.0, 15.0)  # of the session before
+    watched.meters.set_evaluation(1.0, 15.0)  # of the session before
     watched.meters.measure("collect", lambda: time.sleep(0.01))
     watched.iterate()
     evaluated_at = watched.step
@@ -144,8 +144,8 @@ def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, k
     rollout.reward[3, 1] = math.nan
     watched.step += 32
     found = watched.meters.after(watched.step)
-    assert found.iteration == 2 and found.entered == (kind, -math.inf, 5, 2, 2)
-    assert found.entered.words(32, 8).startswith(
+    assert found.iteration == 2 and found.first == (kind, -math.inf, 5, 2, 2)
+    assert found.first.words(32, 8).startswith(
         f"the {'policy' if kind == 'action' else 'environment'}'s {kind} was -inf in lane 5 at step 56"
     )
 
@@ -155,7 +155,7 @@ def test_bytes_are_always_finite(tmp_path):
     assert watched.iterate() is None
     watched.ppo.rollout.reward[0, 7] = math.inf
     watched.step += 32
-    assert watched.meters.after(watched.step).entered == ("reward", math.inf, 7, 0, 1)
+    assert watched.meters.after(watched.step).first == ("reward", math.inf, 7, 0, 1)
 
 
 def test_where_records_are_merged_nothing_is_counted_less(tmp_path):

@@ -163,8 +163,8 @@ def test_without_rank_0_a_rank_says_where_it_looked(tmp_path):
 
 def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
     leader = leads()
-    place = json.loads((tmp_path / ranks.ADDRESS).read_text())
-    assert (tmp_path / ranks.ADDRESS).stat().st_mode & 0o777 == 0o600
+    place = json.loads((tmp_path / ranks.ADDRESS_FILE).read_text())
+    assert (tmp_path / ranks.ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
     with socket.create_connection(("127.0.0.1", place["port"]), timeout=20) as stranger:
         stranger.sendall(json.dumps({"rank": 1, "ranks": 2, "token": "guess", "versions": SAME}).encode() + b"\n")
         assert stranger.recv(100) == b""
@@ -177,12 +177,12 @@ def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        ({}, ranks.ALONE),
+        ({}, ranks.SINGLE),
         (
             {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-            ranks.Place(3, 4, 1, 2, "torchrun"),
+            ranks.Placement(3, 4, 1, 2, "torchrun"),
         ),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ranks.Place(1, 2, 1, 2, "srun")),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ranks.Placement(1, 2, 1, 2, "srun")),
         (
             {
                 "SLURM_PROCID": "5",
@@ -190,17 +190,17 @@ def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
                 "SLURM_LOCALID": "1",
                 "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
             },
-            ranks.Place(5, 8, 1, 4, "srun"),
+            ranks.Placement(5, 8, 1, 4, "srun"),
         ),
     ],
 )
 def test_launchers_say_in_the_environment_which_rank_this_is(variables, place):
-    assert ranks.place(variables) == place
+    assert ranks.placement(variables) == place
 
 
 def test_a_number_of_ranks_that_cannot_share_is_refused():
     with pytest.raises(UsageError, match="torchrun has started 3 ranks: a run has 1, 2, 4 or 8"):
-        ranks.place({"RANK": "0", "WORLD_SIZE": "3"})
+        ranks.placement({"RANK": "0", "WORLD_SIZE": "3"})
 
 
 def test_ranks_that_are_started_again_are_refused_with_the_command_that_resumes(tmp_path):
@@ -228,18 +228,18 @@ def test_ranks_are_counted_before_anything_large_is_imported(tmp_path, word, cou
 def test_which_gpus_share_a_run():
     from operant.config.sections import Run
 
-    def gang(visible, resume=False, here=ranks.ALONE, **keys):
-        return ranks.gang(Run(**keys), here, visible, resume=resume)
+    def gang(visible, resume=False, here=ranks.SINGLE, **keys):
+        return ranks.assign_gpus(Run(**keys), here, visible, resume=resume)
 
-    assert gang(0) == (ranks.ALONE, (), None)
-    assert gang(4, gpus=2) == (ranks.Place(0, 2, 0, 2), (0, 1), None)
-    assert gang(4, gpus=[1, 3]) == (ranks.Place(0, 2, 0, 2), (1, 3), None)
-    assert gang(4, gpus=[1, 3], here=ranks.Place(1, 2, 1, 2)) == (
-        ranks.Place(1, 2, 1, 2),
+    assert gang(0) == (ranks.SINGLE, (), None)
+    assert gang(4, gpus=2) == (ranks.Placement(0, 2, 0, 2), (0, 1), None)
+    assert gang(4, gpus=[1, 3]) == (ranks.Placement(0, 2, 0, 2), (1, 3), None)
+    assert gang(4, gpus=[1, 3], here=ranks.Placement(1, 2, 1, 2)) == (
+        ranks.Placement(1, 2, 1, 2),
         (1, 3),
         None,
     )  # as rank 0 has started it
-    assert gang(0, ranks=2) == (ranks.Place(0, 2, 0, 2), (), None)
+    assert gang(0, ranks=2) == (ranks.Placement(0, 2, 0, 2), (), None)
     place, gpus, note = gang(3, gpus="all")
     assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("idle: 2")
     # Of four GPUs three are left: a resume goes on with two.
@@ -249,7 +249,7 @@ def test_which_gpus_share_a_run():
         gang(3, gpus=4)
     with pytest.raises(MachineError, match=r"no GPU for run.gpus = 2.*run.ranks=2"):
         gang(0, gpus=2)
-    launched = ranks.Place(1, 2, 1, 2, "torchrun")
+    launched = ranks.Placement(1, 2, 1, 2, "torchrun")
     assert gang(2, here=launched)[1] == (0, 1) and gang(2, here=launched, device="cpu")[1] == ()
     with pytest.raises(MachineError, match="2 ranks on this host have 1 GPU"):
         gang(1, here=launched)

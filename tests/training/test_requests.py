@@ -15,7 +15,7 @@ from operant.errors import StoppedError
 from operant.runs import control
 from operant.runs.control import Answer, Inbox, Request
 from operant.training import requests
-from operant.training.requests import Attendant, Heartbeat, Requests, Stop
+from operant.training.requests import Heartbeat, Requests, RequestThread, Stop
 
 
 def request(verb, name="1", by="alice@gpu03"):
@@ -118,21 +118,21 @@ def while_busy(act):
 
 
 def test_a_signal_is_heard_while_the_main_thread_is_busy_and_told_once():
-    asked, teller, heard = Requests(), Teller(), []
+    asked, reporter, heard = Requests(), Reporter(), []
 
     def act():
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: teller.said)
+        wait_until(lambda: reporter.said)
         heard.append(asked.stop)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with asked:
         asked.begin()
-        asked.teller = teller
+        asked.reporter = reporter
         while_busy(act)
     asked.restore()
-    assert heard == [Stop(signal.SIGTERM, "SIGTERM")] and asked.stop == heard[0] and teller.ended == 1
-    ((line, *_),) = teller.said
+    assert heard == [Stop(signal.SIGTERM, "SIGTERM")] and asked.stop == heard[0] and reporter.ended == 1
+    ((line, *_),) = reporter.said
     assert line.startswith("SIGTERM: it stops after this iteration, with a checkpoint, however long they take")
 
 
@@ -140,7 +140,7 @@ def test_a_stop_waits_for_an_import():
     """One that is broken off leaves half a module behind."""
     asked, done = Requests(), []
     with pytest.raises(StoppedError, match="before the first iteration"), asked:
-        with asked.held():
+        with asked.deferring_stops():
             os.kill(os.getpid(), signal.SIGTERM)
             wait_until(lambda: asked.stop)
             done.append("imported")
@@ -151,21 +151,21 @@ def test_a_stop_waits_for_an_import():
 
 def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
     monkeypatch.setattr(requests, "_ONE_PRESS_S", 0.0)
-    asked, teller, left = Requests(), Teller(), []
+    asked, reporter, left = Requests(), Reporter(), []
     monkeypatch.setattr(requests.os, "_exit", left.append)
 
     def act():
         os.kill(os.getpid(), signal.SIGINT)
-        wait_until(lambda: teller.said)
+        wait_until(lambda: reporter.said)
         os.kill(os.getpid(), signal.SIGINT)
         wait_until(lambda: left)
 
     with asked:
         asked.begin()
-        asked.teller = teller
+        asked.reporter = reporter
         while_busy(act)
     asked.restore()
-    assert left[0] == 137 and teller.left == [137]
+    assert left[0] == 137 and reporter.left == [137]
 
 
 def test_a_start_that_hangs_in_c_is_left_all_the_same(monkeypatch):
@@ -184,10 +184,10 @@ def test_a_start_that_hangs_in_c_is_left_all_the_same(monkeypatch):
 
 
 def test_a_forked_child_that_is_signalled_does_not_stop_the_trainer():
-    asked, teller = Requests(), Teller()
+    asked, reporter = Requests(), Reporter()
     with asked:
         asked.begin()
-        asked.teller = teller
+        asked.reporter = reporter
         heard, begun = os.pipe()
         if not (child := os.fork()):
             os.write(begun, b"!")
@@ -203,14 +203,14 @@ def test_a_forked_child_that_is_signalled_does_not_stop_the_trainer():
             os.close(heard)
             os.close(begun)
     asked.restore()
-    assert asked.stop is None and not teller.said
+    assert asked.stop is None and not reporter.said
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the attendant
 
 
-class Teller:
+class Reporter:
     def __init__(self):
         self.said, self.acknowledged, self.watched, self.left, self.ended = [], [], [], [], 0
 
@@ -240,38 +240,40 @@ def run(tmp_path, monkeypatch):
 
 
 def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run):
-    asked, teller = Requests(), Teller()
-    with Attendant(Inbox(run.path, run.uuid, report=teller.said.append), asked, teller):
+    asked, reporter = Requests(), Reporter()
+    with RequestThread(Inbox(run.path, run.uuid, report=reporter.said.append), asked, reporter):
         first, second = control.send(run, "checkpoint"), control.send(run, "pause")
         assert control.answer(run, first, DEADLINE_S) == Answer("accepted", "a checkpoint is made after this iteration")
         assert control.answer(run, second, DEADLINE_S).result == "accepted" and asked.checkpoint and asked.paused_by
-        wait_until(lambda: len(teller.said) == 2)
+        wait_until(lambda: len(reporter.said) == 2)
         by = f"by {control.own_name()}"
-        assert teller.said == [
+        assert reporter.said == [
             (f"checkpoint asked for {by}", "info", "control"),
             (f"pause asked for {by}", "info", "control"),
         ]
-        assert teller.acknowledged == [(1, "accepted"), (2, "accepted")]
+        assert reporter.acknowledged == [(1, "accepted"), (2, "accepted")]
         asked.answer("checkpoint", "done", "checkpoints/step-1")
         assert control.answer(run, first, DEADLINE_S, final=True) == Answer("done", "checkpoints/step-1")
         asked.answer("pause", "done", "paused")
         assert control.answer(run, second, DEADLINE_S, final=True) == Answer("done", "paused")
-        wait_until(lambda: len(teller.acknowledged) == 3)
-        assert teller.acknowledged[2] == (2, "done"), "the status words tell of the newest request"
+        wait_until(lambda: len(reporter.acknowledged) == 3)
+        assert reporter.acknowledged[2] == (2, "done"), "the status words tell of the newest request"
         control.send(run, "watch", {"mode": "sampled", "size": 48}, expires_s=3600)
-        wait_until(lambda: teller.watched)
-        ((mode, size, left_s),) = teller.watched
-        assert (mode, size) == ("sampled", 48) and 0 < left_s <= 60 and len(teller.said) == 2
+        wait_until(lambda: reporter.watched)
+        ((mode, size, left_s),) = reporter.watched
+        assert (mode, size) == ("sampled", 48) and 0 < left_s <= 60 and len(reporter.said) == 2
         stop = control.send(run, "stop")
         assert (
-            control.answer(run, stop, DEADLINE_S).result == "accepted" and teller.ended == 1 and asked.stop.number == 0
+            control.answer(run, stop, DEADLINE_S).result == "accepted"
+            and reporter.ended == 1
+            and asked.stop.number == 0
         )
 
 
 def test_what_is_asked_at_the_very_end_is_answered(run):
-    asked, teller = Requests(), Teller()
-    inbox = Inbox(run.path, run.uuid, report=teller.said.append)
-    attendant = Attendant(inbox, asked, teller)
+    asked, reporter = Requests(), Reporter()
+    inbox = Inbox(run.path, run.uuid, report=reporter.said.append)
+    attendant = RequestThread(inbox, asked, reporter)
     with attendant:
         attendant._over = True  # as if it had looked for the last time
         asked.answered.set()

@@ -18,8 +18,8 @@ from waiting import wait_until
 import operant
 from operant.envs import outside
 from operant.errors import EnvironmentFailedError
-from operant.host.pictures import resized
-from operant.host.processes import shared_out
+from operant.host.image import resized
+from operant.host.processes import distribute
 from operant.host.source import Lane, Source
 from operant.worlds.host_world import HostWorld, lane_seeds
 
@@ -104,7 +104,7 @@ def test_processes_give_the_bits_of_none():
 @pytest.mark.parametrize(("lanes", "buffers", "processes"), [(16, 2, 16), (5, 2, 3), (64, 8, 16), (7, 3, 2)])
 def test_processes_have_as_many_lanes_as_each_other(lanes, buffers, processes):
     parts = [range(k * lanes // buffers, (k + 1) * lanes // buffers) for k in range(buffers)]
-    shares = shared_out(parts, processes)
+    shares = distribute(parts, processes)
     counts = [sum(map(len, share)) for share in shares]
     assert max(counts) - min(counts) <= 1
     assert [sorted(lane for share in shares for lane in share[k]) for k in range(buffers)] == [

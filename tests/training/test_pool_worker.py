@@ -96,7 +96,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
 def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
     run = made(tmp_path, *SHORT)
     process = subprocess.Popen(
-        [sys.executable, "-m", "operant.training.warm"],
+        [sys.executable, "-m", "operant.training.pool_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,14 +12,14 @@ LUMA = (19_595, 38_470, 7_471)
 """ITU-R 601 weights of red, green and blue, in 1/65,536."""
 
 
-def grey(picture: np.ndarray) -> np.ndarray:
+def grayscale(picture: np.ndarray) -> np.ndarray:
     """Grayscale (H, W, 3) bytes to (H, W, 1)."""
     red, green, blue = (picture[..., k].astype(np.int32) * weight for k, weight in enumerate(LUMA))
     return ((red + green + blue + 32_768) >> 16).astype(np.uint8)[..., None]
 
 
 @functools.cache
-def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+def resize_weights(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
     """Area resize of an axis from `before` to `after` pixels: source indices (K, after) int64 and weights (K, after)
     int32.
 
@@ -42,10 +42,10 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     before = picture.shape[:2]
     if before == (height, width):
         return picture
-    rows, row_weights = taps(before[0], height)
-    columns, column_weights = taps(before[1], width)
-    numbers = picture.astype(np.int32)
-    numbers = sum(numbers[at] * weight[:, None, None] for at, weight in zip(rows, row_weights, strict=True))
-    numbers = sum(numbers[:, at] * weight[:, None] for at, weight in zip(columns, column_weights, strict=True))
-    whole, rest = np.divmod(numbers, before[0] * before[1])
+    rows, row_weights = resize_weights(before[0], height)
+    columns, column_weights = resize_weights(before[1], width)
+    values = picture.astype(np.int32)
+    values = sum(values[at] * weight[:, None, None] for at, weight in zip(rows, row_weights, strict=True))
+    values = sum(values[:, at] * weight[:, None] for at, weight in zip(columns, column_weights, strict=True))
+    whole, rest = np.divmod(values, before[0] * before[1])
     return (whole + (2 * rest + (whole & 1) > before[0] * before[1])).astype(np.uint8)

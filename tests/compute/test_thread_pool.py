@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from operant.compute.crew import Crew
 from operant.compute.device import device
 from operant.compute.kernel import Kernel, bind
+from operant.compute.thread_pool import KernelThreadPool
 
 COUNT = 1000
 
@@ -35,16 +35,18 @@ def numbers():
     return Numbers(torch.zeros(COUNT, dtype=torch.int64), torch.zeros(COUNT, dtype=torch.int64))
 
 
-def crew(numbers, threads):
-    return Crew(Kernel(_counting, torch.device("cpu")), threads, bind(numbers), bind(Factor(torch.tensor([3]))))
+def pool(numbers, threads):
+    return KernelThreadPool(
+        Kernel(_counting, torch.device("cpu")), threads, bind(numbers), bind(Factor(torch.tensor([3])))
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, threads):
-    shared = crew(numbers, threads)
+    shared = pool(numbers, threads)
     for offset in range(3):  # sessions
         with shared.session(5):
-            given = [shared.order(*part, offset) for part in ((0, 1), (1, 400), (400, 400), (400, 999), (999, COUNT))]
+            given = [shared.submit(*part, offset) for part in ((0, 1), (1, 400), (400, 400), (400, 999), (999, COUNT))]
             for number in given:
                 shared.finish(number)
                 assert numbers.times[: [1, 400, 400, 999, COUNT][number]].eq(offset + 1).all()
@@ -52,10 +54,10 @@ def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, th
 
 
 def test_helping_takes_pieces_until_there_are_none(numbers):
-    alone = crew(numbers, 1)
+    alone = pool(numbers, 1)
     with alone.session(2):
         assert not alone.help()
-        given = [alone.order(0, 500, 0), alone.order(500, COUNT, 0)]
+        given = [alone.submit(0, 500, 0), alone.submit(500, COUNT, 0)]
         assert [alone.help() for _ in range(3)] == [True, True, False] and numbers.times.eq(1).all()
         for number in given:
             alone.finish(number)
@@ -63,10 +65,10 @@ def test_helping_takes_pieces_until_there_are_none(numbers):
 
 
 def test_a_session_that_is_broken_off_lets_its_threads_go(numbers):
-    shared = crew(numbers, 3)
+    shared = pool(numbers, 3)
     with pytest.raises(KeyboardInterrupt), shared.session(100):
-        shared.finish(shared.order(0, COUNT, 0))
+        shared.finish(shared.submit(0, COUNT, 0))
         raise KeyboardInterrupt
     with shared.session(1):
-        shared.finish(shared.order(0, COUNT, 0))
+        shared.finish(shared.submit(0, COUNT, 0))
     assert numbers.times.eq(2).all()

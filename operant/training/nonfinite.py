@@ -25,7 +25,7 @@ MANTISSA = 0x007FFFFF
 _KINDS = ("action", "reward", "observation")
 
 
-class Entered(NamedTuple):
+class FirstNonFinite(NamedTuple):
     """First non-finite value of an iteration."""
 
     kind: str  # "action": the policy's own; "reward" or "observation": the environment's
@@ -43,9 +43,9 @@ class Entered(NamedTuple):
         return f"{what} {self.value} in lane {self.lane} at step {began + (self.tick + 1) * lanes:,}{many}"
 
 
-def advice(config: Any, entered: Entered | None) -> str:
+def advice(config: Any, first: FirstNonFinite | None) -> str:
     """Advice on non-finite values by their origin. `config` is an `operant.config.load.Config`."""
-    if entered is not None and entered.kind != "action":
+    if first is not None and first.kind != "action":
         file = config.environment_file
         look = (
             f"look at its rules and env.params: operant check {file.name}" if file is not None else "look at env.params"
@@ -59,7 +59,7 @@ def advice(config: Any, entered: Entered | None) -> str:
     return f"Try {' or '.join(tries)}{rewards}"
 
 
-class Seen(NamedTuple):
+class Checked(NamedTuple):
     """Checked buffers as float32 bit patterns. Integer buffers cannot be non-finite and are passed with 0 rows."""
 
     action: Any  # (T, A, N) int32
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
     observation: Any  # (T + 1, O, N) int32; [t + 1] is what step t showed
 
 
-class Found(NamedTuple):
+class Result(NamedTuple):
     """Output buffers. The check is skipped once `first` names an iteration."""
 
     first: Any  # (1) int64, below 0: none yet
@@ -78,47 +78,47 @@ class Found(NamedTuple):
 
 
 @device
-def look_body(i, seen, found, offset):
+def nonfinite_body(i, checked, result, offset):
     """Record the first non-finite value of sample i = t N + n. Reads all values, last first, so that loads do not wait
     for each other.
     """
-    exponent, lanes = int32(EXPONENT), uint32(seen.reward.shape[1])
-    if found.first[0] < 0:
+    exponent, lanes = int32(EXPONENT), uint32(checked.reward.shape[1])
+    if result.first[0] < 0:
         t, n = i // lanes, i % lanes
         kind, value = int32(0), int32(0)
-        for o in range(seen.observation.shape[1]):
-            bits = seen.observation[t + uint32(1), o, n]
+        for o in range(checked.observation.shape[1]):
+            bits = checked.observation[t + uint32(1), o, n]
             if (bits & exponent) == exponent:
                 kind, value = int32(3), bits
-        bits = seen.reward[t, n]
+        bits = checked.reward[t, n]
         if (bits & exponent) == exponent:
             kind, value = int32(2), bits
-        for a in range(seen.action.shape[1]):
-            bits = seen.action[t, a, n]
+        for a in range(checked.action.shape[1]):
+            bits = checked.action[t, a, n]
             if (bits & exponent) == exponent:
                 kind, value = int32(1), bits
         if kind != 0:
             infinite = int32(0) if (value & int32(MANTISSA)) != 0 else int32(1) if value > 0 else int32(2)
-            found.code[t, n] = int32(4) * kind + infinite
-            found.any[0] = int32(1)
+            result.code[t, n] = int32(4) * kind + infinite
+            result.any[0] = int32(1)
 
 
-class Entry:
-    """Check of a rollout. After a non-finite value `any` (1) int32 is 1, and `found` locates it."""
+class NonFiniteCheck:
+    """Check of a rollout. After a non-finite value `any` (1) int32 is 1, and `result` locates it."""
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
         """`first` (1) int64: index of the first bad iteration, below 0 while there is none; later iterations are
         skipped.
         """
         where, (steps, lanes) = rollout.reward.device, rollout.reward.shape
-        seen = (rollout.action, rollout.reward, rollout.observation)
-        self._floats = [tensor for tensor in seen if tensor.dtype == torch.float32]
+        checked = (rollout.action, rollout.reward, rollout.observation)
+        self._floats = [tensor for tensor in checked if tensor.dtype == torch.float32]
         nothing = torch.zeros(steps, 0, lanes, dtype=torch.int32, device=where)
-        bits = [tensor.view(torch.int32) if tensor.dtype == torch.float32 else nothing for tensor in seen]
+        bits = [tensor.view(torch.int32) if tensor.dtype == torch.float32 else nothing for tensor in checked]
         self._code = torch.zeros(steps, lanes, dtype=torch.int8, device=where)
         self.any = torch.zeros(1, dtype=torch.int32, device=where)
-        self._on_cpu, self._kernel = where.type == "cpu", kernel(look_body, where)
-        self._seen, self._found = bind(Seen(*bits)), bind(Found(first, self._code, self.any))
+        self._on_cpu, self._kernel = where.type == "cpu", kernel(nonfinite_body, where)
+        self._seen, self._found = bind(Checked(*bits)), bind(Result(first, self._code, self.any))
 
     def __call__(self) -> None:
         """Check the rollout."""
@@ -128,7 +128,7 @@ class Entry:
         ):  # sync: on a CPU there is nothing to wait for
             self._kernel(self._code.numel(), self._seen, self._found)
 
-    def found(self) -> Entered | None:
+    def located(self) -> FirstNonFinite | None:
         """First non-finite value, ordered by step and then lane; None if there is none."""
         code = self._code.cpu()  # sync: the run is over
         places = code.nonzero()
@@ -136,6 +136,6 @@ class Entry:
             return None
         tick, lane = map(int, places[0])
         kind, infinite = divmod(int(code[tick, lane]), 4)
-        return Entered(
+        return FirstNonFinite(
             _KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(places[:, 1].unique())
         )

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 import numpy as np
 from numba import njit
 
 from operant.compute.atomics import add
-from operant.compute.jit_cache import keep
-from operant.compute.kernel import GIVEN, LINE, STOPPED, Kernel
+from operant.compute.jit_cache import cache_cpu
+from operant.compute.kernel import LINE, STOPPED, SUBMITTED, Kernel
 
 PIECES = 4
 """Pieces of an order per thread: a delayed thread costs the others only part of a piece."""
@@ -31,32 +32,32 @@ def _write_order(board: Any, number: int, first: int, last: int, offset: int, pi
     """Write an order to the board, then publish it."""
     row = (3 + 3 * number) * LINE
     board[row], board[row + 1], board[row + 2], board[row + 3] = first, last, offset, pieces
-    add(board, GIVEN, 1)
+    add(board, SUBMITTED, 1)
 
 
 def _write_stop(board: Any) -> None:
     add(board, STOPPED, 1)
 
 
-_give = keep(njit(nogil=True)(_write_order), "an order")
-_stop = keep(njit(nogil=True)(_write_stop), "the last of orders")
+_submit = cache_cpu(njit(nogil=True)(_write_order), "an order")
+_stop = cache_cpu(njit(nogil=True)(_write_stop), "the last of orders")
 
 
-class Crew:
+class KernelThreadPool:
     """Thread pool of `threads` threads, including the caller's, for launches of a kernel on two bound groups."""
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:
         self.threads, self._kernel, self._groups = threads, kernel, (lanes, slot)
         self._pool = ThreadPoolExecutor(threads - 1, "crew") if threads > 1 else None
         self._board = np.zeros(0, np.int64)
-        self._given = self._finished = 0
+        self._submitted = self._finished = 0
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
         """Run the threads for up to `orders` orders."""
-        self._board, self._given = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
+        self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
-        work = self._kernel.share
+        work = self._kernel.run_orders
         work(0, 0, self._board, *self._groups)  # compiled by one thread
         others = (
             [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)]
@@ -67,24 +68,25 @@ class Crew:
             yield
         finally:
             _stop(self._board)
-            wait(others)
+            wait_for(others)
         for future in others:
             future.result()
 
-    def order(self, first: int, last: int, offset: int) -> int:
+    def submit(self, first: int, last: int, offset: int) -> int:
         """Submit a run of the kernel for indices [first, last). Returns the order's number."""
         pieces = max(1, min(self.threads * PIECES, (last - first) // SMALLEST)) if self.threads > 1 else 1
-        _give(self._board, self._given, first, last, offset, pieces)
-        self._given += 1
-        return self._given - 1
+        _submit(self._board, self._submitted, first, last, offset, pieces)
+        self._submitted += 1
+        return self._submitted - 1
 
     def help(self) -> bool:
         """Process a piece of a submitted order; False if none was left."""
         return any(
-            self._kernel.take(number, self._board, *self._groups) for number in range(self._finished, self._given)
+            self._kernel.run_piece(number, self._board, *self._groups)
+            for number in range(self._finished, self._submitted)
         )
 
-    def finish(self, number: int) -> None:
+    def wait(self, number: int) -> None:
         """Process pieces until an order is complete. Orders must be awaited in submission order."""
-        self._kernel.share(number, number + 1, self._board, *self._groups)
+        self._kernel.run_orders(number, number + 1, self._board, *self._groups)
         self._finished = number + 1

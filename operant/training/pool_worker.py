@@ -37,7 +37,7 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
     os.close(descriptor)
     try:
         launch.mark_session()
-        return worker.worked(folder, resume, trusted, goes_on=True)
+        return worker.worked(folder, resume, trusted, reused=True)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
