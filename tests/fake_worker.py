@@ -173,7 +173,7 @@ def pause(writer: Writer, asked: threading.Event, requests: Requests) -> None:
         time.sleep(0.01)
     requests.waiting = False
     writer.set_state("running")
-    requests.answer("unpause", "done", "it trains again")
+    requests.answer("unpause", "done", "training resumed")
 
 
 if __name__ == "__main__":

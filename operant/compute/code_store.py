@@ -39,7 +39,7 @@ def folder() -> Path | None:
     if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
+    if not os.path.isabs(base):  # XDG specification: relative paths are ignored
         base = os.path.expanduser("~/.cache")
     return Path(base, "operant", "kernels") if os.path.isabs(base) else None
 
@@ -59,7 +59,7 @@ class CodeStore:
                 self._check(os.fstat(descriptor), key, stat.S_ISREG)
                 with open(descriptor, "rb", closefd=False) as file:
                     raw = file.read(_LARGEST_BYTES + 1)
-                with contextlib.suppress(OSError):  # a disk that cannot be written can still be read
+                with contextlib.suppress(OSError):  # read-only disk
                     os.utime(descriptor)
         except FileNotFoundError:
             return None
@@ -155,6 +155,6 @@ def _header(key: str, payload: bytes) -> bytes:
 def _entries(root: int) -> list[tuple[str, os.stat_result]]:
     found = []
     for name in os.listdir(root):
-        with contextlib.suppress(FileNotFoundError):  # another process has just cleared up
+        with contextlib.suppress(FileNotFoundError):  # deleted by another process
             found.append((name, os.stat(name, dir_fd=root, follow_symlinks=False)))
     return found

@@ -44,14 +44,13 @@ def device_call(function: Callable[..., Any]) -> Any:
     _number_uniquely()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **NO_REFERENCE_COUNTS}
     called: Any = njit(**options)(function)
-    if not hasattr(called, "get_call_template"):  # NUMBA_DISABLE_JIT: plain Python
+    if not hasattr(called, "get_call_template"):  # NUMBA_DISABLE_JIT: a plain Python function
         return called
-    # Compiled code calls one without numba's wrappers for calls from Python and C: they take a tenth of all
-    # compilation.
+    # Compiled callers need no wrappers for calls from Python and C, which take a tenth of all compilation.
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     bare: Any = njit(**options)(function)
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload
-    called._compiling_counter = bare._compiling_counter  # which tells numba that a function calls itself
+    called._compiling_counter = bare._compiling_counter  # recursion check
     return called
 
 
@@ -73,7 +72,7 @@ def inline_without_copies(numbas: ModuleType) -> None:
 
     `numbas` is the inlining module of a backend. IR read for inlining is used once, so nothing else sees the change.
     """
-    if not hasattr(numbas, "copy"):  # a numba that copies in another way, or not at all
+    if not hasattr(numbas, "copy"):  # this numba does not use copy.deepcopy
         return
     paste = numbas.InlineWorker.inline_function
 

@@ -17,16 +17,16 @@ class Link(NamedTuple):
     pointers inside a kernel.
     """
 
-    inbox: Any  # (2, W, width) int64, this rank's: a sum and the number of its turn in one word; the halves take turns
-    outboxes: Any  # (W) int64, the addresses of this rank's row in the first half of each rank's inbox
-    turns: Any  # (programs) int32, how many there have been; a captured graph sees it grow
-    spent: Any  # (1) int64, nanoseconds that the first program has waited for the others' words
+    inbox: Any  # (2, W, width) int64, this rank's: sum and sequence number in one word; double buffered
+    outboxes: Any  # (W) int64, addresses of this rank's row in the first half of each rank's inbox
+    turns: Any  # (programs) int32, sequence numbers; advanced inside captured graphs
+    spent: Any  # (1) int64, nanoseconds that the first program has waited for other ranks
 
 
 class Exchange(Protocol):
     """One rank's end of the exchange. All operations are collective: same order and shapes on every rank."""
 
-    counts: bool  # whether what is exchanged now belongs to an iteration, whose time is counted
+    counts: bool  # whether the current exchange belongs to an iteration and is timed
 
     @property
     def rank(self) -> int:

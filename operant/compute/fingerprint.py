@@ -51,7 +51,7 @@ class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._seen: dict[Any, int] = {}
-        self._alive: list[Any] = []  # alive until the end, or an id could come twice
+        self._alive: list[Any] = []  # kept alive: an id must not be reused during the walk
 
     def digest(self) -> bytes:
         return self._hash.digest()
@@ -103,7 +103,7 @@ class _Walk:
             self._dispatcher(value)
         elif getattr(value, "__module__", None) == _ATOMIC and hasattr(
             value, "_defn"
-        ):  # which uses nothing but numba and llvmlite
+        ):  # depends only on numba and llvmlite
             self._hash_item("intrinsic", value.__name__)
             self._code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
@@ -171,7 +171,7 @@ class _Walk:
             return
         names = vars(module)
         if "__getattr__" in names:
-            raise UnknownValueError(f"the module {module.__name__}, which makes up its names as it goes")
+            raise UnknownValueError(f"the module {module.__name__}, which defines its names dynamically")
         for name in sorted(attributes & names.keys()):
             self._hash_item("attribute", name)
             self.visit(names[name], attributes)
@@ -193,7 +193,8 @@ class _Walk:
         namespace = function.__globals__
         if any(_extends_numba(value) for value in namespace.values()):
             raise UnknownValueError(
-                f"the module {namespace.get('__name__')}, which extends numba: what it adds could change unseen"
+                f"the module {namespace.get('__name__')}, which extends numba: changes of the extension would "
+                f"not be noticed"
             )
         code = function.__code__
         attributes = frozenset(name for part in _codes(code) for name in part.co_names)

@@ -38,7 +38,7 @@ class Graphed:
             self._graph.replay()
 
     def _warm_up(self) -> None:
-        # A first call on a side stream, as capture wants it: allocations and lazily loaded libraries settle here.
+        # Capture requires a first call on a side stream: allocations and lazily loaded libraries settle here.
         current = torch.cuda.current_stream(self._device)
         side = side_stream(self._device)
         side.wait_stream(current)
@@ -49,14 +49,13 @@ class Graphed:
     def _capture(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
         graph = torch.cuda.CUDAGraph()
-        # Freeing what an earlier trainer left behind would break off the capture: so collect it before, and nothing
-        # meanwhile.
+        # Freeing an earlier trainer's graphs would abort the capture: collect garbage before, none during it.
         gc.collect()
         collecting = gc.isenabled()
         gc.disable()
         try:
-            # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile. In a stream of its own where
-            # it is called in one: what runs beside it then shares no library's workspace with it.
+            # thread_local: heartbeat and checkpoint threads may call CUDA meanwhile. On a non-default stream, capture
+            # on it: concurrent work then shares no library workspace.
             current = torch.cuda.current_stream(self._device)
             stream = None if current == torch.cuda.default_stream(self._device) else current
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -65,7 +65,7 @@ class _Cache:
         self._key: str | None = None
         self._lookup_s = 0.0
 
-    # What a backend adds.
+    # IMPLEMENTED BY A BACKEND
 
     def versions(self) -> tuple[Any, ...]:
         """Versions and settings of everything that takes part in a compilation."""
@@ -85,7 +85,7 @@ class _Cache:
         """Inverse of `reduced`."""
         raise NotImplementedError
 
-    # What numba calls, holding its lock.
+    # CALLED BY NUMBA, WHICH HOLDS ITS LOCK
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Cached function for these argument types, or None."""
@@ -100,12 +100,12 @@ class _Cache:
             if tuple(result.signature.args) != tuple(signature):
                 raise ValueError("it takes other arguments")
         except UnknownValueError as error:
-            log.debug("%s is not kept: it reaches %s", self._name, error)
+            log.debug("%s is not cached: it depends on %s", self._name, error)
         except (OSError, UntrustedError) as error:
             _warn(str(error))
-        except Exception as error:  # what is on disk may be anything, and need not be had
+        except Exception as error:  # files on disk may hold anything
             log.debug(
-                "%s is compiled anew: what is kept of it cannot be used (%s: %s)",
+                "%s is recompiled: its cached code is not usable (%s: %s)",
                 self._name,
                 type(error).__name__,
                 error,
@@ -125,8 +125,8 @@ class _Cache:
             self.store.write(self._key, dumps(self.reduce(result)))
         except (OSError, UntrustedError) as error:
             _warn(str(error))
-        except Exception as error:  # numba keeps much that cannot be pickled, and says so in many ways
-            log.debug("%s is not kept (%s: %s)", self._name, type(error).__name__, error)
+        except Exception as error:  # numba raises various errors for objects that cannot be pickled
+            log.debug("%s is not cached (%s: %s)", self._name, type(error).__name__, error)
 
     def flush(self) -> None:
         """Nothing to invalidate: keys change with their contents. (Part of numba's interface.)"""
@@ -146,18 +146,18 @@ class _CPUCache(_Cache):
 
     def reduce(self, result: Any) -> Any:
         if result.lifted or result.objectmode:
-            raise _NotCacheableError("parts of it are Python")
+            raise _NotCacheableError("it contains Python objects")
         if result.library.has_dynamic_globals:
-            raise _NotCacheableError("it holds addresses of this process")
-        # Functions that were numbered before `device` set numbers apart would meet others of the same name.
+            raise _NotCacheableError("it contains addresses of this process")
+        # Functions numbered before `_number_uniquely` ran may collide with those of another process.
         for function in result.library.get_defined_functions():
             for length, number in _NUMBERED.findall(function.name):
                 if int(length) == 1 + len(number) and int(number) < LEAST_NUMBER:
-                    raise _NotCacheableError("a function in it has a number that others have too")
+                    raise _NotCacheableError("a function in it may share its number with another process")
         return result._reduce()
 
     def rebuild(self, reduced: Any, context: Any) -> Any:
-        context.refresh()  # which makes known what compiled code calls
+        context.refresh()  # registers symbols that compiled code calls
         return compiler.CompileResult._rebuild(context, *reduced)
 
 
@@ -175,14 +175,14 @@ class _CUDACache(_Cache):
 
     def reduce(self, result: Any) -> Any:
         if result.launch_config_sensitive:
-            raise _NotCacheableError("it is made for one size of launch")
+            raise _NotCacheableError("it is specialised for one launch size")
         return result._reduce_states()
 
     def rebuild(self, reduced: Any, context: Any) -> Any:
         from numba.cuda.dispatcher import _Kernel
 
         kernel = _Kernel._rebuild(**reduced)
-        kernel.bind()  # onto the GPU now: a module cannot be loaded while a graph is captured
+        kernel.bind()  # load now: a module cannot be loaded during a capture
         return kernel
 
 

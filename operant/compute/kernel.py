@@ -44,7 +44,7 @@ class _Mapped:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor  # which lives as long as this
+        self._tensor = tensor  # keeps the memory alive
         self.__cuda_array_interface__ = dict(tensor.numpy().__array_interface__)
 
 
@@ -56,7 +56,7 @@ def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
         return torch.zeros(tuple(shape), dtype=dtype)
     from numba import cuda
 
-    # Not torch's own page-locked memory, which takes a power of two of bytes.
+    # Not torch's pinned memory, which rounds up to a power of two.
     memory = cuda.mapped_array(math.prod(shape) * dtype.itemsize, dtype=uint8)
     return torch.from_numpy(asarray(memory)).zero_().view(dtype).view(tuple(shape))
 
@@ -94,7 +94,7 @@ def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     """GPU shell as a plain function, one thread per index, for `cuda.jit` and for tests without a GPU."""
-    from numba import cuda  # here: a start without a GPU is spared a third of a second
+    from numba import cuda  # lazy: saves a third of a second without a GPU
     from numba.cuda.core import inline_closurecall
 
     inline_without_copies(inline_closurecall)
@@ -112,14 +112,13 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
     piece or for all orders.
     """
 
-    # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
+    # nogil: the threads for signals and requests run during a launch.
     @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **NO_REFERENCE_COUNTS)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
 
-    # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches
-    # through a tuple.
+    # The parallel loop contains only a call: numba's parallel pass drops stores to arrays reached through a tuple.
     @njit(parallel=True, nogil=True)
     def parallel(count, chunks, lanes, slot, offset):
         for chunk in prange(chunks):
@@ -173,7 +172,7 @@ class Kernel:
             from numba import cuda
             from numba.cuda.core import config
 
-            # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
+            # Few lanes are reasonable for a small network; silence numba's warning about few blocks.
             config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
             self._shell = cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:

@@ -16,7 +16,8 @@ def essence(error: BaseException) -> str:
     """Summary of a numba error: file and line, code, and the problem."""
     if isinstance(error, RecursionError):
         return (
-            "numba looks in vain for a function that it calls: np.random and other parts of NumPy exist on the CPU only"
+            "a function called here is not supported in kernels: np.random and other parts of NumPy exist "
+            "on the CPU only"
         )
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Failed in ")]

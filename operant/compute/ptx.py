@@ -16,7 +16,7 @@ from operant.compute.kernel import cuda_shell, signature
 ARCHITECTURES = ((7, 5), (8, 6), (9, 0), (10, 0))
 """Compute capabilities every kernel is compiled for: Turing, Ampere, Hopper, Blackwell."""
 
-_RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # the driver brings these
+_RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # provided by the driver
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from numpy import float32, int32, uint32, uint64
 
 from operant.compute.device import device
 
-# Purposes: who draws. A new one is a new line here.
+# Purposes of random numbers; append new ones.
 RESET, STEP, ACTION, SHUFFLE, STREAM, REPLAY = range(6)
 
 _MULTIPLIER_0 = uint32(0xD2511F53)
@@ -101,7 +101,7 @@ def stream_seed(seed: int, stream: int) -> int:
     if stream == 0:
         return seed
     low, high = (uint32(word) for word in split(seed))
-    with np.errstate(over="ignore"):  # words wrap
+    with np.errstate(over="ignore"):  # uint32 overflow is intended
         words = _as_python(philox)(uint32(stream), uint32(0), uint32(0), uint32(STREAM << 16), low, high)
     return (int(words[1]) << 32 | int(words[0])) & (2**63 - 1)
 

@@ -21,7 +21,7 @@ from operant.errors import DeviceError, MachineError, UsageError
 if TYPE_CHECKING:
     import torch
 
-_OUT_OF_MEMORY = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words on a CPU, numba's on a GPU
+_OUT_OF_MEMORY = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # messages of torch on a CPU and of numba
 
 
 def quiet_threads() -> None:
@@ -45,7 +45,7 @@ def importing() -> Iterator[None]:
     capture. In a process that trains several runs only newly imported objects are frozen: a finished run's garbage must
     be collected.
     """
-    gc.collect()  # whatever is garbage now would stay too
+    gc.collect()  # garbage must not be frozen
     was_on, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
@@ -73,7 +73,7 @@ def wake_gpu(device: str) -> threading.Thread | None:
 
 def _make_context(index: int) -> None:
     """Retain the primary context of a GPU, which torch and numba use too."""
-    with contextlib.suppress(OSError, AttributeError):  # no driver, or an odd one
+    with contextlib.suppress(OSError, AttributeError):  # missing or incompatible driver
         driver = ctypes.CDLL("libcuda.so.1")
         handle, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), index) == 0:
@@ -91,8 +91,7 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = count or max(1, cores // ranks)
-    # In this order: numba starts its threads at the first word, and where they are OpenMP's it sets torch's number to
-    # all cores.
+    # Order matters: numba's first call starts its threads, and with OpenMP sets torch's number to all cores.
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(threads)
     return threads
@@ -103,7 +102,7 @@ def find_device(text: str) -> torch.device:
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
-        raise UsageError(f"{text!r} is no device: it should be auto, cpu, cuda or cuda:N, such as cuda:0")
+        raise UsageError(f"{text!r} is not a device: use auto, cpu, cuda or cuda:N, such as cuda:0")
     available = torch.cuda.is_available()
     if text == "auto":
         return torch.device("cuda", 0) if available else torch.device("cpu")
@@ -139,7 +138,7 @@ def device_error(error: Exception) -> DeviceError | None:
     import torch
 
     if out_of_memory(error):
-        # torch goes on for lines, which would leave no room for the advice
+        # drop torch's further lines, to leave space for the advice
         said = str(error).partition("\n")[0].partition(". Including non-PyTorch memory")[0]
         return DeviceError(f"out of memory: {said}. Use fewer env.lanes or a shorter algo.horizon")
     if (

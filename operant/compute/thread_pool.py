@@ -58,7 +58,7 @@ class KernelThreadPool:
         self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
         work = self._kernel.run_orders
-        work(0, 0, self._board, *self._groups)  # compiled by one thread
+        work(0, 0, self._board, *self._groups)  # compile once, before the threads start
         others = (
             [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)]
             if self._pool is not None

@@ -25,9 +25,9 @@ def alone() -> Iterator[None]:
 
 def _join(meeting: threading.Barrier) -> None:
     """Set this pool thread to single-threaded torch operations permanently."""
-    torch.get_num_threads()  # a thread that never asked would take on the process's number at its first work
+    torch.get_num_threads()  # without this call the thread adopts the process-wide number at its first operation
     torch.set_num_threads(1)
-    meeting.wait()  # so that each thread of a pool does this once
+    meeting.wait()  # one task per pool thread
 
 
 class ThreadPool:
@@ -43,7 +43,7 @@ class ThreadPool:
             everyone = torch.get_num_threads()
             for future in [self._pool.submit(_join, meeting) for _ in range(threads - 1)]:
                 future.result()
-            # which a thread cannot choose for itself alone, were it not asked once before
+            # set_num_threads in a pool thread also changed the process-wide number
             torch.set_num_threads(everyone)
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:

@@ -30,6 +30,6 @@ def load(path: Path, name: str) -> ModuleType:
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # where a dataclass of the file looks itself up
+    sys.modules[name] = module  # dataclasses look up their module
     loader.exec_module(module)
     return module

@@ -85,7 +85,7 @@ class Game:
             machine.setDifficulty(self._chosen["difficulty"])
         self._draw, self._lives = np.random.default_rng(seed), 0
         machine.reset_game()
-        # A state that is brought back would be followed by the last action before it, where actions stick.
+        # A restored state would be followed by the action before it if actions are sticky.
         first, shown, alike = machine.cloneState(), self._shown(), not self._sticky
         for _ in range(ALIKE - 1 if alike else 0):
             machine.reset_game()
@@ -101,7 +101,7 @@ class Game:
         if seed is not None:
             self._load(seed)
         if seed is None and self._life_lost:
-            machine.act(0)  # the next life
+            machine.act(0)  # continue with the next life
         else:
             self._begin()
         self._lives, self._life_lost = machine.lives(), False
@@ -111,7 +111,7 @@ class Game:
     def _begin(self) -> None:
         machine = self._machine
         nothing = int(self._draw.integers(0, self._noop_max)) if self._noop_max else 0
-        # A state that is brought back leaves the picture as it was: one that no frame follows is reached the long way.
+        # Restoring a state does not redraw the screen: without a following frame, reset instead.
         if self._start is None or (self._fire is None and not nothing):
             machine.reset_game()
         else:

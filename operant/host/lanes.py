@@ -27,8 +27,8 @@ class BlockLayout(NamedTuple):
     dtype: str
     action: int  # A
     action_dtype: str
-    mask: int  # H, 0: every action is legal
-    picture: int = 0  # pixels a side of what `draw` shows, at most; 0: nothing is drawn
+    mask: int  # H; 0: every action is legal
+    picture: int = 0  # largest side of a picture, pixels; 0: no drawing
 
     def columns(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each block, in memory order."""
@@ -45,10 +45,10 @@ class BlockLayout(NamedTuple):
             "busy": (
                 (N,),
                 "uint8",
-            ),  # 1 while the lane's environment works: of a process that does not answer, the lane that it is at
-            "drawn": ((N,), "uint8"),  # 1 where the picture is that of an episode's end, and stays until the next step
+            ),  # 1 while the lane's environment runs: locates a process that stopped responding
+            "drawn": ((N,), "uint8"),  # 1 if the picture shows an episode's end, until the next step
             "picture": ((N, self.picture, self.picture, 3), "uint8"),
-            "side": ((1,), "int32"),  # pixels of a side that are asked for
+            "side": ((1,), "int32"),  # requested side of pictures
         }
 
     def bytes(self) -> int:
@@ -153,7 +153,7 @@ class LaneGroup:
             mask = outcome.mask
             if outcome.terminated or outcome.truncated:
                 blocks.final_observation[lane] = row
-                if blocks.side[0]:  # a viewer is shown the end, until the next step
+                if blocks.side[0]:  # keep the final picture until the next step
                     self._draw(lane)
                     blocks.drawn[lane] = 1
                 with _lane_errors(lane, "reset", blocks.action[lane]):
@@ -186,7 +186,7 @@ class LaneGroup:
         if self._blocks.shape.mask:
             row, at = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask
-            for count in sizes:  # a choice of which nothing is legal would have no distribution
+            for count in sizes:  # a choice without a legal value has no distribution
                 if not row[at : at + count].any():
                     row[at : at + count] = 1
                 at += count

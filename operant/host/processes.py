@@ -38,7 +38,7 @@ from operant.host.worker import (
 
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
 _HOME = str(Path(__file__).resolve().parents[2])
-_MAKING_S = 300.0  # for all environments of a process to be made, at least
+_MAKING_S = 300.0  # least timeout for making all environments of a process
 THREADED = ("envpool",)
 """Sources with their own step threads: one process suffices."""
 _SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -70,10 +70,8 @@ class LaneProcesses:
         independent: bool = False,
     ) -> None:
         self._source, self._timeout_s, self._independent = source, timeout_s, independent
-        self._begun: dict[
-            int, collections.deque[int]
-        ] = {}  # of each process, by its socket, the buffers that it has been told to step
-        self._stepped: set[int] = set()  # buffers that it has stepped, of which only `ready` knows
+        self._begun: dict[int, collections.deque[int]] = {}  # by process socket: buffers with a pending call, in order
+        self._stepped: set[int] = set()  # stepped buffers reported by `ready`, not yet finished
         self._workers: list[_Worker] = []
         self._local: LaneGroup | None = None
         size = shape.bytes()
@@ -129,7 +127,7 @@ class LaneProcesses:
             return
         for worker in self._of(call, buffer):
             self._begun.setdefault(worker.link.fileno(), collections.deque()).append(buffer)
-            with contextlib.suppress(OSError):  # it is gone: `finish` says so
+            with contextlib.suppress(OSError):  # the process has exited: `finish` reports it
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
     def _of(self, call: str, buffer: int) -> list[_Worker]:
@@ -142,7 +140,7 @@ class LaneProcesses:
             self._stepped.remove(buffer)
             return
         workers = self._of(call, buffer)
-        for k, worker in enumerate(workers):  # one after the other: most have answered when the first has
+        for k, worker in enumerate(workers):  # in turn: most have answered when the first has
             self._receive(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
@@ -225,7 +223,7 @@ class LaneProcesses:
 def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
     """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers."""
     shares: list[list[range]] = [[] for _ in range(processes)]
-    first = 0  # the process that gets one lane more, where a buffer's cannot be shared evenly
+    first = 0  # process that receives an extra lane of an uneven buffer
     for buffer in buffers:
         each, more, at = *divmod(len(buffer), processes), 0
         for k in range(processes):

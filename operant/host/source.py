@@ -46,14 +46,14 @@ class Source(NamedTuple):
 
     kind: str  # "gymnasium", "ale", "envpool" or "file"
     name: str  # an id, or FILE.py:FUNCTION
-    kwargs: tuple[tuple[str, Any], ...] = ()  # of its constructor
-    version: str = ""  # the hash of a user's file
-    time_limit: int | None = None  # None: its own
+    kwargs: tuple[tuple[str, Any], ...] = ()  # keyword arguments of the constructor
+    version: str = ""  # hash of a user's file
+    time_limit: int | None = None  # None: the environment's own
     frame_skip: int = 1
     frame_stack: int = 1
     grayscale: bool = False
-    resize: int | None = None  # pixels a side
-    sticky: float = 0.0  # the chance that the action before is taken instead
+    resize: int | None = None  # side in pixels
+    sticky: float = 0.0  # probability of repeating the previous action
 
     def to_json(self) -> str:
         """Serialise for a worker process."""
@@ -216,16 +216,16 @@ class View:
             raise SourceError(f"its observation cannot be read: {error}") from None
         self._grey, self._side, self._stack = source.grayscale, source.resize, source.frame_stack
         shape, size = self._plain.shape, self._plain.size
-        self.frame_shape = shape  # of a picture as it comes
+        self.frame_shape = shape  # of a raw picture
         if (self._grey or self._side) and not shape:
             key = "env.grayscale" if self._grey else "env.resize"
-            raise SourceError(f"{key} is for pictures, and it shows {size} numbers of {self._plain.dtype}")
+            raise SourceError(f"{key} needs picture observations (got {size} values of {self._plain.dtype})")
         if self._grey and shape[2] < 3:
-            raise SourceError(f"env.grayscale is for pictures of three colours, and it shows {shape[2]}")
+            raise SourceError(f"env.grayscale needs pictures with three channels (got {shape[2]})")
         if shape:
             shape = (self._side or shape[0], self._side or shape[1], (1 if self._grey else shape[2]) * self._stack)
         self.shape, self.size = shape, math.prod(shape) if shape else size * self._stack
-        self.one, self.dtype = self.size // self._stack, self._plain.dtype  # numbers of a frame
+        self.one, self.dtype = self.size // self._stack, self._plain.dtype  # width of a frame
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
@@ -263,7 +263,7 @@ class View:
 
     def stacked(self, frames: np.ndarray, row: np.ndarray) -> None:
         """Write the last frames (k, one), oldest first, as one row (O)."""
-        if self.shape:  # the frames are channels
+        if self.shape:  # frames become channels
             height, width, channels = self.shape
             row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(
                 self._stack, height, width, -1
@@ -286,7 +286,7 @@ class Lane:
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self.env = make(source, draws=draws)
-        # it does that itself
+        # Game repeats actions itself
         self._source = source if source.kind != "ale" else source._replace(frame_skip=1, sticky=0.0)
         if hasattr(self.env, "num_envs"):
             raise SourceError(

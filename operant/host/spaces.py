@@ -20,7 +20,7 @@ import numpy as np
 MASK = "action_mask"
 """Key of the legal actions, in `info` or in a Dict observation."""
 
-_CATEGORIES = 256  # at most in a byte
+_CATEGORIES = 256  # values of a byte
 
 
 class UnsupportedSpaceError(Exception):
@@ -51,7 +51,7 @@ class Observation:
     dtype: str  # "float32" or "uint8"
     low: float | tuple[float, ...]
     high: float | tuple[float, ...]
-    shape: tuple[int, ...]  # of a picture (H, W, C), else ()
+    shape: tuple[int, ...]  # (H, W, C) of a picture, else ()
     categories: int | tuple[int, ...]
     fields: tuple[Field, ...]
     write: Callable[[Any, np.ndarray], None] = field(compare=False)
@@ -66,7 +66,7 @@ class Action:
     sizes: tuple[int, ...]  # () for a Box
     low: tuple[float, ...]
     high: tuple[float, ...]
-    multi: bool  # whether more than one choice is made
+    multi: bool  # more than one choice
     read: Callable[[np.ndarray], Any] = field(compare=False)
 
     @property
@@ -147,7 +147,7 @@ def observation(space: Any) -> Observation:
         return _picture(space)
     leaves = list(parts(space))
     if not leaves or not all(_numbers(part.space) for part in leaves):
-        raise UnsupportedSpaceError("it holds no number")
+        raise UnsupportedSpaceError("it has no entries")
     alike = [_choices(part.space) for part in leaves]
     in_bytes = all(
         str(part.space.dtype) == "uint8" if found is None else found[0].max() <= _CATEGORIES
@@ -257,7 +257,7 @@ def action(space: Any) -> Action:
         sizes = tuple(int(n) for choices in found if choices is not None for n in choices[0])
         single = len(leaves) == 1 and type(space).__name__ == "Discrete"
         return Action(sizes, (), (), not single, _reader(space))
-    raise UnsupportedSpaceError("its action mixes choices with numbers (Box): one kind alone is known")
+    raise UnsupportedSpaceError("its action mixes discrete choices with a Box: use one kind")
 
 
 def _reader(space: Any) -> Callable[[np.ndarray], Any]:

@@ -74,8 +74,8 @@ class UserVector(Vector):
         made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
         if getattr(made, "num_envs", None) != self.count:
             raise SourceError(
-                f"{self.source.name}(num_envs={self.count}) should return a VectorEnv of so many (it has "
-                f"{getattr(made, 'num_envs', 'none')})"
+                f"{self.source.name}(num_envs={self.count}) should return a VectorEnv with that num_envs "
+                f"(got {getattr(made, 'num_envs', 'none')})"
             )
         return made
 
@@ -129,7 +129,7 @@ class EnvPoolVector(Vector):
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         final = observation
-        if len(ended):  # these alone: a step of theirs would only reset them
+        if len(ended):  # reset these only: stepping them would only reset
             observation = spaces.copy_batch(final)
             anew, _ = self.env.reset(ended.astype(np.int32))
             spaces.replace_rows(observation, ended, anew)
@@ -185,8 +185,7 @@ class VectorGroup(LaneGroup):
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
         one = next(vector for vector in self._vectors if vector is not None)
         self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
-        # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they
-        # are.
+        # Fast path for one Box and one Discrete: all rows are one copy (pictures unchanged).
         self._kind, space = one.single_action_space.dtype, one.single_observation_space
         self._channels_first = channels_first(space)
         self._plain = self._channels_first or (type(space).__name__ == "Box" and str(space.dtype) != "uint8")

@@ -40,7 +40,7 @@ def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threa
     """Lanes of a source in this process."""
     try:
         batched = vector_class(source) is not None
-    except SourceError:  # making the first environment reports it
+    except SourceError:  # reported when the first environment is made
         batched = False
     return (
         VectorGroup(source, blocks, buffers, draws=draws, threads=threads)
@@ -53,7 +53,7 @@ def _end_with(parent: int) -> None:
     """Let the kernel kill this process when its parent exits, even if the parent is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before that
+    if os.getppid() != parent:  # the parent exited before prctl
         os._exit(1)
 
 
@@ -64,7 +64,7 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGHUP,
-    ):  # these are the trainer's, which may still want steps; the socket ends this one
+    ):  # signals to the process group are the trainer's, which may still need steps; the socket ends this process
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=socket_fd)
     setup: dict[str, Any] = json.loads(receive(link, LENGTH.unpack(receive(link, LENGTH.size))[0]))
@@ -78,7 +78,7 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
         draws=setup["draws"],
         threads=setup["threads"],
     )
-    with contextlib.suppress(OSError):  # the other side is gone
+    with contextlib.suppress(OSError):  # the trainer has exited
         while len(command := receive(link, 2)) == 2:
             link.sendall(_answer(group, CALLS[command[:1]], command[1]))
     os._exit(0)

@@ -89,8 +89,8 @@ def _fits_by_trial(config: Config, device: torch.device) -> bool:
         if not out_of_memory(error):
             raise
         fits = False
-    gc.collect()  # a trainer and its graphs hold each other
-    # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
+    gc.collect()  # trainer and graphs reference each other
+    # release the workspaces of 32 MiB per stream that the trainer used
     if torch.version.cuda is not None:
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

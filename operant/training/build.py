@@ -55,7 +55,7 @@ def build(
         config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted,
         config.environment,
     )
-    # each rank has workers of its own, and all share the cores
+    # worker processes of all ranks share the cores
     if exchange.ranks > 1 and config.hosted and config.env.threads == "auto":
         hosting = environment.hosting
         environment = replace(

@@ -33,9 +33,9 @@ __all__ = [
     "EpisodeSums",
     "Exchange",
     "GroupExchange",
+    "RankGroup",
     "RankMetrics",
     "Tier",
-    "RankGroup",
     "join",
     "own_state",
     "whole_state",
@@ -65,10 +65,10 @@ _TEXT_BYTES = 255
 _LANES = {"world": -1, "algo": -1, "replay": 1}
 """Lane axis of the tensors of each group of an algorithm's state, if that axis has one entry per lane."""
 
-_PART_BYTES = 1 << 26  # of a replay, that ranks hand each other at a time
-# parameters, of which there may be as many as lanes
+_PART_BYTES = 1 << 26  # of a replay, gathered at a time
+# parameters, whose size may equal the number of lanes
 _ALIKE = frozenset({"algo/target", "algo/critic", "algo/target_actor"})
-_SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
+_SUMS = frozenset({"world/carried"})  # sums over a rank's lanes; only their total is meaningful
 
 
 class GroupExchange:
@@ -90,7 +90,7 @@ class GroupExchange:
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
-        # not every type of number can be sent
+        # as bytes: not every dtype is supported
         theirs, mine = gathered.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8)
         try:
             if self.device.type == "cuda":
@@ -98,7 +98,7 @@ class GroupExchange:
             else:
                 self._group._allgather_base(theirs, mine).wait()
         except RuntimeError as error:
-            time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
+            time.sleep(_LAST_WORD_S)  # the watching thread knows the cause and exits this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
         if self.counts:
             self._host_s += time.perf_counter() - began_s
@@ -107,7 +107,7 @@ class GroupExchange:
     def agree(self, text: str) -> str:
         """Broadcast rank 0's text, up to 255 bytes."""
         own = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
-        counts, self.counts = self.counts, False  # it belongs to no iteration
+        counts, self.counts = self.counts, False  # not part of an iteration
         found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
         self.counts = counts
         return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
@@ -136,11 +136,11 @@ class SymmetricExchange(GroupExchange):
         self._symmetric, self._in_kernel = symmetric, in_kernel
         self._buffers: list[
             tuple[Tensor, Any, list[Tensor]]
-        ] = []  # all there are: other ranks may still see one that is not used here any more
-        self._links: dict[int, Link] = {}  # of `gather`, by its words
+        ] = []  # never freed: other ranks may still read one that is unused here
+        self._links: dict[int, Link] = {}  # of `gather`, by number of words
         self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
-        # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the
-        # training.
+        # Nanoseconds per link at a stride of 16 bytes, the alignment kernels are compiled for. Read on a separate
+        # stream, concurrently with training.
         self._spent, self._stream = (
             torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device),
             torch.cuda.Stream(device),
@@ -164,7 +164,7 @@ class SymmetricExchange(GroupExchange):
         handle = self._symmetric.rendezvous(own, self._group.group_name)
         every = [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
         torch.cuda.synchronize(self.device)  # sync: once, before a run begins
-        dist.barrier(group=self._group)  # all are zero before any is written
+        dist.barrier(group=self._group)  # zero on every rank before any rank writes
         self._buffers.append((own, handle, every))
         return self._buffers[-1]
 
@@ -233,7 +233,7 @@ class SymmetricExchange(GroupExchange):
         if not self._in_kernel or self._untimed:
             return math.nan if self._in_kernel else None
         with torch.cuda.stream(self._stream):
-            spent = self._spent.cpu()  # sync: some hundred bytes, beside the training
+            spent = self._spent.cpu()  # sync: some hundred bytes, on a separate stream
         return float(spent[:-1, 0].sum()) * 1e-9
 
 
@@ -242,7 +242,7 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
     nccl.
     """
     torch.cuda.set_device(device)
-    # Nothing here sends to several GPUs at once through the switch, which a container may not be allowed to set up.
+    # No multicast through the NVSwitch is needed, and a container may not be allowed to set it up.
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, device_id=device, timeout=FOREVER)
@@ -260,7 +260,7 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
         except (RuntimeError, ImportError) as error:
             log.warning("exchange: no symmetric memory between the GPUs (%s)", str(error).splitlines()[0])
             found = None
-    # All ranks take the same: what one of them lacks, none has.
+    # All ranks must agree: if one lacks symmetric memory, none uses it.
     everyone = plain.gather(torch.tensor([[float(found is not None)]], device=device))
     return found if found is not None and bool(everyone.min() > 0) else plain  # sync: before a run begins
 
@@ -269,7 +269,7 @@ def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, mult
     """Join the exchange for a device type; a collective call. `multi_node`: ranks run on several hosts."""
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, multi_node=multi_node)
-    # by default it looks the host's name up, which may lead to nowhere
+    # gloo resolves the host name by default, which may fail
     if not multi_node and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo", device)
@@ -340,7 +340,7 @@ class RankMetrics:
         self._device, self._exchange, self._group = device, group.exchange, group
         self._before: dict[
             int, tuple[float, float, int, float]
-        ] = {}  # by rank: its iterations and seconds in the exchange, those of records and their seconds
+        ] = {}  # by rank: its iterations and exchange seconds, records' iterations and seconds
         self._shares: dict[int, float] = {}
         self._recorded, self._training_s = 0, 0.0
 

@@ -20,27 +20,26 @@ from operant.training.rollout import Rollout
 STREAM = 1
 """Random stream of evaluations: see `rng.stream_seed`."""
 
-_CHUNK = 32  # steps between two looks at whether any lane still plays
-# steps of an episode at most: by default, and where the environment sets no time limit
+_CHUNK = 32  # steps between checks for lanes still playing
+# most steps of an episode: with and without a time limit
 _LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000
-_TICKS = 1 << 32  # ticks an evaluation may use: each begins at a multiple of it
-_PARTS = 16  # equal parts of these, of other episodes each
+_TICKS = 1 << 32  # ticks reserved for an evaluation, which begins at a multiple of it
+_PARTS = 16  # parts of an evaluation's ticks, with different episodes
 
 
 class Evaluation(NamedTuple):
     """Result of an evaluation."""
 
     mean: float
-    # half the width of the 95 % confidence interval of the mean (normal approximation); None of one episode, which has
-    # no spread
+    # half-width of the 95 % confidence interval of the mean (normal approximation); None for one episode
     ci95: float | None
-    deviation: float | None  # standard deviation of a single episode's return; None likewise
+    deviation: float | None  # standard deviation of an episode's return; None for one episode
     minimum: float
     maximum: float
-    length: float  # mean steps of an episode
+    length: float  # mean steps per episode
     episodes: int
-    unfinished: int  # episodes cut off by `max_steps`, counted with what they had
-    tally: dict[str, float]  # means of the environment's own sums over an episode, by name
+    unfinished: int  # episodes cut off by `max_steps`, counted with their return so far
+    tally: dict[str, float]  # means of the environment's tallies by name
 
 
 def ci95(deviation: float, episodes: int) -> float:
@@ -130,12 +129,12 @@ class Evaluator:
             self.rollout.draw()
         for t in range(_CHUNK):
             self.rollout.step(t, greedy=self._greedy)
-            # Not a product: a reward of a later episode that is not a number must not count.
+            # torch.where, not a product: NaN from a later episode must not count.
             self._total.add_(torch.where(self._playing, slot.reward, 0.0))
             self._length.add_(self._playing)
             ended = (slot.terminated | slot.truncated).bool()
             if world.ended_tallies is not None:
-                # A lane's finished sums are those of its first episode until its second ends.
+                # Until its second episode ends, a lane's finished tallies are those of its first.
                 torch.where(self._playing & ended, world.ended_tallies, self._tally, out=self._tally)
             self._playing.logical_and_(~ended)
         world.advance(_CHUNK)

@@ -77,7 +77,7 @@ class Stage:
             "sampled": Graphed(self._play_sampling, device, eager=eager),
         }
         self._painter = worlds.painter(self._world)
-        # One piece of memory for every size: another one allocates nothing and captures nothing.
+        # One buffer for all sizes: a change of size neither allocates nor captures.
         self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
         self._canvases = functools.cache(self._canvas)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
@@ -150,8 +150,8 @@ class Watcher:
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
-        # One thread writes the first, the other the second: where both are the same there is no viewer, and no request
-        # is lost between them.
+        # Each is written by one thread. They are equal when there is no viewer; no request is lost between the
+        # threads.
         self._request: _Request | None = None
         self._served: _Request | None = None
         self.unavailable_reason = (
@@ -211,6 +211,6 @@ class Watcher:
 
     def _disable(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()
-        self.unavailable_reason = f"{type(error).__name__}: {lines[0] if lines else 'no further word'}"
+        self.unavailable_reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
         self.close()
-        log.warning("the agent can no longer be watched, training goes on: %s", self.unavailable_reason)
+        log.warning("the live view has ended, training continues: %s", self.unavailable_reason)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from operant.training.team import Team
 
 _PAUSE_LOOK_S = 0.05
-_SHOWN = {"collect": "rollout"}  # what the metrics file calls an algorithm's phase; every other one is an update
+_SHOWN = {"collect": "rollout"}  # name of an algorithm's phase in the metrics file; others are "update"
 _FILE_LOOK_S = 5.0
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
@@ -50,7 +50,7 @@ class _Save(NamedTuple):
     step: int
     best: bool
     requests: list[Request]
-    replay_s: float | None = None  # what the replay took, if it was saved
+    replay_s: float | None = None  # seconds, if the replay was saved
 
 
 class Trainer:
@@ -74,7 +74,7 @@ class Trainer:
         self.algo = build(config, device, chosen=document.get("chosen"), exchange=team.exchange)
         self.iteration, self.step = 0, 0
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
-        # of the newest evaluation that was due: what schedules go by, as an end of the run may bring one more
+        # Newest scheduled evaluation, the input of schedules; the one at the end of the run may be unscheduled.
         self._score = self._evaluation
         self.store = Store(
             folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved
@@ -98,7 +98,7 @@ class Trainer:
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        # before the metrics file: who finds that finds what its metrics mean
+        # before the metrics file, whose readers need them
         runs.write_specs(folder, specs_for(self.algo, team.exchange))
         self.writer = Writer(
             metrics_path,
@@ -137,7 +137,7 @@ class Trainer:
         for line in filter(None, (*self.snapshots.notes, incomparable, resuming.schedule_note(config))):
             self.say(line, level="warn")
 
-    # WORDS
+    # LOG, EVENTS AND STATE
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the log and to the events. Thread-safe."""
@@ -162,7 +162,7 @@ class Trainer:
         except MachineError as error:
             log.warning("%s", error)
 
-    # REQUESTS (called by the attendant's thread)
+    # REQUESTS (called by the request thread)
 
     def ending(self) -> None:
         """Announce that the run stops after its current iteration."""
@@ -171,7 +171,7 @@ class Trainer:
     def leaving(self, exit_code: int) -> None:
         """Announce that the process exits immediately, without a checkpoint."""
         self._set_state("stopped", reason=signal.SIGINT, exit_code=exit_code)
-        self.say("a second Ctrl-C: ended at once, without a checkpoint", level="warn", code="stop")
+        self.say("a second Ctrl-C: exited at once without a checkpoint", level="warn", code="stop")
 
     def acknowledge(self, sequence: int, result: int) -> None:
         """Publish the result of request number `sequence`."""
@@ -201,7 +201,7 @@ class Trainer:
                     if self.algo.device.type == "cuda":
                         torch.cuda.synchronize(
                             self.algo.device
-                        )  # sync: updates beside the step that failed, which would tear the checkpoint
+                        )  # sync: overlapped updates of the failed step must not tear the checkpoint
                     self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
                 self._end(states.get(type(error), "failed"), error)
@@ -219,12 +219,12 @@ class Trainer:
         self.meters = meters = Meters(
             algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
         )
-        if self.best_mean > float("-inf"):  # of the session before
+        if self.best_mean > float("-inf"):  # of the previous session
             meters.set_evaluation(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
         self._set_state("running" if self.requests.stop is None else "stopping")
-        # A stop broke it off, in the session before.
+        # An evaluation that a stop interrupted in the previous session.
         lacking = (
             self.evaluator is not None
             and 0 < self.iteration != self.last_evaluation
@@ -290,14 +290,14 @@ class Trainer:
             self._confirm_save(wait=False)
             self._restore_files()
             self.watcher.after(self.step)
-            time.sleep(_PAUSE_LOOK_S)  # a signal's handler cannot wake an Event without the risk of waiting for itself
+            time.sleep(_PAUSE_LOOK_S)  # polled: a signal handler that sets an Event can deadlock
         requests.waiting = False
         waited_s = time.monotonic() - began_s
         self.meters.paused(waited_s - saving_s)
         if requests.stop is None:
             self._set_state("running")
-            self.say(f"goes on after a pause of {text.duration(waited_s)}", code="unpause")
-        requests.answer("unpause", "done", f"it trains again, from step {self.step:,}")
+            self.say(f"resumed after {text.duration(waited_s)}", code="unpause")
+        requests.answer("unpause", "done", f"training resumed at step {self.step:,}")
 
     def _finish(self) -> None:
         """Flush the last record and write the last checkpoint."""
@@ -323,7 +323,7 @@ class Trainer:
         """
         self._confirm_save(wait=True)
         self._report_write_errors()
-        if error is not None:  # the log has it in full
+        if error is not None:  # the log has the full text
             line = (
                 str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
             )
@@ -345,19 +345,19 @@ class Trainer:
         if now_s - self._files_checked_s > _FILE_LOOK_S:
             self._files_checked_s = now_s
             if self._lock.restore():
-                self.say("run.lock had been deleted or replaced, and was put back", level="warn", code="file")
+                self.say("run.lock had been deleted or replaced and was restored", level="warn", code="file")
             self._report_write_errors()
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
-                    self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
+                    self.say("metrics.mm had been deleted or replaced and was restored", level="warn", code="file")
                 if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange), again=True):
-                    self.say("metrics.json had been deleted, and was put back", level="warn", code="file")
+                    self.say("metrics.json had been deleted and was restored", level="warn", code="file")
 
     def _report_write_errors(self) -> None:
         if self.writer.write_errors and not self._reported_write_errors:
             self._reported_write_errors = True
             self.say(
-                "metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete",
+                "metrics.mm could not be written (is the disk full?): training continues, its metrics are incomplete",
                 level="warn",
                 code="file",
             )
@@ -373,7 +373,7 @@ class Trainer:
             "evaluate", lambda: evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None)
         )
         if outcome is None:
-            self.say(f"the evaluation of step {self.step:,} was broken off: a stop was asked for", code="stop")
+            self.say(f"the evaluation of step {self.step:,} was interrupted by a stop request", code="stop")
             return False
         result = outcome.evaluation
         self.last_evaluation = self.iteration
@@ -400,9 +400,9 @@ class Trainer:
         )
         if result.unfinished and not self._reported_unfinished:
             self._reported_unfinished = True
-            many = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
+            episodes = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
             line = (
-                f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can "
+                f"{episodes} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can "
                 "set a time_limit"
             )
             self.say(line, level="warn")

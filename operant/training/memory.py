@@ -23,7 +23,7 @@ from operant.training import build as building
 from operant.training.state import replay_tensors
 
 _SMALL_LANES = 32
-_SMALL_LANES_OF_PICTURES = 4  # whose networks take a CPU seconds
+_SMALL_LANES_OF_PICTURES = 4  # whose networks are slow on a CPU
 CONTEXT_BYTES = 600 << 20
 """Approximate memory of CUDA's context, libraries and kernels before the first tensor."""
 
@@ -42,7 +42,7 @@ class Footprint(NamedTuple):
 
     fixed_bytes: int
     update_bytes: int
-    replay_bytes: int = 0  # of the first, what can be collected anew
+    replay_bytes: int = 0  # part of fixed_bytes that can be collected again
 
     @property
     def total_bytes(self) -> int:
@@ -93,9 +93,9 @@ def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None
     if needed > free:
         most = count(config.lanes * free / needed).replace(" ", "")
         raise MachineError(
-            f"env.lanes = {config.lanes:,} would keep {size(needed)} of memory, and {device} has {size(free)} free for "
-            f"that: use {most} lanes at most, "
-            "a shorter algo.horizon, or env.lanes=auto, which takes as many as fit"
+            f"env.lanes = {config.lanes:,} needs {size(needed)} of memory and {device} has {size(free)} free: use "
+            f"at most {most} lanes, "
+            "a shorter algo.horizon, or env.lanes=auto, which selects the most that fit"
         )
 
 

@@ -24,15 +24,15 @@ from operant.training.nonfinite import FirstNonFinite, NonFiniteCheck, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
+_BETWEEN = ("evaluate", "checkpoint")  # timed sections outside the algorithm's phases
 
 
 class NotFinite(NamedTuple):
     """First iteration with a NaN or infinite value."""
 
     iteration: int
-    first: FirstNonFinite | None  # what entered there, in an action, a reward or an observation
-    columns: tuple[str, ...]  # those of the record's means that are not finite
+    first: FirstNonFinite | None  # non-finite action, reward or observation
+    columns: tuple[str, ...]  # columns of the record that are not finite
 
     def advice(self, config: Any) -> str:
         """Advice for the user. `config` is an `operant.config.load.Config`."""
@@ -156,7 +156,7 @@ class Meters:
             slice(0, stats),
             slice(stats, stats + sums),
         )
-        # by name the column
+        # phase name to column
         self._phases = dict(zip((phase.name for phase in algo.phases), _sections(algo), strict=False))
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
@@ -202,7 +202,7 @@ class Meters:
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
         """Publish a marked record of an evaluation at the step of the evaluated policy. Returns the same as `flush`."""
-        not_finite = self._publish_arrived(wait=True)  # of a step before
+        not_finite = self._publish_arrived(wait=True)  # of an earlier step
         self.set_evaluation(mean, best)
         self._unpublished_evaluation = True
         return self.flush(step) or not_finite
@@ -245,13 +245,13 @@ class Meters:
         elif self._unpublished_evaluation and self._last_values:
             counted = {
                 metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"
-            }  # by the record before
+            }  # in the previous record
             self._publish(step, {**self._last_values, **counted, **self._evaluation()})
         return not_finite
 
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
-        self._totals[self._stats_window].add_(stats)  # and no +=, which copies the sum onto itself
+        self._totals[self._stats_window].add_(stats)  # not +=, which copies the sum onto itself
         self._totals[self._sums_window].add_(self._episode_sums())
         self._iteration += 1
         self._nonfinite()
@@ -279,10 +279,10 @@ class Meters:
         self._totals.zero_()
         now = time.perf_counter()
         stepping = next(iter(self._phases.values()))
-        for part, seconds in self._algo.world.seconds.items():  # of the phase that steps
+        for part, seconds in self._algo.world.seconds.items():  # parts of the phase that steps
             self._seconds[part], self._host_seconds[part] = seconds - self._host_seconds[part], seconds
             self._seconds[stepping] = max(0.0, self._seconds[stepping] - self._seconds[part])
-        # Evaluations and checkpoints have columns of their own: what is left is training.
+        # Evaluations and checkpoints are timed separately; the rest is training.
         training_s = now - self._since - sum(self._seconds[name] for name in _BETWEEN)
         self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)
         self._seconds = dict.fromkeys(self._seconds, 0.0)
@@ -335,18 +335,18 @@ class Meters:
             "length": mean(LENGTH),
             "episodes": episodes,
             "iterations": float(pending.iterations),
-            # The first record's time is mostly compilation, and would be no rate of training.
+            # The first record's time is mostly compilation.
             "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
             **self._evaluation(),
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
         values |= self._ranks(self._done, pending.iterations, pending.training_s)
-        # An algorithm's rates are counted by it, and become rates here.
+        # Metrics of kind "rate" are counts, divided by time here.
         times = {"rate": max(pending.training_s, 1e-9)}
         means = zip(algo.metrics, totals[self._means_window], strict=True)
         values |= {spec.name: total / times.get(spec.kind, pending.iterations) for spec, total in means}
-        began = pending.step - algo.steps_per_iteration  # the newest iteration
+        began = pending.step - algo.steps_per_iteration  # start of the newest iteration
         values |= {
             _schedule_metric(key): algo.scheduled[key][0].at(began, self._eval_return) for key in _scheduled_keys(algo)
         }

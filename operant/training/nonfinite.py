@@ -28,11 +28,11 @@ _KINDS = ("action", "reward", "observation")
 class FirstNonFinite(NamedTuple):
     """First non-finite value of an iteration."""
 
-    kind: str  # "action": the policy's own; "reward" or "observation": the environment's
+    kind: str  # "action" comes from the policy, "reward" and "observation" from the environment
     value: float
     lane: int
-    tick: int  # of the iteration's steps, the first is 0
-    lanes: int  # how many lanes had one in this iteration
+    tick: int  # step of the iteration, from 0
+    lanes: int  # number of lanes with a non-finite value in this iteration
 
     def words(self, began: int, lanes: int) -> str:
         """Sentence naming the value, its lane and its step. `began`: environment steps before the iteration; `lanes`:
@@ -64,17 +64,16 @@ class Checked(NamedTuple):
 
     action: Any  # (T, A, N) int32
     reward: Any  # (T, N) int32
-    observation: Any  # (T + 1, O, N) int32; [t + 1] is what step t showed
+    observation: Any  # (T + 1, O, N) int32; [t + 1] is the observation after step t
 
 
 class Result(NamedTuple):
     """Output buffers. The check is skipped once `first` names an iteration."""
 
     first: Any  # (1) int64, below 0: none yet
-    # (T, N) int8, written where something is found: 4 kind + 0 for NaN, 1 for infinity, 2 for minus infinity; kinds are
-    # 1, 2 and 3
+    # (T, N) int8, written: 4 kind + 0 for NaN, 1 for +inf, 2 for -inf; kinds are 1 (action), 2, 3
     code: Any
-    any: Any  # (1) int32, written: 1 where something is found
+    any: Any  # (1) int32, written: 1 if any value is not finite
 
 
 @device
@@ -122,10 +121,10 @@ class NonFiniteCheck:
 
     def __call__(self) -> None:
         """Check the rollout."""
-        # Where a sum of finite numbers overflows, the kernel looks in vain.
+        # If a sum of finite values overflows, the kernel runs and finds nothing.
         if not self._on_cpu or not math.isfinite(
             sum(float(tensor.sum()) for tensor in self._floats)
-        ):  # sync: on a CPU there is nothing to wait for
+        ):  # sync: on a CPU only
             self._kernel(self._code.numel(), self._seen, self._found)
 
     def located(self) -> FirstNonFinite | None:

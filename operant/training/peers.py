@@ -45,7 +45,7 @@ class Lost(NamedTuple):
 
     rank: int
     message: str
-    code: int | None = None  # the exit code of an error that it could still tell; None: it crashed, or does not answer
+    code: int | None = None  # exit code reported by the rank; None: it crashed or stopped responding
 
 
 class _Wire:
@@ -120,7 +120,7 @@ class Leader:
         try:
             self._listener = socket.create_server(("" if multi_node else "127.0.0.1", 0), backlog=ranks)
         except OSError as error:
-            raise MachineError(f"rank 0 can listen to no other rank ({error.strerror})") from None
+            raise MachineError(f"rank 0 could not open a port for the other ranks ({error.strerror})") from None
         self.addresses = _addresses() if multi_node else ["127.0.0.1"]
         self._file = folder / ADDRESS_FILE
         runs.write_json(
@@ -240,7 +240,7 @@ class Leader:
         ]
         problem = f"{wire.name} has {', '.join(differing)}: all ranks need the same versions" if differing else None
         if rank in self._wires:
-            problem = f"two processes say that they are rank {rank}: {self._wires[rank].name} and {wire.name}"
+            problem = f"two processes claim to be rank {rank}: {self._wires[rank].name} and {wire.name}"
         elif hello.get("ranks") != self.ranks:
             problem = f"{wire.name} was started as one of {hello.get('ranks')} ranks, rank 0 as one of {self.ranks}"
         if problem is not None:
@@ -266,12 +266,12 @@ def _addresses() -> list[str]:
     """Addresses by which other hosts may reach this one."""
     found = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: it asks which address a route outwards has
+        probe.connect(("192.0.2.1", 9))  # sends nothing: yields the source address of the outward route
         found.append(probe.getsockname()[0])
     return [*found, socket.gethostname(), "127.0.0.1"]
 
 
-# THE OTHERS
+# OTHER RANKS
 
 
 class Follower:
@@ -377,10 +377,10 @@ def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int)
     where, rank = runs.display_path(folder), f"rank {hello['rank']} on {hello['host']}"
     if seen:
         raise MachineError(
-            f"{rank} could not join rank 0 within {join_s:g} s; its address is in {where}/{ADDRESS_FILE}: check that this "
-            "host can reach it"
+            f"{rank} could not join rank 0 within {join_s:g} s; its address is in {where}/{ADDRESS_FILE}: check that "
+            "this host can reach it"
         )
     raise MachineError(
-        f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that "
-        "all hosts share?"
+        f"{rank} found no address of rank 0 in {where} within {join_s:g} s: check that rank 0 runs and that all hosts "
+        "share the folder"
     )

@@ -21,7 +21,7 @@ from operant.runs import launch
 from operant.training import worker
 
 log = logging.getLogger("operant")
-# an unexpected error, a GPU fault, no memory: the next run gets a fresh process
+# unexpected error, GPU fault, out of memory: the next run gets a new process
 _UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
@@ -71,13 +71,13 @@ def main() -> None:
         code = _trained(Path(asked["run"]), asked["resume"], asked["trusted"], own_log)
         try:
             os.write(answers, json.dumps({"exit": code}).encode() + b"\n")
-        except BrokenPipeError:  # the supervisor is gone
+        except BrokenPipeError:  # the supervisor has exited
             break
         if code in _UNSOUND or _broken_off(Path(asked["run"]), code):
             break
         _tidy()
     logging.shutdown()
-    os._exit(0)  # taking torch apart costs a second
+    os._exit(0)  # torch's teardown takes a second
 
 
 if __name__ == "__main__":

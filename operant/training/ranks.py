@@ -31,9 +31,9 @@ class Placement(NamedTuple):
 
     rank: int
     ranks: int
-    local_rank: int  # among those of its host
+    local_rank: int  # index among the ranks of its host
     local_ranks: int
-    launcher: str | None = None  # what has started all of them; None: rank 0 starts the others
+    launcher: str | None = None  # "torchrun" or "srun"; None: rank 0 starts the others
 
     @property
     def multi_node(self) -> bool:
@@ -60,7 +60,7 @@ def placement(environment: Mapping[str, str]) -> Placement:
         # Slurm writes 4(x2): four on each of two hosts
         word = environment.get(name, str(default)).partition("(")[0].partition(",")[0]
         if not word.isdecimal():
-            raise UsageError(f"${name} is {environment.get(name)!r}, where {launcher} puts a number")
+            raise UsageError(f"${name} must be a number set by {launcher} (got {environment.get(name)!r})")
         return int(word)
 
     rank, ranks = number(names[0], 0), number(names[1], 1)
@@ -80,9 +80,9 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
             "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
         )
         raise UsageError(
-            f"{again}, and it does not begin anew by itself. To go on from its last checkpoint: operant resume "
+            f"{again}; a run is not restarted automatically. To continue from its last checkpoint: operant resume "
             f"{folder.name}, "
-            "or the same launch line with --resume last behind the folder (and --max-restarts=0)"
+            "or the same launch command with --resume last after the folder (and --max-restarts=0)"
         )
 
 
@@ -123,7 +123,8 @@ def assign_gpus(
         return Placement(this.rank, run.ranks, this.local_rank, run.ranks), (), None
     if not visible:
         raise MachineError(
-            f"no GPU for run.gpus = {_plain(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, "
+            f"no GPU for run.gpus = {_plain(run.gpus)}: torch finds no GPU on this machine. To train on the "
+            f"CPU: run.gpus=0 run.ranks=2, "
             "or see `operant doctor`"
         )
     named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
@@ -131,12 +132,13 @@ def assign_gpus(
     if len(there) < len(named) and not resume:
         missing = ", ".join(str(index) for index in named if index >= visible)
         raise MachineError(
-            f"run.gpus = {_plain(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number "
+            f"run.gpus = {_plain(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}; there is no GPU "
             f"{missing}"
         )
     if not there:
         raise MachineError(
-            f"run.gpus = {_plain(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all"
+            f"run.gpus = {_plain(run.gpus)}: these GPUs do not exist on this machine, which has {visible}: use "
+            f"run.gpus=all"
         )
     count = next(count for count in COUNTS if count <= len(there))
     idle = [index for index in range(visible) if index not in there[:count]]
@@ -172,7 +174,7 @@ def _plain(gpus: object) -> str:
     return str(gpus).replace(" ", "")
 
 
-# THE OTHERS OF THIS MACHINE
+# RANKS ON THIS MACHINE
 
 
 ADDRESS_FILE = "ranks.json"
@@ -188,7 +190,7 @@ class LocalRanks:
         """`command` is extended by --rank R --ranks W. Output of rank R goes to log.R.txt."""
         self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
         if ranks > 1:
-            (folder / ADDRESS_FILE).unlink(missing_ok=True)  # a session that was killed has left its address
+            (folder / ADDRESS_FILE).unlink(missing_ok=True)  # left behind by a killed session
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
                 more = ["--rank", str(rank), "--ranks", str(ranks)]

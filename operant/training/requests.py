@@ -29,7 +29,7 @@ KILLED_CODE: Final = 137
 HEARTBEAT_S: Final = 0.25
 _LOOK_S = 0.2
 _LONGEST_WATCH_S = 60.0
-_ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
+_ONE_PRESS_S = 0.3  # interrupts within this time count as one: wrappers often forward the terminal's signal
 _LAST_WORD_S = 1.0
 
 
@@ -89,10 +89,10 @@ class Requests:
     def __init__(self) -> None:
         self.stop: Stop | None = None
         self.checkpoint = False
-        self.paused_by: str | None = None  # who has asked the loop to wait
-        self.waiting = False  # it does
-        self.reporter: Reporter | None = None  # announces a signal at once, from when training begins
-        self.answered = threading.Event()  # there are answers to be written down
+        self.paused_by: str | None = None  # name of the requester
+        self.waiting = False  # whether the loop is paused
+        self.reporter: Reporter | None = None  # announces signals from the beginning of training
+        self.answered = threading.Event()  # set when answers wait to be written
         self._lock = threading.Lock()
         self._unanswered: dict[str, list[Request]] = {}
         self._answers: deque[tuple[Request, str, str]] = deque()
@@ -100,8 +100,8 @@ class Requests:
         self._before: dict[signal.Signals, Any] = {}
         self._signals: SignalThread | None = None
         self._deadline: threading.Timer | None = None
-        self._pressed_s = float("-inf")  # when SIGINT came last
-        self._announced = False  # that a signal asks for a stop
+        self._pressed_s = float("-inf")  # time of the last SIGINT
+        self._announced = False  # whether a stop was announced
 
     # SIGNALS
 
@@ -116,22 +116,20 @@ class Requests:
             signal.SIGHUP: signal.SIG_IGN,
         }
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        with contextlib.suppress(
-            OSError, ValueError, AttributeError, RuntimeError
-        ):  # a stderr without a file descriptor
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # stderr without a file descriptor
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         self._signals = SignalThread(self._on_signal)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        # Interrupted imports of C extensions make an ImportError of it, and worse.
+        # An interrupted import of a C extension may surface as ImportError or worse.
         if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
             raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
 
     def begin(self) -> None:
         """Mark the beginning of training: from now on a stop waits for the loop."""
         self._starting = False
-        if self.stop is not None:  # the interruption was lost in a callback from C
+        if self.stop is not None:  # the SystemExit was lost in a callback from C
             sys.exit(StoppedError.exit_code)
 
     @contextlib.contextmanager
@@ -159,7 +157,7 @@ class Requests:
     def _on_stop(self, number: int, frame: object) -> None:
         self.ask_stop(Stop(number, signal.Signals(number).name))
         if self._starting and not self._deferred:
-            sys.exit(StoppedError.exit_code)  # no library takes a SystemExit for an error of its own
+            sys.exit(StoppedError.exit_code)  # libraries do not catch SystemExit as an error of their own
 
     def _on_checkpoint(self, number: int, frame: object) -> None:
         self.checkpoint = True
@@ -183,8 +181,8 @@ class Requests:
         else:
             self.reporter.ending()
             self.reporter.say(
-                f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at "
-                "once, without)",
+                f"{name}: stops after this iteration with a checkpoint, however long both take (Ctrl-C again: "
+                "exit at once without one)",
                 code="stop",
             )
 
@@ -192,7 +190,7 @@ class Requests:
         if self._starting:
             self._leave(StoppedError.exit_code)
 
-    # ASKING
+    # REQUESTING
 
     @property
     def began(self) -> bool:
@@ -215,22 +213,22 @@ class Requests:
             self._unanswered.setdefault(request.verb, []).append(request)
         if request.verb == "stop":
             self.ask_stop(Stop(0, request.by))
-            return "it stops after this iteration"
+            return "stops after this iteration"
         if request.verb == "checkpoint":
             self.checkpoint = True
-            return "a checkpoint is made after this iteration"
+            return "a checkpoint follows this iteration"
         if request.verb == "pause":
             self.answer("unpause", "failed", f"paused again by {request.by}")
             paused, self.paused_by = self.paused_by, self.paused_by or request.by
-            return "it pauses after this iteration" if paused is None else f"it has been paused by {paused}"
+            return "pauses after this iteration" if paused is None else f"already paused by {paused}"
         paused, self.paused_by = self.paused_by, None
         if not self.waiting:
-            self.answer("pause", "failed", f"taken back by {request.by}")
-            self.answer("unpause", "done", "it was not paused" if paused is None else "it had not paused yet")
-        return "it goes on"
+            self.answer("pause", "failed", f"cancelled by {request.by}")
+            self.answer("unpause", "done", "the run was not paused" if paused is None else "the run had not paused yet")
+        return "resumes"
 
     def _leave(self, code: int) -> None:
-        deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a terminal or a disk may keep the last word waiting
+        deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a blocked terminal or disk must not delay the exit
         if self.reporter is not None:
             self.reporter.leaving(code)
         deadline.cancel()

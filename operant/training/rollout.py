@@ -39,7 +39,7 @@ class Rollout:
         `draw`.
         """
         slot = self.slot
-        if self._state:  # an episode that has ended leaves nothing to the next
+        if self._state:  # recurrent state does not cross episodes
             ended = (slot.terminated | slot.truncated).bool()
             for state, first in zip(self._state, self._first, strict=True):
                 torch.where(ended, first, state, out=state)

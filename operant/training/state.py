@@ -17,11 +17,11 @@ from operant.training.distributed import SINGLE, SOLO, Algorithm, Exchange, Rank
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """Limits of `checkpoint.replay = "auto"`: bytes, share of the free disk, share of training time."""
 
-_LIKELY_BYTES_PER_S = 5e8  # of saving, until it was done once
-_ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
+_LIKELY_BYTES_PER_S = 5e8  # saving speed, until measured
+_ITERATION = "algo/iteration"  # iteration count, the input of schedules: see `Algorithm.state`
 _WORLD, _CLOCK = "world/", "world/tick"
-_OTHER_STATE = "the environment's state is another than it was"
-# what an environment means by an infinity is its own affair, as long as observations and rewards are finite
+_OTHER_STATE = "the environment's state has changed"
+# infinite values in an environment's own state are allowed; observations and rewards must be finite
 _ENVIRONMENTS_OWN = "world/state"
 
 
@@ -44,11 +44,11 @@ class Snapshots:
         """
         self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
-        self._complete_step = -1  # of the last one that holds all
+        self._complete_step = -1  # step of the last checkpoint with all tensors
         replay, ranks = replay_tensors(algo).values(), group.exchange.ranks
         self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
         """Bytes of the replay; 0 if the algorithm has none."""
-        # apart from the device's
+        # part in host memory
         self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks
         self.notes: list[str] = []
         """Notes for the log at the start: state that this session or a later resume lacks."""
@@ -96,8 +96,8 @@ class Snapshots:
 
         `last`: the checkpoint may be the session's last, or was requested.
         """
-        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a
-        # replay) stays out of it, unless it takes the place of a checkpoint of this step that holds all.
+        # A run may be resumed from its best checkpoint, so that is not policy-only. The replay is left out of it,
+        # unless it replaces a checkpoint of this step that holds all.
         self._store.wait()
         saved = False
         if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
@@ -157,7 +157,7 @@ class Snapshots:
             self._task["task"] = document.get("task", 0)
             return document, None
         why = "; ".join(task_changes) or "a later session had another environment"
-        return document, f"the best starts anew, since returns no longer compare: {why}"
+        return document, f"the best return is reset, since returns are no longer comparable: {why}"
 
 
 def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
@@ -197,11 +197,14 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
     if tier not in ("train", "all"):
         raise ConfigError(
             str(checkpoint.path),
-            ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"],
+            [
+                "the checkpoint holds only the policy, which can be played but not trained: resume from "
+                "another checkpoint"
+            ],
         )
     own, there = algo.state("train"), own_state(algo, checkpoint.tensors, exchange)
     done, of_each = there.get(_ITERATION), algo.steps_per_iteration
-    if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
+    if done is not None and int(done) * of_each != checkpoint.step:  # the horizon has changed
         there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
     odd = {
         name: f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this "
@@ -215,8 +218,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
         if not name.startswith(_WORLD) or name == _CLOCK
     ]:
         raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), lines)
-    # Of another version's environment, which had more or less state or another type of it, or of a file that was
-    # edited: of its lanes the clock alone goes on.
+    # State of another version of the environment or of an edited file does not match: only the clock continues.
     lanes = {name: tensor for name, tensor in there.items() if name.startswith(_WORLD)}
     reset_reason = bool(odd) or any(
         name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items()

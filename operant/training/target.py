@@ -27,15 +27,15 @@ HOST_EPISODES = 128
 """Episodes per part in an outside environment, which needs one environment instance per lane."""
 WIDTH = 0.01
 """Half-width of the 95 % interval at which a confirmation stops, relative to the target."""
-# of that half width lies between two means of as many episodes at most (95 %): both have their error
+# two means of equally many episodes differ by at most this times the half-width (95 %)
 _TWO_MEANS = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
     """Result of an evaluation, with its confirmation if there was one."""
 
-    evaluation: Evaluation  # the confirming one where there was one: nothing chose it
-    first: Evaluation | None = None  # the one that was to be confirmed
+    evaluation: Evaluation  # of the confirmation if there was one: unbiased by selection
+    first: Evaluation | None = None  # the evaluation to be confirmed
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class TargetEvaluator:
         self._first = Evaluator(
             actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed
         )
-        self._second: Evaluator | None = None  # made when it is needed first
+        self._second: Evaluator | None = None  # created on first use
         self.max_steps = self._first.max_steps
 
     def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Outcome | None:
@@ -108,7 +108,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     mean = sum(part.mean for part in parts) / count
     deviation = None
     if all(part.deviation is not None for part in parts):
-        # Squares within the parts, and of the parts' means around the mean of all.
+        # Sum of squares within parts plus that of the parts' means around the total mean.
         squares = sum(
             (part.episodes - 1) * (part.deviation or 0.0) ** 2 + part.episodes * (part.mean - mean) ** 2
             for part in parts

@@ -33,7 +33,7 @@ log = logging.getLogger("operant")
 class Reporter(Protocol):
     """Interface to the run's log, events and state: a trainer."""
 
-    writer: Any  # of the metrics file
+    writer: Any  # writer of the metrics file
 
     def ending(self) -> None:
         """Announce that the run stops after its current iteration."""
@@ -50,7 +50,7 @@ class Team:
         started, as many as the request seemed to ask for.
         """
         self.exchange: Exchange = SOLO
-        self.reporter: Reporter | None = None  # once there is one
+        self.reporter: Reporter | None = None  # set by the trainer
         self._folder, self._request_stop = folder, request_stop
         self._leader: peers.Leader | None = None
         self._local_ranks = local_ranks
@@ -117,7 +117,7 @@ class Team:
         if ended := self._local_ranks.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
 
-    # WHAT ALL RANKS DO TOGETHER
+    # COLLECTIVE OPERATIONS
 
     def tell(self, do: str, **fields: Any) -> None:
         """Send the other ranks' next command: "iterate" or "state"."""
@@ -169,7 +169,7 @@ class Team:
         self._request_stop(name)
         if self.reporter is not None:
             self.reporter.ending()
-            self.reporter.say(f"{name}: it stops after this iteration, with a checkpoint", code="stop")
+            self.reporter.say(f"{name}: stops after this iteration with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
         """Report a lost rank and exit; called by the watching thread. The run's state stays open, which marks it as
@@ -184,7 +184,7 @@ class Team:
                 if lost.code is not None:
                     self.reporter.writer.set_state("failed", exit_code=lost.code)
                 self.reporter.say(
-                    f"{cause}. To go on from the last checkpoint: operant resume {self._folder.name}",
+                    f"{cause}. To continue from the last checkpoint: operant resume {self._folder.name}",
                     level="error",
                     code="fault",
                 )
@@ -194,7 +194,7 @@ class Team:
             os._exit(lost.code or 1)
 
 
-# THE OTHERS
+# OTHER RANKS
 
 
 class Member:
@@ -262,7 +262,7 @@ class Member:
         def sum_up() -> None:
             episode_sums()
 
-        # as rank 0 has it: in a short iteration there is no time for a dozen launches
+        # captured as on rank 0: a short iteration leaves no time for a dozen launches
         sums = Graphed(sum_up, algo.device)
         while (command := self._peer.receive())["do"] != "end":
             if command["do"] == "iterate":

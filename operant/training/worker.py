@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from operant.training.team import Team
 
 log = logging.getLogger("operant")
-_LOG_CELLS = 4000  # of a line
+_LOG_CELLS = 4000  # longest line of the log
 
 
 def _device_error(error: Exception) -> DeviceError | None:
@@ -56,7 +56,7 @@ def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
     names = copies(config, "source")
     contents = {
         folder / name: getattr(config, key).read_bytes() for key, name in names.items()
-    }  # all of them first: a copy may take another one's place
+    }  # read all before writing: a copy may replace a source
     for copied, content in contents.items():
         if copied.parent.is_symlink():
             raise MachineError(
@@ -111,7 +111,7 @@ def prepare(
         undo.pop_all()
     try:
         team.open(placement, command, config.run.peer_timeout)
-        # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
+        # Recorded, so that a resume uses the same values and gives the same bits.
         chosen = {
             "threads": set_threads(config.run.threads, placement.local_ranks),
             **ranks.resume_keys(config.run, placement, device),
@@ -227,7 +227,7 @@ def _build_trainer(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         seed=config.run.seed,
         draws=config.environment.draws,
-        resume="warm: an outside environment begins its episodes anew" if config.hosted else None,
+        resume="warm: an outside environment restarts its episodes" if config.hosted else None,
         session=document.get("session", 0) + 1,
         git_commit=_git_commit(request.directory),
         python=sys.version.split()[0],
@@ -242,13 +242,13 @@ def _build_trainer(
 
     if start is None:
         write(config)
-    # which refuses a checkpoint that does not fit: nothing is overwritten before
+    # refuses a checkpoint that does not fit, before anything is overwritten
     trainer = Trainer(folder, document, config, device, start, requests, team)
     for line in warnings:
         trainer.say(line, level="warn")
     if start is not None:
         write(config)
-    # What was chosen, which a resume is given again; and for the monitor.
+    # For a resume and the monitor.
     runs.update_document(folder, chosen=trainer.algo.chosen, replay=trainer.snapshots.replay_size)
     return trainer
 
@@ -311,8 +311,8 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         requests.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
             with contextlib.suppress(MachineError):
-                # This process lives on, the run's worker does not; where it had no metrics file yet, the one that lies
-                # there is another's.
+                # The process continues, the run's worker does not. Without a metrics file of this session, the
+                # existing one belongs to another.
                 runs.update_document(
                     folder, durable=False, pid_start_ticks=None, **({} if requests.began else {"pid": None})
                 )
@@ -338,7 +338,7 @@ def worked(
             work(folder, resume=resume, trusted=trusted)
             return 0
         with Requests() as requests:
-            lock = runs.acquire(folder)  # and kept: it goes with the process
+            lock = runs.acquire(folder)  # held until the process exits
             _train(folder, resume, requests, lock, trusted, placement)
     except StoppedError as error:
         log.info("%s", error)
@@ -363,7 +363,7 @@ def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: 
         config = load_config(
             _request(folder, runs.read_json(folder / "run.json"), resume), trusted, placement.local_rank
         )
-    except OperantError as error:  # which rank 0 is told once it listens
+    except OperantError as error:  # reported to rank 0 once connected
         problem = error
     from operant.config import resuming
     from operant.training import team
@@ -459,8 +459,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # At once: taking torch apart costs a second, in which the lock must not be free, or the run would be neither living
-    # nor ended.
+    # Exit at once: torch's teardown takes a second, during which the lock would be free and the run neither alive nor
+    # ended.
     os._exit(code)
 
 

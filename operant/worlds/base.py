@@ -11,21 +11,21 @@ import torch
 from operant.compute import rng
 from operant.envs import Box, Env
 
-EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`; an environment's own tallies follow
+EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`, followed by the environment's tallies
 
 
 class Slot(NamedTuple):
     """Buffers of a step: its action, and its outcome."""
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
-    observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    # (O, N), written only in lanes that were truncated (or ended at all, where a world is asked for that): what an
-    # observer would have seen. None where that is a picture and nothing is ever truncated.
+    observation: Any  # (O, N), observation after the step (after the reset if the episode ended)
+    # (O, N), true final observation, written only in truncated lanes (with every_final: in all ended lanes). None for
+    # pictures without truncation.
     final_observation: Any
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
-    # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+    # (H, N) uint8, 1 for each legal action at `observation`; None if the environment defines none
     legal: Any
 
 

@@ -86,7 +86,7 @@ class BoundsChecked:
 
     def __init__(self, env: Env, lanes: int, params: Any = None, *, kept: bool = False) -> None:
         world, self.env, self.count = DeviceWorld(env, lanes, seed=1, params=params, every_final=True), env, lanes
-        self.params, self.episodes = world.params, 0  # how many have ended
+        self.params, self.episodes = world.params, 0  # number of ended episodes
         self._whole: dict[str, torch.Tensor] = {}
         exact = {
             "state": env.fields,
@@ -175,7 +175,7 @@ class BoundsChecked:
                 ):
                     continue
                 if expression.op == "call" and isinstance(notes.typemap[expression.func.name], NumberClass):
-                    continue  # float32(0.5): the literal is folded
+                    continue  # float32(0.5): a folded literal
                 called = notes.calltypes.get(expression)
                 if notes.typemap[statement.target.name] == types.float64 or (
                     called is not None and types.float64 in called.args

@@ -86,8 +86,8 @@ class BridgedWorld(BufferedWorld):
             if isinstance(env.action, Box)
             else None
         )
-        # Of all lanes ages and running returns, as `advance` found them and as `episode_sums` did the last time;
-        # tallies of episodes that have ended since.
+        # Sums over all lanes of age and running return at the last `advance`, and at the last `episode_sums`; tallies
+        # of episodes ended since then.
         self._now, self._carried, self._tallies = (
             torch.zeros(n, dtype=torch.float64, device=self.device) for n in (2, 2, len(env.tally))
         )
@@ -158,7 +158,7 @@ class BridgedWorld(BufferedWorld):
         """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
         super().advance(steps)
         self._world.advance(steps)
-        lanes = self._world.bound  # by this thread alone: torch's would take longer to wake than the sums take
+        lanes = self._world.bound  # with NumPy: waking torch's threads takes longer than the sums
         self._now.copy_(torch.tensor([lanes.age.sum(dtype=np.float64), lanes.running[0].sum(dtype=np.float64)]))
         if self.spec.tally:
             self._tallies.add_(torch.from_numpy(lanes.finished.sum(axis=1, dtype=np.float64)).to(self.device))

@@ -40,7 +40,7 @@ class BufferedWorld:
 
     capturable = False
     resumes = False
-    pinned = False  # whether a graph may hold the copies
+    pinned = False  # whether a graph may capture the copies
     late = 0
     """Number of buffers that may be stepping before the host waits for the first."""
     unordered = False
@@ -60,8 +60,8 @@ class BufferedWorld:
         self.buffers = tuple(slice(k * lanes // count, (k + 1) * lanes // count) for k in range(count))
         self._spent = dict.fromkeys(("environment", "copy", "waiting"), 0.0)
         self._staging: list[Staging] = []
-        self._actions: list[Tensor] = []  # on the host, as the environments take them
-        self._rows = False  # whether those are (n, A) rather than (A, n)
+        self._actions: list[Tensor] = []  # on the host, in the environment's layout
+        self._rows = False  # whether actions are (n, A) rather than (A, n)
         self._finals = True
         self._arrived = [torch.cuda.Event() for _ in self.buffers] if self.device.type == "cuda" else []
         self._tick = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -101,7 +101,7 @@ class BufferedWorld:
                     with self.timed("copy"):
                         self.receive(out - late, slot)
 
-    # THE PARTS OF A STEP
+    # PARTS OF A STEP
 
     def send(self, k: int, slot: Slot) -> None:
         """Start copying the actions of buffer k to the host, in the environment's layout."""
@@ -174,7 +174,7 @@ class BufferedWorld:
         """Context needed to step every buffer `steps` times."""
         yield
 
-    # WHAT A SUBCLASS DOES
+    # IMPLEMENTED BY A SUBCLASS
 
     def _put(self, k: int, name: str, out: Tensor) -> None:
         """Write a field of buffer k's outcome to its slice of a slot."""

@@ -27,17 +27,15 @@ class Lanes(NamedTuple):
     """State of the lanes between steps. Tensors outside kernels, arrays inside."""
 
     state: Any  # (F, N) float32
-    int_state: (
-        Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
-    )
-    workspace: Any  # (S, N) int32, worth nothing between calls; None likewise
+    int_state: Any  # (C, N) of the environment's type; None if unused: each buffer in a launch costs time
+    workspace: Any  # (S, N) int32, undefined between calls; None if unused
     age: Any  # (N) int32, steps since the last reset
-    running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
-    finished: Any  # (K, N) float32, tallies of the episodes that ended since `episode_sums`; None where K is 0
-    tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
-    seed: Any  # (2) uint32, as int32
-    lane0: int  # global number of the first lane
-    changing: Any = None  # (K) float32, the parameters that change between steps; None where none does
+    running: Any  # (1 + K, N) float32, sums over the current episode: return, tallies
+    finished: Any  # (K, N) float32, tallies of the episodes that ended since `episode_sums`; None if K = 0
+    tick: Any  # (1) int64, steps taken; on the device because captured graphs read it
+    seed: Any  # (2) uint32 stored as int32
+    lane0: int  # global index of the first lane
+    changing: Any = None  # (K) float32, scheduled parameters; None if there are none
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -128,7 +126,7 @@ class DeviceWorld:
         values: torch.Tensor | None = None,
     ) -> None:
         self.spec, self.count, self.device = env, lanes, _indexed(torch.device(device))
-        # Floats are floats there: 10 and 10.0 compare equal, and must not compile to different kernels.
+        # `checked` makes numbers floats: 10 and 10.0 compare equal and must not compile twice.
         self.params = ranges.checked(env, params)
         N, K = lanes, len(env.tally)
 
@@ -158,7 +156,7 @@ class DeviceWorld:
             lane0=lane0,
             changing=own if changing else None,
         )
-        # 0, and sums over all lanes of age and running return when `episode_sums` was called last
+        # 0, and the sums over all lanes of age and running return at the last `episode_sums`
         self._before = zeros(3, dtype=torch.float64)
         self._carried, self._parts = self._before[1:], zeros(2, 3, dtype=torch.float64)
         self._bound = bind(self.lanes)
@@ -170,10 +168,9 @@ class DeviceWorld:
         if not 1 <= threads <= most:
             raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
         self._kernels = _kernels(env, self.params, self.device, every_final, threads, tuple(changing))
-        self._write_threads = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
+        self._write_threads = lanes * (env.pixels**2 if env.pixels else threads)  # threads of an observation launch
         self._has_finals = not env.pixels or _has_finals(env, every_final)
-        # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small
-        # part of a rollout's.
+        # A lane is truncated at most once in this many steps, so one buffer holds their final pictures.
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
 
     def slot(self, steps: int | None = None) -> Slot:
@@ -254,7 +251,7 @@ class DeviceWorld:
         Rows: episodes, lengths, returns, tallies. Sum over ended episodes = gain of all lanes + running sums before -
         running sums now. The order of additions is fixed.
         """
-        # In few launches, of which each is half a percent of a short iteration: sums go where they are added up.
+        # Few launches: each is half a percent of a short iteration, so sums are written in place.
         lanes, (gained, now) = self.lanes, self._parts
         gained[1].fill_(slot.reward.numel())
         for numbers, place in (
@@ -280,9 +277,7 @@ class DeviceWorld:
             for name, value in self.lanes._asdict().items()
             if isinstance(value, torch.Tensor) and name not in left_out
         }
-        own = {
-            "cells" if name == "int_state" else name: value for name, value in kept.items()
-        }  # by its name in checkpoints
+        own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # name in checkpoints
         return {**own, "carried": self._carried}
 
     def restored(self) -> None:

@@ -61,7 +61,7 @@ class FrameStack:
                 (values.index_select(axis, at) * weight for at, weight in pixels[1:]),
                 values.index_select(axis, pixels[0][0]) * pixels[0][1],
             )
-        if self._taps:  # the nearest whole number, of two the even one
+        if self._taps:  # round to nearest, halves to even
             whole = values // self._area
             values = whole + ((values - whole * self._area) * 2 + (whole & 1) > self._area)
         return values.to(torch.uint8).flatten(1, 2)[:, :, None]

@@ -128,18 +128,18 @@ class OperantVectorEnv(VectorEnv):
         self._mode = autoreset_mode
         self._numpy = output == "numpy"
         self._seed = seed
-        # Two slots in turn, so that with torch output the observation before a step outlives the step.
+        # Two alternating slots: with torch output the previous observation stays valid during a step.
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
-        self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
-        # (N), of the episodes under way: the world sums in float32
+        self._begun = np.zeros(num_envs)  # (N), start of each lane's episode, time.perf_counter
+        # (N), returns of current episodes in float64; the world sums in float32
         self._returns = torch.zeros(num_envs, dtype=torch.float64, device=self.world.device)
         self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
         self._started = False
-        # (N), lanes that have ended and were not seen to begin anew
+        # (N), ended lanes not yet reset
         self._waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.world.device)
-        self._shown: torch.Tensor | None = None  # (O, N), the observations that were returned last
+        self._shown: torch.Tensor | None = None  # (O, N), observations returned last
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every lane: observations (N, O), and an info with the mask of legal actions if there is one.
@@ -184,7 +184,7 @@ class OperantVectorEnv(VectorEnv):
         """Lanes to reset, (N) bool; None for all. Raises UsageError."""
         if others := sorted(set(options or {}) - {"reset_mask"}):
             raise UsageError(
-                f"reset got the options {others}: it takes reset_mask alone; what an environment begins with is set by "
+                f"reset got the options {others}: only reset_mask is supported; set the environment's parameters by "
                 "make_vec(params=...)"
             )
         if not options:
@@ -263,7 +263,7 @@ class OperantVectorEnv(VectorEnv):
         self._require_open()
         legal = self._slots[0][0].legal
         if legal is None:
-            raise UsageError(f"{self.world.spec.name or 'the environment'} says of no action whether it is legal")
+            raise UsageError(f"{self.world.spec.name or 'the environment'} defines no legal actions")
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
     def _mask(self, slot: Slot) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class HostWorld(BufferedWorld):
     ) -> None:
         hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
         assert source is not None, "an outside environment is made by operant.envs.outside.declare"
-        # Where processes have buffers of their own, their numbers are bytes. Evaluations take all lanes together.
+        # With one buffer set per process, buffer indices are bytes. Evaluations use a single buffer.
         processes = min(hosting.processes, N)
         self.unordered = hosting.asynchronous and processes > 1 and not stream
         buffers = (
@@ -77,7 +77,7 @@ class HostWorld(BufferedWorld):
         self._seed, self._stream, self._lane0, self._draws, self._rows = seed, stream, lane0, draws, True
         boxed = isinstance(env.action, Box)
         side = MOST_SIDE if draws else 0
-        # What makes the pictures what is observed, where the processes do not.
+        # On-device preprocessing, if the processes do not do it.
         self._frames, self._source, size = None, source, seen.size
         if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and seen.shape != env.frame_shape:
             self._frames = FrameStack(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale)
@@ -87,7 +87,7 @@ class HostWorld(BufferedWorld):
             N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side
         )
         self._running: LaneProcesses | None = None
-        # where an episode begins a lane takes long, and other processes have what to do
+        # a reset takes long; other processes continue meanwhile
         self.late = len(self.buffers) - 1 if hosting.processes else 0
         self._blocks: dict[str, Tensor] = {}
         self._unpin: Callable[[], Any] = lambda: None
@@ -98,7 +98,7 @@ class HostWorld(BufferedWorld):
         )
         self._clip = None if stream else hosting.reward_clip
 
-        # Sums of the episodes under way, and of those that ended since `advance`.
+        # Sums of current episodes, and of episodes ended since `advance`.
         self._age, self._total = np.zeros(N, np.int64), np.zeros(N, np.float64)
         self._ended = np.zeros((len(self.buffers), 3), np.float64)
 
@@ -120,7 +120,7 @@ class HostWorld(BufferedWorld):
         for k in range(len(self.buffers)):
             steppers.finish("reset", k)
             self._check(k, "reset")
-        steppers.blocks.terminated[:] = 1  # what is shown now begins an episode
+        steppers.blocks.terminated[:] = 1  # this observation begins an episode
         self._age[:], self._total[:] = 0, 0.0
 
     def _begin(self, k: int, offset: int) -> None:
@@ -293,11 +293,11 @@ class HostWorld(BufferedWorld):
             *(("legal",) if self._shape.mask else ()),
         )
         self._blocks = {name: torch.from_numpy(getattr(steppers.blocks, name)) for name in names}
-        if self.device.type == "cuda":  # all blocks at once, the first of which lies where the memory begins
+        if self.device.type == "cuda":  # pins all blocks; the first begins at the start of the memory
             found = torch.cuda.cudart().cudaHostRegister(self._blocks["observation"].data_ptr(), self._shape.bytes(), 0)
             self.pinned = int(found) == 0
-            # before the memory goes, with this object at the latest: of `env.lanes = "auto"` there are several, one
-            # after the other
+            # unpin before the memory is freed, with this object at the latest: `env.lanes = "auto"` makes several in
+            # turn
             if self.pinned:
                 self._unpin = weakref.finalize(self, _unpin_memory, self._blocks["observation"].data_ptr(), self.device)
                 self._unpin.atexit = False

@@ -46,10 +46,10 @@ class _Functions(NamedTuple):
 
     reset: Any  # (lanes, i, p, key)
     step: Any  # (lanes, i, action column, p, key) -> reward, terminated
-    write_observation: Any  # (lanes, i, slot, p): the observation
+    write_observation: Any  # (lanes, i, slot, p): write the observation
     write_final: Any  # (lanes, i, slot, p)
-    write_legal: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
-    add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
+    write_legal: Any  # (lanes, i, slot, p): write the legal actions, if there are any
+    add_tallies: Any  # (lanes, i): add the episode's tallies to `finished`
 
 
 @device
@@ -317,7 +317,7 @@ def step_body(
         lane = uint32(uint32(lanes.lane0) + i)
         seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
 
-        # Everything that the end of a step needs is asked for at its beginning: one wait for memory instead of several.
+        # Issue all loads first: one memory latency instead of several.
         age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
         key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
         reward, terminated = step(lanes, i, slot.action[:, i], p, key)

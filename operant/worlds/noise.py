@@ -21,9 +21,9 @@ _LOW_32 = 0xFFFFFFFF
 class Clock(NamedTuple):
     """Key of random numbers: stream, lanes, time and purpose."""
 
-    tick: Any  # (1) int64: the world's tick, or the iteration
-    seed: Any  # (2) uint32, as int32
-    lane0: int  # global number of the first lane
+    tick: Any  # (1) int64, the world's tick, or the iteration
+    seed: Any  # (2) uint32 stored as int32
+    lane0: int  # global index of the first lane
     purpose: int = rng.ACTION
 
 

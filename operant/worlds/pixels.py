@@ -19,15 +19,13 @@ class Scene(NamedTuple):
     """Inputs of a shader. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
-    int_state: Any  # (C, N) of the environment's type; None where it has none
+    int_state: Any  # (C, N) of the environment's type; None if unused
 
 
 class Canvas(NamedTuple):
     """Output of a shader."""
 
-    pixels: (
-        Any  # (N, H, W, 3) uint8, written: red, green and blue of each pixel, from the top row down; N * H * W < 2^32
-    )
+    pixels: Any  # (N, H, W, 3) uint8, written: RGB from the top row down; N * H * W < 2^32
 
 
 @device

@@ -41,7 +41,7 @@ def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> li
     """Warnings about a user's environment file. Raises ConfigError with every problem found by the quick checks."""
     findings = list(quick_check(env, params, device))
     if problems := [finding.detail for finding in findings if not finding.passed]:
-        raise ConfigError(file.name, problems, advice=f"to check it whole: operant check {file}")
+        raise ConfigError(file.name, problems, advice=f"for the full check: operant check {file}")
     return [f"{file.name}: {finding.detail}" for finding in findings if finding.warning]
 
 
@@ -160,6 +160,6 @@ def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
         return Finding(
             name,
             False,
-            f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers",
+            f"a value was written next to {buffer}, outside this lane's column: check the indices in the helpers",
         )
     return Finding(name, True, f"{steps} steps with every index checked")

@@ -90,7 +90,7 @@ class SB3VecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Attribute of the vector environment, once per requested lane. Raises AttributeError."""
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
-            raise AttributeError("this environment says of no action whether it is legal")
+            raise AttributeError("this environment defines no legal actions")
         value = getattr(self.vector, attr_name)
         return [value for _ in self._get_indices(indices)]
 

@@ -502,7 +502,7 @@ def test_events_and_log_record_pause_and_checkpoints(interrupted, trained):
         ("pause", f"paused by {who} at step "),
         ("control", f"checkpoint asked for by {who}"),
         ("checkpoint", "checkpoint of step "),
-        ("unpause", "goes on after a pause of 0:00:0"),
+        ("unpause", "resumed after 0:00:0"),
         ("eval", "eval "),
         ("note", "finished: all steps done"),
     ):

@@ -210,9 +210,9 @@ def test_pause_checkpoint_and_unpause(started, here):
         saved.code == 0 and Path(saved.out.strip()).is_dir() and Path(saved.out.strip()).parent == run.checkpoints_path
     )
     done = here("unpause", "4f2a")
-    assert (done.code, done.err) == (0, "cartpole-ppo-4f2a: it trains again\n")
+    assert (done.code, done.err) == (0, "cartpole-ppo-4f2a: training resumed\n")
     wait_until(lambda: records(run) > seen + 5)
-    assert here("unpause", "4f2a").err == "cartpole-ppo-4f2a: it was not paused\n"
+    assert here("unpause", "4f2a").err == "cartpole-ppo-4f2a: the run was not paused\n"
 
 
 def test_stop_and_sigterm_end_a_paused_run(started, here):

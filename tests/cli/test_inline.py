@@ -162,7 +162,7 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
     for other in others:
         other.communicate()
     assert len(calls) == (2 if taken else 4) and all(calls)
-    assert caplog.text.count("run.lock had been deleted or replaced, and was put back") == (0 if taken else 1)
+    assert caplog.text.count("run.lock had been deleted or replaced and was restored") == (0 if taken else 1)
     assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.has_trainer(
         run.path
     )
@@ -246,7 +246,7 @@ def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_pa
             patched.setattr(Evaluator, "run", stopped)
             train.work(run.path, resume=resume)
     assert (
-        f"the evaluation of step {2 * ITERATION:,} was broken off" in caplog.text and not (run.path / "eval").exists()
+        f"the evaluation of step {2 * ITERATION:,} was interrupted" in caplog.text and not (run.path / "eval").exists()
     )
     train.work(run.path, resume="last")
     lines = [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
@@ -336,7 +336,7 @@ def test_more_lanes_than_there_is_memory_for_are_refused_before_anything_is_made
     assert done.code == 4
     told = done.err.splitlines()[-1]
     assert (
-        told.startswith("error: env.lanes = 1,000,000,000 would keep ")
+        told.startswith("error: env.lanes = 1,000,000,000 needs ")
         and " lanes at most" in told
         and "env.lanes=auto" in told
     )
@@ -356,7 +356,7 @@ def test_a_users_broken_environment_is_a_sentence_with_its_line(line, here, tmp_
     done = inline(here, "mine.py", f"run.steps={ITERATION}")
     assert done.code == 2 and "Traceback" not in done.err
     first, problem, advice = done.err.splitlines()[-3:]
-    assert first == "error: mine.py has 1 problem" and advice.startswith("  to check it whole: operant check ")
+    assert first == "error: mine.py has 1 problem" and advice.startswith("  for the full check: operant check ")
     assert f"mine.py:18 (`{line}`): " in problem and BROKEN[line] in problem
     assert not list((tmp_path / "runs").iterdir()), "the run that could not begin is gone"
 

@@ -83,7 +83,7 @@ def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
     )
     memory.require_memory(config.load(None, []), torch.device("cpu"))
     assert asked == []
-    with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 would keep 16 TiB"):
+    with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 needs 16 TiB"):
         memory.require_memory(config.load(None, ["env.lanes=536870912", "algo.horizon=8"]), torch.device("cpu"))
     assert asked == [536_870_912]
 

@@ -144,7 +144,7 @@ def test_a_run_is_evaluated_and_filmed(tmp_path):
         ),
         (
             ("--env", "gymnasium:CartPole-v1", "env.resize=16"),
-            "env.resize is for pictures, and it shows 4 numbers of float32",
+            "env.resize needs picture observations (got 4 values of float32)",
         ),
     ],
 )

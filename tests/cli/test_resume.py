@@ -55,7 +55,7 @@ def test_a_checkpoint_is_played_as_it_was_trained_whatever_a_resume_changes(here
     before = json.loads(here(*play, "best").out)
     with caplog.at_level(logging.WARNING):
         go_on(run, f"run.steps={10 * ITERATION}", "env.params.force=1000", "net.hidden=[64,64]", "eval.every=2")
-    assert "the best starts anew" in caplog.text and "env.params.force: 10.0 -> 1000.0" in caplog.text
+    assert "the best return is reset" in caplog.text and "env.params.force: 10.0 -> 1000.0" in caplog.text
     # The old checkpoint plays under the old rules; the best is one of the new ones, although it is worse.
     assert json.loads(here(*play, str(best.manifest.step)).out) == before
     anew = json.loads(here(*play, "best").out)
@@ -105,8 +105,8 @@ def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, c
     )
     with caplog.at_level(logging.INFO):
         go_on(run, f"run.steps={4 * ITERATION}")
-    assert "warm resume: every lane begins a new episode: the environment's state is another than it was" in caplog.text
-    assert "the best starts anew, since returns no longer compare: the environment's state" in caplog.text
+    assert "warm resume: every lane begins a new episode: the environment's state has changed" in caplog.text
+    assert "the best return is reset, since returns are no longer comparable: the environment's state" in caplog.text
     after = store(run).load()
     assert (
         after.step == 4 * ITERATION

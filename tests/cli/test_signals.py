@@ -117,7 +117,7 @@ def test_sigterm_within_a_long_iteration_is_shown_at_once_and_saves_at_its_end(t
         described["step"],
     )
     log = (path / "log.txt").read_text()
-    assert "SIGTERM: it stops after this iteration, with a checkpoint, however long they take" in log
+    assert "SIGTERM: stops after this iteration with a checkpoint, however long both take" in log
     assert f"stopped by SIGTERM at step {described['step']:,}, with a checkpoint" in log
 
 
@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_ends_a_run_in_this_terminal_at_once(tmp_path, slow):
         waiting_iteration(path, trainer)
         trainer.send_signal(signal.SIGINT)
         said = ""
-        while "it stops after this iteration" not in said:
+        while "stops after this iteration" not in said:
             line = trainer.stderr.readline()
             assert line, said
             said += line
@@ -142,7 +142,7 @@ def test_a_second_ctrl_c_ends_a_run_in_this_terminal_at_once(tmp_path, slow):
         trainer.kill()
     assert (
         trainer.returncode == 137
-        and "a second Ctrl-C: ended at once, without a checkpoint" in said
+        and "a second Ctrl-C: exited at once without a checkpoint" in said
         and "Traceback" not in said
     )
     with Reader(path / "metrics.mm") as reader:

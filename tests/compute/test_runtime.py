@@ -36,7 +36,7 @@ def test_devices(monkeypatch):
     with pytest.raises(MachineError, match="cuda:0 to cuda:1"):
         find_device("cuda:2")
     for text in ("gpu", "meta", "cuda:", "cuda:x", "cuda:-1", "cudas", ""):
-        with pytest.raises(UsageError, match="is no device"):
+        with pytest.raises(UsageError, match="is not a device"):
             find_device(text)
 
 

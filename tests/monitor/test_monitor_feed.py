@@ -639,7 +639,7 @@ def test_a_checkpoint_is_told_of_once_it_is_safe_and_not_before(trainer, opened,
     while not (requests := inbox.poll()):
         assert time.monotonic() < end
         time.sleep(0.01)
-    inbox.settle(requests[0], "accepted", "a checkpoint is made after this iteration")
+    inbox.settle(requests[0], "accepted", "a checkpoint follows this iteration")
     trainer.record()
     time.sleep(0.1)  # several looks of the one who waits
     assert not until(feed, lambda one: one.progress.step == 400).notice

@@ -669,7 +669,7 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
         (("-o", "a.gif", "--frames", "4"), 2, "--frames needs a .png"),
         (("-o", "a.gif", "--checkpoint", "first"), 2, "--checkpoint is 'first'"),
         (("-o", "a.gif", "--checkpoint", "7"), 3, "7"),
-        (("-o", "a.gif", "--device", "tpu"), 2, "is no device"),
+        (("-o", "a.gif", "--device", "tpu"), 2, "is not a device"),
         ((), 2, "Missing option '--out'"),
     ],
 )

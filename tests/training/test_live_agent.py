@@ -460,7 +460,7 @@ def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, ca
         and "\n" not in watcher.unavailable_reason
     )
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == [f"the agent can no longer be watched, training goes on: {watcher.unavailable_reason}"]
+    assert warnings == [f"the live view has ended, training continues: {watcher.unavailable_reason}"]
     assert watcher._stage is None and getattr(frames, "kept", []) == []
     assert bytes_of(alone) == bytes_of(shown)
 

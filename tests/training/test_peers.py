@@ -157,7 +157,7 @@ def test_a_rank_that_never_comes_is_named(leads):
 
 
 def test_without_rank_0_a_rank_says_where_it_looked(tmp_path):
-    with pytest.raises(MachineError, match=r"found no word of rank 0 in .* is the folder one that all hosts share"):
+    with pytest.raises(MachineError, match=r"found no address of rank 0 in .* all hosts share the folder"):
         peers.Follower(tmp_path, 1, 2, versions=SAME, join_s=0.2, on_lost=lambda lost: None)
 
 
@@ -245,7 +245,7 @@ def test_which_gpus_share_a_run():
     # Of four GPUs three are left: a resume goes on with two.
     place, gpus, note = gang(3, gpus=4, resume=True)
     assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("it trains on 0, 1; idle: 2")
-    with pytest.raises(MachineError, match=r"run.gpus = 4: this machine has 3 GPUs, none is number 3"):
+    with pytest.raises(MachineError, match=r"run.gpus = 4: this machine has 3 GPUs; there is no GPU 3"):
         gang(3, gpus=4)
     with pytest.raises(MachineError, match=r"no GPU for run.gpus = 2.*run.ranks=2"):
         gang(0, gpus=2)

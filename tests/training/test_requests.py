@@ -44,14 +44,14 @@ def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
 
 def test_pausing_and_going_on():
     asked = Requests()
-    assert asked.ask(request("pause", "1")) == "it pauses after this iteration"
+    assert asked.ask(request("pause", "1")) == "pauses after this iteration"
     assert (
-        asked.ask(request("pause", "2", "bob@gpu03")) == "it has been paused by alice@gpu03"
+        asked.ask(request("pause", "2", "bob@gpu03")) == "already paused by alice@gpu03"
         and asked.paused_by == "alice@gpu03"
     )
     asked.waiting = True
     asked.answer("pause", "done", "paused")
-    assert asked.ask(request("unpause", "3")) == "it goes on" and asked.paused_by is None
+    assert asked.ask(request("unpause", "3")) == "resumes" and asked.paused_by is None
     asked.waiting = False
     asked.answer("unpause", "done", "it trains")
     assert answers(asked) == [("1", "done", "paused"), ("2", "done", "paused"), ("3", "done", "it trains")]
@@ -64,9 +64,9 @@ def test_going_on_without_a_pause_and_before_it_has_begun():
     asked.ask(request("unpause", "3", "bob@gpu03"))
     assert not asked.pending
     assert answers(asked) == [
-        ("1", "done", "it was not paused"),
-        ("2", "failed", "taken back by bob@gpu03"),
-        ("3", "done", "it had not paused yet"),
+        ("1", "done", "the run was not paused"),
+        ("2", "failed", "cancelled by bob@gpu03"),
+        ("3", "done", "the run had not paused yet"),
     ]
 
 
@@ -133,11 +133,11 @@ def test_a_signal_is_heard_while_the_main_thread_is_busy_and_told_once():
     asked.restore()
     assert heard == [Stop(signal.SIGTERM, "SIGTERM")] and asked.stop == heard[0] and reporter.ended == 1
     ((line, *_),) = reporter.said
-    assert line.startswith("SIGTERM: it stops after this iteration, with a checkpoint, however long they take")
+    assert line.startswith("SIGTERM: stops after this iteration with a checkpoint, however long both take")
 
 
 def test_a_stop_waits_for_an_import():
-    """One that is broken off leaves half a module behind."""
+    """An interrupted import leaves a partial module behind."""
     asked, done = Requests(), []
     with pytest.raises(StoppedError, match="before the first iteration"), asked:
         with asked.deferring_stops():
@@ -243,7 +243,7 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
     asked, reporter = Requests(), Reporter()
     with RequestThread(Inbox(run.path, run.uuid, report=reporter.said.append), asked, reporter):
         first, second = control.send(run, "checkpoint"), control.send(run, "pause")
-        assert control.answer(run, first, DEADLINE_S) == Answer("accepted", "a checkpoint is made after this iteration")
+        assert control.answer(run, first, DEADLINE_S) == Answer("accepted", "a checkpoint follows this iteration")
         assert control.answer(run, second, DEADLINE_S).result == "accepted" and asked.checkpoint and asked.paused_by
         wait_until(lambda: len(reporter.said) == 2)
         by = f"by {control.own_name()}"

@@ -28,7 +28,7 @@ def test_lanes_go_on_with_all_of_their_state_or_begin_anew(tmp_path, other):
     why = restore(
         algo, Checkpoint(path, done.steps_per_iteration, 1, {**saved, **OTHERS[other](saved)}, {"tier": "all"}, None)
     )
-    assert why == (None if other == "as it was" else "the environment's state is another than it was")
+    assert why == (None if other == "as it was" else "the environment's state has changed")
     for name, tensor in algo.state("all").items():
         anew = why is not None and name.startswith("world/") and name != "world/tick"
         assert torch.equal(tensor, (before if anew else saved)[name]), name
