@@ -235,7 +235,7 @@ def train(place: Path, words: list[str]) -> None:
 
 def profile(place: Path, words: list[str]) -> None:
     """Runs in this process, the last one under Python's profiler."""
-    from operant.training import warm as here
+    from operant.training import pool_worker as here
     from operant.training import worker
 
     profiler = cProfile.Profile()

@@ -22,7 +22,7 @@ def store(tmp_path):
     return CodeStore(tmp_path / "operant" / "kernels")
 
 
-def test_what_was_put_in_comes_back(store):
+def test_a_stored_payload_is_read_back(store):
     assert store.read(KEY) is None and store.measure() == (0, 0)
     for payload in (b"", b"code", os.urandom(100_000)):
         store.write(KEY, payload)
@@ -47,7 +47,7 @@ def test_every_damaged_byte_is_noticed(store):
     assert store.read(KEY) == b"some code"
 
 
-def test_a_file_of_another_key_is_not_taken_for_it(store):
+def test_a_file_stored_under_another_key_is_not_read(store):
     store.write(KEY, b"some code")
     (store.path / KEY).rename(store.path / OTHER)
     assert store.read(OTHER) is None
@@ -77,7 +77,7 @@ def test_a_folder_that_others_may_only_read_is(store, mode):
     assert store.read(KEY) == b"some code"
 
 
-def test_what_belongs_to_another_user_is_not_read(store, monkeypatch):
+def test_a_folder_of_another_user_is_not_used(store, monkeypatch):
     store.write(KEY, b"some code")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UntrustedError, match="kernels belongs to another user"):
@@ -108,7 +108,7 @@ def test_symbolic_links_are_not_followed(store, tmp_path):
         store.read(KEY)
 
 
-def test_what_is_no_file_is_not_read(store):
+def test_only_regular_files_are_read(store):
     store.write(OTHER, b"")
     os.mkfifo(store.path / KEY, 0o600)
     with pytest.raises(UntrustedError, match="wrong kind"):
@@ -119,7 +119,7 @@ def test_what_is_no_file_is_not_read(store):
         store.read(KEY)
 
 
-def test_a_place_where_nothing_can_be_made(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "operant").write_text("a file")
     store = CodeStore(tmp_path / "operant" / "kernels")
     with pytest.raises(OSError):
@@ -130,7 +130,7 @@ def test_a_place_where_nothing_can_be_made(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["write", "rename"])
-def test_a_full_disk_leaves_what_was_there(store, monkeypatch, step):
+def test_a_full_disk_keeps_existing_files(store, monkeypatch, step):
     store.write(KEY, b"some code")
 
     def full(*words, **options):
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_what_was_there(store, monkeypatch, step):
     assert store.read(KEY) == b"some code" and os.listdir(store.path) == [KEY]
 
 
-def test_what_was_unused_for_longest_makes_room(tmp_path):
+def test_the_least_recently_used_files_are_evicted(tmp_path):
     keys = [hashlib.sha256(bytes([number])).hexdigest() for number in range(6)]
     store = CodeStore(tmp_path / "kernels", limit_bytes=5 * 1080)
     for age, key in enumerate(keys[:5]):
@@ -159,7 +159,7 @@ def test_what_was_unused_for_longest_makes_room(tmp_path):
     assert sorted(name for name in os.listdir(store.path) if name != "not ours") == sorted([keys[0], keys[4], keys[5]])
 
 
-def test_what_dead_writers_left_behind_goes(store):
+def test_temporary_files_of_dead_writers_are_deleted(store):
     store.write(KEY, b"some code")
     old, young = store.path / f".{KEY}.1.aaaa", store.path / f".{KEY}.2.bbbb"
     old.touch(), young.touch()
@@ -168,7 +168,7 @@ def test_what_dead_writers_left_behind_goes(store):
     assert not old.exists() and young.exists()
 
 
-def test_many_at_once_see_all_or_nothing(tmp_path):
+def test_concurrent_readers_see_whole_files_or_none(tmp_path):
     payloads = {bytes([number]) * 50_000 for number in range(8)}
 
     def work(payload):
@@ -196,7 +196,7 @@ def test_many_at_once_see_all_or_nothing(tmp_path):
     ],
     ids=str,
 )
-def test_where_it_is(monkeypatch, variables, expected):
+def test_the_folder_follows_the_xdg_specification(monkeypatch, variables, expected):
     for name in ("XDG_CACHE_HOME", "OPERANT_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/a-home")

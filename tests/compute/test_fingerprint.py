@@ -121,7 +121,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_is_compiled_in_changes_it(body, change):
+def test_the_fingerprint_changes_with_every_input_of_the_compilation(body, change):
     before = fingerprint(body())
     assert fingerprint(body()) == before
     assert fingerprint(body(change)) != before
@@ -137,7 +137,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_what_is_not_compiled_in_does_not(body, change):
+def test_the_fingerprint_ignores_what_is_not_compiled(body, change):
     assert fingerprint(body(change)) == fingerprint(body())
 
 
@@ -160,12 +160,12 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("change", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_cannot_be_told_from_its_value_has_none(body, change):
+def test_values_without_a_defined_meaning_have_no_fingerprint(body, change):
     with pytest.raises(UnknownValueError):
         fingerprint(body(change))
 
 
-def test_a_name_without_a_value_yet_has_none():
+def test_an_unbound_name_has_no_fingerprint():
     text = (
         "from operant.envs import device\ndef make():\n    @device\n    def body(i):\n        return later\n    "
         "yield body\n    later = 1\n"
@@ -176,7 +176,7 @@ def test_a_name_without_a_value_yet_has_none():
     del sys.modules["late"]
 
 
-def test_functions_that_call_each_other_end():
+def test_mutually_recursive_functions_have_a_fingerprint():
     text = (
         "from operant.envs import device_call\n@device_call\ndef a(n):\n    return b(n - {}) if n > 0 else "
         "0\n@device_call\ndef b(n):\n    return a(n - 1)\n"
@@ -199,11 +199,11 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("one, other", PAIRS, ids=str)
-def test_different_values_differ(one, other):
+def test_different_values_have_different_fingerprints(one, other):
     assert fingerprint(one) != fingerprint(other)
 
 
-def test_each_environment_and_its_parameters_have_their_own():
+def test_each_environment_and_its_parameters_have_distinct_fingerprints():
     found = set()
     for name in envs.names():
         env = envs.find(name)

@@ -152,7 +152,7 @@ CHANGES = {
 
 
 @pytest.mark.compile
-def test_what_changed_is_compiled_anew(rules, count):
+def test_every_change_is_recompiled(rules, count):
     """Each edit in its turn, and then the rules as they were."""
     digests = [digest(rules(), 8, "cpu")]
     for what, change in CHANGES.items():
@@ -284,7 +284,7 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.compile
-def test_functions_of_other_processes_do_not_meet_those_of_this_one():
+def test_cached_functions_of_other_processes_do_not_collide():
     """One body comes from the disk, with names that the process that compiled it gave; one of the same names is
     compiled here.
     """
@@ -293,7 +293,7 @@ def test_functions_of_other_processes_do_not_meet_those_of_this_one():
 
 
 @pytest.mark.soak
-def test_numbered_alike_they_would_meet():
+def test_without_unique_numbers_cached_functions_would_collide():
     """What `device._number_uniquely` is for: without it the second process runs the wrong function."""
     assert numbered(1, same=True).stdout.split() == ["1", "0"]
     assert "AssertionError: [16.0" in numbered(2, 1, same=True).stderr
@@ -332,7 +332,7 @@ def spoiled(how: str, place: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["cut off", "damaged", "another's format", "other contents", "no pickle", "an odd object"]
 )
-def test_a_file_that_is_not_sound_is_compiled_anew_and_replaced(place, count, how):
+def test_a_damaged_file_is_recompiled_and_replaced(place, count, how):
     zeros, ones = numbers()
     run(Kernel(scaling(1), CPU), Ahead(zeros.clone(), ones))
     spoiled(how, place)
@@ -351,7 +351,7 @@ def test_code_of_other_types_under_the_same_key_is_not_run(place, count, monkeyp
     assert len(count.compiled) == 2 and "other arguments" in count.other[0]
 
 
-def test_a_folder_that_cannot_be_had_is_told_once(place, count, caplog):
+def test_an_unusable_folder_is_reported_once(place, count, caplog):
     place.parent.mkdir(parents=True)
     place.write_text("a file, where the folder should be")
     zeros, ones = numbers()
@@ -366,7 +366,7 @@ def test_a_folder_that_cannot_be_had_is_told_once(place, count, caplog):
     assert len(count.other) == 1
 
 
-def test_a_folder_that_others_may_write_is_told_once_and_not_used(place, count):
+def test_a_folder_that_others_may_write_is_reported_once_and_not_used(place, count):
     zeros, ones = numbers()
     run(Kernel(scaling(1), CPU), Ahead(zeros.clone(), ones))
     place.chmod(0o777)
@@ -376,7 +376,7 @@ def test_a_folder_that_others_may_write_is_told_once_and_not_used(place, count):
     assert len(count.other) == 1 and "can be written by others" in count.other[0]
 
 
-def test_a_body_that_reaches_what_cannot_be_told_is_compiled_each_time(place, count):
+def test_a_body_without_a_fingerprint_is_compiled_each_time(place, count):
     from numba.extending import register_jitable  # here: a module that extends numba has none of its bodies kept
 
     @register_jitable
@@ -416,7 +416,7 @@ def test_compile_and_load_in_one_process_together(count):
     assert len(count.compiled) == 2 and len(count.loaded) == 3
 
 
-def test_doctor_tells_where_kernels_are_kept(place, monkeypatch):
+def test_doctor_reports_where_kernels_are_cached(place, monkeypatch):
     found = doctor._cache()
     assert found.status == doctor.OK and found.found == f"0 compiled kernels, 0.0 MiB in {place}"
     code_store.CodeStore(place).write("a" * 64, bytes(3 << 20))
@@ -477,7 +477,7 @@ def test_a_cuda_kernel_comes_back_with_its_binary(pretended_gpu, count, monkeypa
     monkeypatch.undo()
 
 
-def test_a_cuda_kernel_of_other_code_or_another_gpu_is_compiled_anew(pretended_gpu, count):
+def test_a_cuda_kernel_of_other_code_or_another_gpu_is_recompiled(pretended_gpu, count):
     group = Ahead(*numbers())
     binaries = {cuda_kernel(scaling(factor), group)[0]._codelibrary.get_cubin().code for factor in (1, 2)}
     pretended_gpu.compute_capability = (8, 6)
@@ -485,7 +485,7 @@ def test_a_cuda_kernel_of_other_code_or_another_gpu_is_compiled_anew(pretended_g
     assert len(count.compiled) == 3 and len(binaries) == 2 and count.loaded == []
 
 
-def test_a_cuda_kernel_that_cannot_be_bound_is_compiled_anew(pretended_gpu, count, monkeypatch):
+def test_a_cuda_kernel_that_cannot_be_bound_is_recompiled(pretended_gpu, count, monkeypatch):
     from numba.cuda import dispatcher
 
     group = Ahead(*numbers())
@@ -503,7 +503,7 @@ def test_a_cuda_kernel_that_cannot_be_bound_is_compiled_anew(pretended_gpu, coun
     assert len(count.compiled) == 2 and "older than the code" in count.other[0]
 
 
-def test_every_shipped_body_can_be_kept_for_a_gpu(pretended_gpu, place):
+def test_every_shipped_body_can_be_cached_for_a_gpu(pretended_gpu, place):
     zeros = torch.zeros(4, 2, 8)
     clock = world_noise.Clock(tick=torch.zeros(1, dtype=torch.int64), seed=torch.zeros(2, dtype=torch.int32), lane0=0)
     flags, discount = torch.zeros(4, 8, dtype=torch.uint8), returns.Discount(float32(0.9), float32(0.8))

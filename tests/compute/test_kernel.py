@@ -242,7 +242,7 @@ PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two 
 @pytest.mark.parametrize(
     "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.compile) for name in WORLDS]
 )
-def test_environments(name):
+def test_environments_compile_without_float64(name):
     env = WORLDS[name]
     world = DeviceWorld(env, N, seed=1)
     slot = world.slot()
@@ -265,7 +265,7 @@ def test_environments(name):
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("name", "changing"), [("cartpole", ("force", "gravity")), ("breakout", ("width", "tau"))])
-def test_environments_whose_parameters_change(name, changing):
+def test_environments_with_scheduled_parameters_compile_without_float64(name, changing):
     env = envs.find(name)
     world = DeviceWorld(env, N, seed=1, changing=changing)
     for body in (step_body(env, world.params, changing=changing), reset_body(env, world.params, changing=changing)):
@@ -274,7 +274,7 @@ def test_environments_whose_parameters_change(name, changing):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
-def test_environments_observed_by_their_pictures(name):
+def test_environments_observed_by_pictures_compile_without_float64(name):
     env = with_pixels(
         {
             "masked": dataclasses.replace(GATE, pixel_shader=gate_shade),
@@ -301,7 +301,7 @@ def test_environments_observed_by_their_pictures(name):
 
 
 @pytest.mark.parametrize("body", GROUPS, ids=lambda body: body.py_func.__name__)
-def test_bodies(body):
+def test_bodies_compile_without_float64(body):
     check_ptx(body, *GROUPS[body]())
 
 
@@ -335,7 +335,7 @@ def test_no_body_is_forgotten():
     assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed
 
 
-def test_a_float64_shows():
+def test_float64_instructions_are_detected():
     @device
     def body(i, clock, out, offset):
         out.noise[0, 0, i] = out.noise[0, 0, i] * 0.1

@@ -47,7 +47,7 @@ def numbers():
 
 
 @pytest.mark.parametrize(("counter", "words", "answer"), KNOWN_ANSWERS)
-def test_known_answers(counter, words, answer):
+def test_philox_matches_the_published_test_vectors(counter, words, answer):
     given = rng.philox(*(uint32(word) for word in counter), *(uint32(word) for word in words))
     assert tuple(int(word) for word in given) == answer
 
@@ -98,7 +98,7 @@ def test_lanes_ticks_purposes_and_draws_are_independent(numbers):
     assert len(np.unique(numbers)) > 0.99 * numbers.size  # 200,000 of 2^24: some 1,200 meet by chance
 
 
-def test_each_part_of_the_name_changes_the_number():
+def test_each_part_of_the_key_changes_the_number():
     base = rng.block(key(1, 2), 3)
     others = [
         key(2, 2),
@@ -127,7 +127,7 @@ def test_seeds_are_split_low_word_first():
     assert rng.split(2**64 - 1).dtype == np.uint32
 
 
-def test_stream_seeds():
+def test_stream_seeds_are_independent_and_stream_0_is_the_run():
     assert rng.stream_seed(123, 0) == 123
     seeds = {rng.stream_seed(seed, stream) for seed in range(20) for stream in range(1, 20)}
     assert len(seeds) == 20 * 19
@@ -138,7 +138,7 @@ def test_stream_seeds():
     assert rng.stream_seed(5 + 2**32, 3) == (int(words[1]) << 32 | int(words[0])) & (2**63 - 1)
 
 
-def test_the_plain_version_draws_the_same():
+def test_the_plain_python_version_draws_equal_numbers():
     """What references of games draw from."""
     for lane, tick, purpose, draw in (
         (0, 0, 0, 0),

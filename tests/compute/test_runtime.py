@@ -24,7 +24,7 @@ def test_threads_are_quiet_unless_the_user_has_chosen(monkeypatch, chosen, spins
     assert environment == chosen | ({"GOMP_SPINCOUNT": spins} if spins else {})
 
 
-def test_devices(monkeypatch):
+def test_devices_are_found_or_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [str(find_device(text)) for text in ("auto", "cpu", "cuda", "cuda:1")] == [
@@ -104,7 +104,7 @@ def test_a_gpus_context_is_made_beforehand(monkeypatch, device, index):
 
 
 @pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet"])
-def test_a_gpu_that_fails_is_left_alone(monkeypatch, failing):
+def test_a_failing_gpu_is_ignored(monkeypatch, failing):
     driver = Driver(failing)
     monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: driver)
     wake_gpu("auto").join(10)

@@ -42,7 +42,7 @@ def pool(numbers, threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, threads):
+def test_each_index_is_processed_once_in_submission_order(numbers, threads):
     shared = pool(numbers, threads)
     for offset in range(3):  # sessions
         with shared.session(5):
@@ -53,7 +53,7 @@ def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, th
     assert np.array_equal(numbers.value.numpy(), 3 * (3 * np.arange(COUNT) + 3))
 
 
-def test_helping_takes_pieces_until_there_are_none(numbers):
+def test_help_processes_pieces_until_none_is_left(numbers):
     alone = pool(numbers, 1)
     with alone.session(2):
         assert not alone.help()
@@ -64,7 +64,7 @@ def test_helping_takes_pieces_until_there_are_none(numbers):
     assert numbers.times.eq(1).all()
 
 
-def test_a_session_that_is_broken_off_lets_its_threads_go(numbers):
+def test_an_interrupted_session_releases_its_threads(numbers):
     shared = pool(numbers, 3)
     with pytest.raises(KeyboardInterrupt), shared.session(100):
         shared.finish(shared.submit(0, COUNT, 0))

@@ -68,7 +68,7 @@ def test_pictures_stay_bytes_with_their_channels_last(shape, seen):
     assert np.array_equal(np.array(numbers).reshape(seen), expected)
 
 
-def test_what_is_no_row_is_refused_by_name():
+def test_unsupported_spaces_are_refused_by_name():
     with pytest.raises(spaces.UnsupportedSpaceError, match=r"words is Text"):
         spaces.observation(gs.Dict({"words": gs.Text(5), "x": gs.Box(0, 1, (1,))}))
     with pytest.raises(spaces.UnsupportedSpaceError, match="mixes choices with numbers"):

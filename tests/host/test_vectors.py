@@ -49,7 +49,7 @@ def test_a_users_vector_environment_is_its_single_ones(mode):
     assert world.episode_sums(world.slot()).tolist() == [6, 60, 60]
 
 
-def test_every_process_has_lanes_of_one_buffer_at_least():
+def test_processes_without_lanes_in_a_buffer_are_supported():
     _, world = steps_of(Source("file", f"{TOYS}:vector"), 10, processes=3, lanes=4)
     assert world.episode_sums(world.slot()).tolist() == [4, 40, 40]
     world.close()
@@ -94,7 +94,7 @@ def test_ale_steps_alike_in_however_many_processes():
 @pytest.mark.parametrize(
     ("said", "steps", "shown"), [({}, 12, 4), ({"frame_skip": 1}, 48, 4), ({"frame_skip": 6, "frame_stack": 1}, 8, 1)]
 )
-def test_an_action_in_a_game_is_taken_as_often_as_is_said(said, steps, shown):
+def test_a_games_action_is_repeated_frame_skip_times(said, steps, shown):
     """Not said: four times, and four frames are shown together."""
     pytest.importorskip("ale_py")
     params = {"noop_max": 0, "use_fire_reset": False, "max_num_frames_per_episode": 48}
@@ -156,7 +156,7 @@ def test_every_episode_of_a_game_begins_with_its_own_picture():
     assert np.array_equal(game.reset()[0], first)
 
 
-def test_a_game_that_is_cut_off_begins_anew_where_lost_lives_go_on():
+def test_a_truncated_game_is_reset_even_with_episodic_lives():
     pytest.importorskip("ale_py")
     game = Game("breakout", noop_max=0, episodic_life=True)
     first = game.reset(seed=0)[0].copy()
@@ -184,7 +184,7 @@ def test_an_action_does_not_stick_beyond_its_episode():
         assert np.array_equal(game.step(0)[0][paddle], first)
 
 
-def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
+def test_an_unknown_key_of_a_game_is_reported_with_the_known_ones():
     pytest.importorskip("ale_py")
     with pytest.raises(
         OperantError,
@@ -193,7 +193,7 @@ def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
         outside.declare(Source("ale", "pong", kwargs=(("stack_num", 4),)))
 
 
-def test_a_game_is_resized_and_stacked_where_it_is_learnt():
+def test_a_games_frames_are_preprocessed_on_the_learners_device():
     pytest.importorskip("ale_py")
     found = [steps_of(PONG._replace(time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
     assert (
@@ -203,7 +203,7 @@ def test_a_game_is_resized_and_stacked_where_it_is_learnt():
 
 
 @pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py"), ("envpool", "envpool")])
-def test_a_package_that_is_missing_is_said_with_what_installs_it(kind, package, monkeypatch):
+def test_a_missing_package_is_reported_with_its_install_command(kind, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         OperantError, match=rf'{kind}:missing needs .*, which is not installed: pip install "operant\[envs\]"'

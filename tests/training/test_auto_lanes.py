@@ -116,7 +116,7 @@ def test_a_trial_leaves_nothing_behind(card):
     assert len(card.tried) == 11 and card.at_once == [1] * 11 and not card.living
 
 
-def test_what_fits_but_leaves_no_room_does_not_fit(card):
+def test_lanes_that_leave_too_little_free_memory_do_not_fit(card):
     card.left = 99  # of 1600: less than a sixteenth
     with pytest.raises(
         DeviceError, match=r"not even 32 lanes fit into the memory of cuda:0. Use a shorter algo.horizon"
@@ -129,14 +129,14 @@ def test_what_fits_but_leaves_no_room_does_not_fit(card):
 @pytest.mark.parametrize(
     "broken", [RuntimeError("CUDA error: an illegal memory access was encountered"), ZeroDivisionError()]
 )
-def test_what_has_nothing_to_do_with_memory_is_raised(card, broken):
+def test_errors_other_than_out_of_memory_are_raised(card, broken):
     card.holds, card.error = 0, lambda: broken
     with pytest.raises(type(broken)):
         resolved(CUDA)
     assert card.tried == [AUTO_LANES]
 
 
-def test_what_says_that_memory_is_full():
+def test_out_of_memory_errors_are_recognised():
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory")) and out_of_memory(MemoryError())
     assert out_of_memory(
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
@@ -171,7 +171,7 @@ def test_each_of_several_ranks_gets_what_fits_on_its_gpu(card):
         resolved(CUDA, "run.steps=1000", ranks=2)
 
 
-def test_lanes_divide_as_the_algorithm_wants(card):
+def test_chosen_lanes_are_divisible_as_the_algorithm_requires(card):
     # 32 lanes x 16 steps are 16 blocks of 32 lanes: 64 minibatches want 128 lanes at least.
     card.holds = 32
     with pytest.raises(DeviceError, match="not even 128 lanes"):
@@ -182,7 +182,7 @@ def test_lanes_divide_as_the_algorithm_wants(card):
 # BY AN ESTIMATE
 
 
-def test_lanes_that_a_replay_has_no_room_for_are_not_chosen(card):
+def test_lanes_that_exceed_the_replay_are_not_chosen(card):
     """512 transitions hold one step of up to 512 lanes and the next, of 256."""
     words = ("algo.name=dqn", "algo.learning_starts=0", "algo.batch_size=32")
     assert resolved(CUDA, *words, "algo.replay_capacity=512").lanes == 256
@@ -206,7 +206,7 @@ def test_on_a_cpu_half_of_the_free_memory_is_enough(monkeypatch):
         resolved(CPU)
 
 
-def test_a_number_is_left_alone(card):
+def test_a_given_number_of_lanes_is_unchanged(card):
     given = config.load(None, ["env.lanes=96"])
     assert auto_lanes.resolve(given, CUDA, report=pytest.fail) is given and card.tried == []
 
@@ -214,7 +214,7 @@ def test_a_number_is_left_alone(card):
 # IN A RUN
 
 
-def test_a_run_writes_its_number_down_and_keeps_it(tmp_path, monkeypatch, caplog):
+def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "operant")
     words = (
         "env.lanes=auto",
@@ -243,7 +243,7 @@ def test_a_run_writes_its_number_down_and_keeps_it(tmp_path, monkeypatch, caplog
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_a_gpu_that_is_nearly_full(kernels):
+def test_auto_lanes_fit_on_a_nearly_full_gpu(kernels):
     """Most of the card is taken: what fits is found, trains, and the trials gave back what they took."""
     free, total = torch.cuda.mem_get_info()
     before = torch.cuda.memory_allocated()

@@ -57,7 +57,7 @@ def trained(config, exchange=SOLO, iterations=3):
     return {name: tensor.numpy().tobytes() for name, tensor in [*whole.items(), ("stats", algo.stats)]}
 
 
-def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(monkeypatch, caplog):
+def test_an_exchange_that_is_not_fully_timed_reports_no_time(monkeypatch, caplog):
     """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no
     kernel, and no stream.)
     """
@@ -78,7 +78,7 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
     assert math.isnan(exchange.spent_s()) and caplog.text.count("the exchange's share is not measured") == 1
 
 
-def test_the_chart_of_a_share_that_is_never_measured_says_so():
+def test_the_metric_of_an_untimed_exchange_gives_the_reason():
     algo = build(load.load(None, ["env.lanes=8", "algo.horizon=8", "net.hidden=[4]"]), "cpu")
     said = {
         name: distributed.GroupExchange(0, 2, None, name, torch.device(kind))
@@ -138,7 +138,7 @@ def test_two_ranks_make_the_same_bytes_as_one(name):
         assert [key for key in alone if found[key] != alone[key]] == []
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
+def test_a_checkpoint_resumes_on_another_number_of_ranks_with_equal_bytes():
     config = load.load(None, [*SHAPE, *CASES["everything"]])
     whole = trained(config, iterations=4)
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
     assert on_ranks(2, lambda exchange: rest(exchange, state)) == [whole, whole]
 
 
-def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
+def test_lanes_that_ranks_cannot_share_are_refused_with_the_reason():
     with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 48: .* from 1 shard of the lanes"):
         require_shared(load.load(None, ["env.lanes=48"]), 2)
     for words, key in ((["run.gpus=2"], "run.gpus"), (["run.ranks=2"], "run.ranks")):
@@ -176,7 +176,7 @@ def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
         require_shared(load.load(None, ["algo.name=dqn", "algo.replay_sampling=prioritised"]), 2)
 
 
-def test_rows_of_any_type_of_number_are_gathered():
+def test_gather_supports_every_dtype():
     """An environment keeps its state in the smallest that holds it."""
     for kind in (torch.bool, torch.int16, torch.uint16, torch.int64, torch.bfloat16):
         found = on_ranks(2, lambda exchange, kind=kind: exchange.gather(torch.full((2, 3), exchange.rank).to(kind)))

@@ -48,7 +48,7 @@ def test_each_lane_plays_one_episode():
     )
 
 
-def test_a_single_episode_has_no_spread():
+def test_a_single_episode_has_no_standard_deviation():
     found = evaluator(COUNT, 1).run(0)
     assert (found.mean, found.deviation, found.ci95, found.episodes) == (6.0, None, None, 1)
 
@@ -66,7 +66,7 @@ def test_an_environment_without_a_time_limit_is_cut_off_earlier():
     )
 
 
-def test_an_evaluation_can_be_broken_off():
+def test_an_evaluation_can_be_interrupted():
     lanes, asked = evaluator(replace(COUNT, time_limit=None), 3), []
 
     def interrupted():
@@ -95,7 +95,7 @@ def _spoilt_step(s, action, p, key, tally):
     return float32(math.nan) if s[0] > float32(1.0) else float32(1.0), s[1] > float32(key[2])
 
 
-def test_what_comes_after_an_episode_does_not_count():
+def test_steps_after_the_first_episode_do_not_count():
     # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a
     # step, for k + 1 steps, and each of its steps tallies ten times the number of the episode.
     lanes = evaluator(replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step, tally=("ten",)), 4)
@@ -104,14 +104,14 @@ def test_what_comes_after_an_episode_does_not_count():
     assert found.tally == {"ten": 25.0}
 
 
-def test_an_episode_that_is_cut_off_tallies_what_it_had():
+def test_a_cut_off_episode_counts_its_tallies_so_far():
     env = replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step, tally=("ten",))
     found = evaluator(env, 40, max_steps=32).run(0)  # lanes 32 to 39 have taken 32 steps
     assert found.unfinished == 8
     assert found.tally == {"ten": 10 * (sum(range(1, 33)) + 8 * 32) / 40}
 
 
-def test_the_same_number_is_the_same_evaluation():
+def test_an_evaluation_is_reproducible_by_its_number():
     first = evaluator(CARTPOLE, 16)
     found = [first.run(number) for number in (3, 4, 3)]
     assert found[0] == found[2] != found[1]
@@ -119,7 +119,7 @@ def test_the_same_number_is_the_same_evaluation():
     assert evaluator(CARTPOLE, 16, seed=2).run(3) != found[0]
 
 
-def test_numbers_as_large_as_iterations_get():
+def test_evaluation_numbers_may_be_as_large_as_iteration_counts():
     lanes = evaluator(CARTPOLE, 16)
     large = 2**31 - 1
     first = lanes.run(large)
@@ -128,7 +128,7 @@ def test_numbers_as_large_as_iterations_get():
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK])
-def test_greedy_and_sampled(env):
+def test_greedy_and_sampled_evaluations_differ(env):
     greedy, sampled = evaluator(env, 16), evaluator(env, 16, greedy=False)
     assert sampled.run(1) == sampled.run(1)
     assert greedy.run(1) != sampled.run(1)
@@ -144,7 +144,7 @@ def test_sampling_follows_the_policy():
     assert likely.run(0) == certain.run(0)
 
 
-def test_an_evaluation_has_episodes_of_its_own():
+def test_an_evaluation_uses_its_own_random_stream():
     training = ppo_on(CARTPOLE, 16, horizon=4)
     lanes = Evaluator(training.policy, CARTPOLE, CARTPOLE.Params(), episodes=16, seed=1)
     lanes.rollout.reset()

@@ -192,12 +192,12 @@ def _hammer(rounds):
     assert bytes_of(alone) == bytes_of(shown)
 
 
-def test_wishes_from_another_thread():
+def test_requests_from_another_thread_change_no_trained_bit():
     _hammer(60)
 
 
 @pytest.mark.soak
-def test_wishes_from_another_thread_for_long():
+def test_many_requests_from_another_thread_change_no_trained_bit():
     _hammer(3_000)
 
 
@@ -237,7 +237,7 @@ def counts(frames):
     return [pixels[:, 0, 0, 0].tolist() for _, _, pixels in frames.kept]
 
 
-def test_episodes_begin_anew_by_themselves():
+def test_ended_episodes_are_reset():
     watcher, frames, hands = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     for step in range(6):
@@ -247,7 +247,7 @@ def test_episodes_begin_anew_by_themselves():
     assert counts(frames) == [[1, 0, 1, 1], [2, 0, 0, 2], [0, 0, 1, 0], [1, 0, 0, 1], [2, 0, 1, 2], [0, 0, 0, 0]]
 
 
-def test_the_policy_is_the_one_of_the_moment():
+def test_the_live_view_uses_the_current_policy():
     policy = policy_for(CARTPOLE)
     watcher, frames, hands = watched(CARTPOLE, policy=policy)
     watcher.request("greedy", 96, math.inf)
@@ -265,7 +265,7 @@ def test_the_policy_is_the_one_of_the_moment():
     assert len(frames.kept) == 12
 
 
-def test_sampling_follows_the_policys_chances():
+def test_sampled_actions_follow_the_policys_probabilities():
     policy = policy_for(CARTPOLE)
     shown = {}
     for likely in (False, True):
@@ -309,7 +309,7 @@ def test_frames_reach_a_reader(tmp_path):
 # WHEN
 
 
-def test_with_nobody_watching_nothing_is_made():
+def test_without_a_viewer_nothing_is_allocated():
     watcher, frames, hands = watched(CARTPOLE)
     for step in range(100):
         watcher.after(step)
@@ -334,7 +334,7 @@ def test_slow_iterations_get_a_frame_each():
     assert frames.steps == [0, 1, 2, 3, 4]
 
 
-def test_a_wish_runs_out_and_a_later_one_goes_on():
+def test_a_request_expires_and_a_later_one_is_served():
     watcher, frames, hands = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, hands.now_s + 0.5)
     for step in range(10):
@@ -351,7 +351,7 @@ def test_a_wish_runs_out_and_a_later_one_goes_on():
     assert counts(frames)[-1] == [1, 0, 0, 1], "the episodes went on from where they were"
 
 
-def test_a_wish_may_be_over_before_it_is_seen():
+def test_an_expired_request_is_not_served():
     watcher, frames, hands = watched(SHOWN_COUNT)
     for until_s in (hands.now_s, hands.now_s - 5.0, math.nan, -math.inf):
         watcher.request("greedy", 16, until_s)
@@ -359,7 +359,7 @@ def test_a_wish_may_be_over_before_it_is_seen():
     assert frames.kept == [] and watcher._stage is None
 
 
-def test_the_last_wish_counts():
+def test_the_newest_request_counts():
     watcher, frames, hands = watched(SHOWN_COUNT)
     shapes = []
     for mode, size in (("greedy", 64), ("sampled", 16), ("greedy", 3), ("sampled", 96), ("greedy", 97), ("greedy", -1)):
@@ -379,7 +379,7 @@ def test_the_last_wish_counts():
     ]
 
 
-def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
+def test_frames_under_way_never_block_training(monkeypatch):
     arrived = False
     monkeypatch.setattr(live_agent.Stage, "arrived", lambda stage: arrived)
     watcher, frames, hands = watched(SHOWN_COUNT)
@@ -405,7 +405,7 @@ def test_pictures_on_their_way_are_waited_for_without_waiting(monkeypatch):
 # WHAT GOES WRONG
 
 
-def test_an_environment_without_pictures():
+def test_an_environment_without_pictures_has_no_live_view():
     watcher, frames, _ = watched(replace(COUNT, name="count"))
     assert not watcher.available and watcher.unavailable_reason == "count draws no picture"
     watcher.request("greedy", 64, math.inf)
@@ -444,7 +444,7 @@ class Broken:
     ],
     ids=["does not compile", "two colours", "undecorated", "writer"],
 )
-def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, caplog):
+def test_an_error_ends_the_live_view_and_not_the_training(shade, writer, sentence, caplog):
     alone, shown = trainer(COUNT), trainer(COUNT)
     watcher, frames, hands = watched(replace(COUNT, pixel_shader=shade), policy=shown.policy, writer=writer)
     with caplog.at_level(logging.WARNING, logger="operant"):
@@ -465,7 +465,7 @@ def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, ca
     assert bytes_of(alone) == bytes_of(shown)
 
 
-def test_a_stop_is_no_error_of_the_watchers(monkeypatch):
+def test_a_stop_is_not_taken_for_an_error_of_the_live_view(monkeypatch):
     def interrupted(*arguments, **more):
         raise KeyboardInterrupt
 
@@ -489,7 +489,7 @@ def test_a_closed_watcher_shows_nothing():
     assert frames.steps == [0] and not watcher.available and watcher._stage is None
 
 
-def test_a_wish_that_meets_the_end_is_dropped():
+def test_a_request_at_the_end_of_the_run_is_dropped():
     # The other thread had looked whether there could be pictures just before this one gave up.
     watcher, frames, _ = watched(SHOWN_COUNT)
     watcher.close()

@@ -68,7 +68,7 @@ def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
     assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
 
 
-def test_a_pause_is_no_part_of_the_rate(tmp_path, monkeypatch):
+def test_a_pause_does_not_lower_the_rate(tmp_path, monkeypatch):
     watched = Watched(tmp_path, ALWAYS)
     watched.iterate()
     now = meters.time.perf_counter
@@ -98,7 +98,7 @@ def test_without_an_ended_episode_there_is_no_return(tmp_path):
 
 
 @pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
-def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
+def test_an_evaluation_is_recorded_at_its_step(tmp_path, record_hz):
     watched = Watched(tmp_path, record_hz)
     watched.meters.set_evaluation(1.0, 15.0)  # of the session before
     watched.meters.measure("collect", lambda: time.sleep(0.01))
@@ -150,7 +150,7 @@ def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, k
     )
 
 
-def test_bytes_are_always_finite(tmp_path):
+def test_observations_of_bytes_are_never_reported_as_non_finite(tmp_path):
     watched = Watched(tmp_path, ALWAYS, PICK)
     assert watched.iterate() is None
     watched.ppo.rollout.reward[0, 7] = math.inf
@@ -158,7 +158,7 @@ def test_bytes_are_always_finite(tmp_path):
     assert watched.meters.after(watched.step).first == ("reward", math.inf, 7, 0, 1)
 
 
-def test_where_records_are_merged_nothing_is_counted_less(tmp_path):
+def test_merged_records_keep_the_sums_of_counters(tmp_path):
     watched = Watched(tmp_path, ALWAYS)
     for _ in range(8):
         watched.meters.measure("collect", lambda: None)

@@ -53,7 +53,7 @@ def together(leads, folder, count=2, **options):
     return leader, others
 
 
-def test_commands_arrive_in_their_order_and_what_is_said_at_once_is_not_lost(leads, tmp_path):
+def test_commands_arrive_in_order_and_none_is_lost_at_the_start(leads, tmp_path):
     leader = leads()
     thread = threading.Thread(
         target=lambda: (leader.wait(20.0, lambda: None), [leader.tell("iterate", k=k) for k in range(50)])
@@ -91,7 +91,7 @@ HOW = [
 
 
 @pytest.mark.parametrize(("number", "timeout_s", "how"), HOW)
-def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, timeout_s, how):
+def test_every_rank_learns_which_rank_exited_or_stopped_responding(leads, tmp_path, number, timeout_s, how):
     leader, child = leads(4, timeout_s=timeout_s), process_of(tmp_path, 2, 4)
     others = [follows(tmp_path, rank, 4) for rank in (1, 3)]
     try:
@@ -111,7 +111,7 @@ def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, ti
     assert [other.lost[0].sentence for other in others] == [lost.sentence] * 2
 
 
-def test_the_others_notice_that_rank_0_is_gone(tmp_path):
+def test_the_other_ranks_notice_that_rank_0_has_exited(tmp_path):
     code = (
         "import sys, os; from pathlib import Path; from operant.training import peers\n"
         f"leader = peers.Leader(Path(sys.argv[1]), 2, versions={SAME}, timeout_s=60.0)\n"
@@ -125,14 +125,14 @@ def test_the_others_notice_that_rank_0_is_gone(tmp_path):
     assert follower.lost[0].sentence == "rank 0 is gone: its connection has closed" and child.wait() == -9
 
 
-def test_a_rank_that_fails_says_why(leads, tmp_path):
+def test_a_failing_rank_reports_its_error(leads, tmp_path):
     leader, (follower,) = together(leads, tmp_path)
     follower.fail("out of memory", 7)
     wait_until(lambda: leader.lost)
     assert leader.lost[0].code == 7 and leader.lost[0].sentence.endswith(": out of memory")
 
 
-def test_the_end_is_no_loss(leads, tmp_path):
+def test_a_regular_end_is_not_reported_as_a_lost_rank(leads, tmp_path):
     leader, (follower,) = together(leads, tmp_path)
     thread = threading.Thread(target=leader.end)
     thread.start()
@@ -142,26 +142,26 @@ def test_the_end_is_no_loss(leads, tmp_path):
     assert not thread.is_alive() and leader.lost == [] and follower.lost == []
 
 
-def test_other_versions_are_refused_in_a_sentence_on_both_sides(leads, tmp_path):
+def test_differing_versions_are_reported_on_both_sides(leads, tmp_path):
     leader = leads()
     with pytest.raises(MachineError, match="has operant 2 instead of 1: all ranks need the same versions"):
         follows(tmp_path, versions={"operant": "2"})
     wait_until(lambda: leader.lost)
 
 
-def test_a_rank_that_never_comes_is_named(leads):
+def test_a_rank_that_does_not_join_is_named(leads):
     began_s = time.monotonic()
     with pytest.raises(MachineError, match=r"ranks 1, 2, 3 of 4 did not join within 0.1 s"):
         leads(4).wait(0.1, lambda: None)
     assert time.monotonic() - began_s < 60
 
 
-def test_without_rank_0_a_rank_says_where_it_looked(tmp_path):
+def test_a_rank_without_rank_0_reports_where_it_looked(tmp_path):
     with pytest.raises(MachineError, match=r"found no address of rank 0 in .* all hosts share the folder"):
         peers.Follower(tmp_path, 1, 2, versions=SAME, join_s=0.2, on_lost=lambda lost: None)
 
 
-def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
+def test_a_connection_without_the_token_is_refused(leads, tmp_path):
     leader = leads()
     place = json.loads((tmp_path / ranks.ADDRESS_FILE).read_text())
     assert (tmp_path / ranks.ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
@@ -194,11 +194,11 @@ def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
         ),
     ],
 )
-def test_launchers_say_in_the_environment_which_rank_this_is(variables, place):
+def test_the_rank_is_read_from_a_launchers_variables(variables, place):
     assert ranks.placement(variables) == place
 
 
-def test_a_number_of_ranks_that_cannot_share_is_refused():
+def test_an_unsupported_number_of_ranks_is_refused():
     with pytest.raises(UsageError, match="torchrun has started 3 ranks: a run has 1, 2, 4 or 8"):
         ranks.placement({"RANK": "0", "WORLD_SIZE": "3"})
 
@@ -225,7 +225,7 @@ def test_ranks_are_counted_before_anything_large_is_imported(tmp_path, word, cou
     assert Request(None, (word,), None, tmp_path).ranks() == count
 
 
-def test_which_gpus_share_a_run():
+def test_gpus_are_assigned_to_ranks():
     from operant.config.sections import Run
 
     def gang(visible, resume=False, here=ranks.SINGLE, **keys):

@@ -162,7 +162,7 @@ def test_a_run_of_two_ranks_is_that_of_one_and_resumes_on_any_number(place):
 
 
 @pytest.mark.soak
-def test_the_others_end_where_rank_0_is_killed_and_the_run_resumes(two):
+def test_the_other_ranks_end_when_rank_0_is_killed_and_the_run_resumes(two):
     pid, other = two.pid("two", 0), two.pid("two", 1)
     wait_until(lambda: list(two.run("two").checkpoints_path.glob("step-*")))
     os.kill(pid, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_the_others_end_where_rank_0_is_killed_and_the_run_resumes(two):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_stands_still_is_named(two, rank):
+def test_a_suspended_rank_is_named(two, rank):
     pid, other = two.pid("two", rank), two.pid("two", 1 - rank)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -235,7 +235,7 @@ def test_a_prepared_run_is_started_by_a_launcher(place, launcher):
 
 
 @pytest.mark.soak
-def test_ranks_with_other_configurations_are_refused_in_a_sentence(place):
+def test_ranks_with_differing_configurations_are_refused(place):
     file = place.path / "own.toml"
     file.write_text("[algo]\ngamma = 0.9\n")
     made = place("train", "--config", "own.toml", *SMALL, "--prepare", "--name", "made")
@@ -250,7 +250,7 @@ def test_ranks_with_other_configurations_are_refused_in_a_sentence(place):
 
 
 @pytest.mark.soak
-def test_where_there_is_no_gpu_a_sentence_says_so(place):
+def test_gpus_requested_without_any_are_an_error(place):
     done = place("train", "--gpus", "2", "--name", "none")
     assert done.returncode == 4 and "no GPU for run.gpus = 2" in done.stderr
     done = place("train", "--gpus", "3")
@@ -258,7 +258,7 @@ def test_where_there_is_no_gpu_a_sentence_says_so(place):
 
 
 @pytest.mark.soak
-def test_a_run_with_a_replay_is_shared_by_two_ranks_and_goes_on_with_two_or_one(place):
+def test_a_run_with_a_replay_trains_on_two_ranks_and_resumes_on_two_or_one(place):
     words = (
         "algo.name=dqn",
         "env.lanes=32",

@@ -42,7 +42,7 @@ def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
     assert answers(asked) == []
 
 
-def test_pausing_and_going_on():
+def test_pause_and_unpause_requests_are_answered():
     asked = Requests()
     assert asked.ask(request("pause", "1")) == "pauses after this iteration"
     assert (
@@ -57,7 +57,7 @@ def test_pausing_and_going_on():
     assert answers(asked) == [("1", "done", "paused"), ("2", "done", "paused"), ("3", "done", "it trains")]
 
 
-def test_going_on_without_a_pause_and_before_it_has_begun():
+def test_unpause_without_or_before_a_pause_is_answered():
     asked = Requests()
     asked.ask(request("unpause", "1"))
     asked.ask(request("pause", "2"))
@@ -70,7 +70,7 @@ def test_going_on_without_a_pause_and_before_it_has_begun():
     ]
 
 
-def test_a_pause_over_one_that_was_just_taken_back():
+def test_a_pause_right_after_an_unpause_keeps_the_loop_paused():
     """The loop has not looked in between: it stays paused, and who said to go on is told."""
     asked = Requests()
     asked.ask(request("pause", "1"))
@@ -82,7 +82,7 @@ def test_a_pause_over_one_that_was_just_taken_back():
     assert answers(asked) == [("1", "done", "paused"), ("2", "failed", "paused again by bob@gpu03")]
 
 
-def test_an_order_taken_for_one_checkpoint_is_not_answered_by_another():
+def test_a_checkpoint_answers_only_the_requests_made_before_it():
     asked = Requests()
     asked.ask(request("checkpoint", "1"))
     taken = asked.take("checkpoint")
@@ -117,7 +117,7 @@ def while_busy(act):
     actor.join()
 
 
-def test_a_signal_is_heard_while_the_main_thread_is_busy_and_told_once():
+def test_a_signal_is_announced_once_while_the_main_thread_is_busy():
     asked, reporter, heard = Requests(), Reporter(), []
 
     def act():
@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
     assert left[0] == 137 and reporter.left == [137]
 
 
-def test_a_start_that_hangs_in_c_is_left_all_the_same(monkeypatch):
+def test_a_stop_ends_a_start_that_hangs_in_c(monkeypatch):
     monkeypatch.setattr(requests, "START_DEADLINE_S", 0.01)
     asked, left = Requests(), []
     monkeypatch.setattr(requests.os, "_exit", left.append)
@@ -183,7 +183,7 @@ def test_a_start_that_hangs_in_c_is_left_all_the_same(monkeypatch):
     assert left[0] == 130
 
 
-def test_a_forked_child_that_is_signalled_does_not_stop_the_trainer():
+def test_a_signal_to_a_forked_child_does_not_stop_the_trainer():
     asked, reporter = Requests(), Reporter()
     with asked:
         asked.begin()
@@ -270,7 +270,7 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
         )
 
 
-def test_what_is_asked_at_the_very_end_is_answered(run):
+def test_requests_at_the_end_of_the_run_are_answered(run):
     asked, reporter = Requests(), Reporter()
     inbox = Inbox(run.path, run.uuid, report=reporter.said.append)
     attendant = RequestThread(inbox, asked, reporter)
@@ -283,7 +283,7 @@ def test_what_is_asked_at_the_very_end_is_answered(run):
     assert control.answer(run, late, 0.0) == Answer("failed", "the run has ended")
 
 
-def test_the_heart_beats_from_the_first_moment_until_the_end():
+def test_the_heartbeat_runs_from_start_to_end():
     beats = []
     with Heartbeat(lambda: beats.append(1)):
         assert len(beats) >= 1

@@ -39,7 +39,7 @@ def begins(ended):
     return torch.cat([torch.ones(1, ended.shape[1], dtype=torch.bool), ended[:-1]])
 
 
-def test_a_lane_forgets_when_its_episode_ends_and_no_other_does():
+def test_recurrent_state_is_reset_only_in_lanes_whose_episode_ended():
     actor = Noted()
     world = DeviceWorld(PICK, 6, seed=1)
     rollout = Rollout(actor, world)

@@ -21,7 +21,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_lanes_go_on_with_all_of_their_state_or_begin_anew(tmp_path, other):
+def test_lanes_are_restored_only_if_the_environments_state_matches(tmp_path, other):
     done, algo = iterate(ppo_on(FILL, 8, horizon=8), 1), ppo_on(FILL, 8, seed=2, horizon=8)
     saved, before = clones(done), clones(algo)
     path = tmp_path / "checkpoints" / "step-64"

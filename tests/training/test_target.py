@@ -42,7 +42,7 @@ def test_a_confirmation_ends_when_the_mean_is_known_well_enough(lottery):
 
 
 @pytest.mark.parametrize(("share", "reached"), [(0.3, False), (1.2, False), (1.6, True), (4.0, True)])
-def test_the_mean_alone_confirms_nothing(lottery, share, reached):
+def test_a_mean_above_the_target_is_not_enough_to_confirm_it(lottery, share, reached):
     # It must lie so far above the target that another evaluation would reach that, too: by the root of 2 times half the
     # interval.
     half, overrides = 0.01 * 0.75, ("env.params.luck=0.5", "eval.episodes=1024")
@@ -64,7 +64,7 @@ def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery)
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3])
-def test_a_stop_breaks_off_either_evaluation(lottery, looks):
+def test_a_stop_interrupts_either_evaluation(lottery, looks):
     # Each part of 32 steps asks once: the first evaluation, the first of the confirming parts, the second.
     asked = []
 

@@ -25,7 +25,7 @@ def stepped(world, steps, generator):
 
 
 @pytest.mark.parametrize("name", ["pendulum", pytest.param("g2048", marks=pytest.mark.compile), "cartpole"])
-def test_it_is_one_world_to_the_bit(name):
+def test_a_bridged_world_equals_one_cpu_world_to_the_bit(name):
     whole, bridged = (
         DeviceWorld(envs.find(name), LANES, seed=4),
         BridgedWorld(envs.find(name), LANES, seed=4, device="cpu", buffers=3),
@@ -44,7 +44,7 @@ def test_it_is_one_world_to_the_bit(name):
     assert torch.equal(*noises)
 
 
-def test_pictures_keep_their_final_ones():
+def test_final_pictures_are_copied():
     env = envs.with_pixels(envs.find("pendulum"), 16)
     whole, bridged = DeviceWorld(env, 3, seed=4), BridgedWorld(env, 3, seed=4, device="cpu", buffers=2)
     (slot, _), (other, _) = (stepped(world, 210, np.random.default_rng(1)) for world in (whole, bridged))
@@ -53,7 +53,7 @@ def test_pictures_keep_their_final_ones():
 
 
 @pytest.mark.parametrize("other", [{"buffers": 2}, {"buffers": 5, "least": 1}, None])
-def test_its_state_goes_on_in_other_buffers(other):
+def test_state_resumes_with_another_number_of_buffers(other):
     env = envs.find("cartpole")
     one = BridgedWorld(env, LANES, seed=4, device="cpu", buffers=3)
     two = DeviceWorld(env, LANES, seed=4) if other is None else BridgedWorld(env, LANES, seed=4, device="cpu", **other)

@@ -293,7 +293,7 @@ def test_a_rollout_keeps_the_legal_actions_of_every_step(env):
     assert len({tuple(step.flatten().tolist()) for step in rollout.legal}) > 1
 
 
-def test_where_nothing_is_judged_there_is_no_buffer():
+def test_without_legal_actions_there_is_no_mask_buffer():
     assert DeviceWorld(COUNT, 3, seed=1).slot(2).legal is None
     assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
 
@@ -311,7 +311,7 @@ def test_where_nothing_is_judged_there_is_no_buffer():
     ],
     ids=["a thread a shard", "two threads", "one thread", "without cells"],
 )
-def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
+def test_sharded_observations_equal_unsharded_ones(whole, parted, threads, every_final):
     """Every buffer, step for step, whatever the number of threads: also where nobody wrote a final observation."""
     N, generator, ends = 9, np.random.default_rng(2), 0
     (world, slot), (other, other_slot) = (
@@ -340,7 +340,7 @@ def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
 @pytest.mark.parametrize(
     ("env", "threads"), [(FILL_IN_SHARDS, 4), (FILL_IN_SHARDS, 0), (FILL, 2), (with_pixels(FILL_IN_SHARDS, 16), 2)]
 )
-def test_more_threads_than_parts_are_refused(env, threads):
+def test_more_threads_than_shards_are_refused(env, threads):
     with pytest.raises(ValueError, match=f"^{threads} threads a lane"):
         DeviceWorld(env, 2, seed=1, threads=threads)
 
@@ -349,7 +349,7 @@ GAMES = [name for name in envs.names() if envs.find(name).observation_shards]
 
 
 @pytest.mark.parametrize("name", [GAMES[0], *(pytest.param(name, marks=pytest.mark.compile) for name in GAMES[1:])])
-def test_a_games_parts_do_not_depend_on_who_writes_them(name):
+def test_a_games_shards_do_not_depend_on_thread_or_order(name):
     """To the bit, in states of a game: a thread a shard, one thread for all, and shards in another order."""
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
     world, slot = started(env, N, every_final=True)
@@ -450,7 +450,7 @@ def test_a_picture_at_the_end_by_hand():
 @pytest.mark.parametrize(
     "limit", [pytest.param(1, marks=pytest.mark.compile), 3, pytest.param(50, marks=pytest.mark.compile), None]
 )
-def test_a_rollout_has_room_for_every_final_picture(limit):
+def test_a_rollout_holds_every_final_picture(limit):
     """However short its episodes: each picture is where `final_window` says, and no later one has replaced it."""
     N, T, env = 5, 7, dataclasses.replace(FILL, time_limit=limit)
     world, other = DeviceWorld(with_pixels(env, 16), N, seed=1), DeviceWorld(env, N, seed=1)
@@ -486,7 +486,7 @@ def test_a_rollout_has_room_for_every_final_picture(limit):
     assert truncated > 0 or limit in (50, None)
 
 
-def test_what_draws_no_picture_cannot_be_observed_by_it():
+def test_an_environment_without_a_shader_has_no_picture_observations():
     with pytest.raises(OperantError, match="draws no picture"):
         with_pixels(COUNT, 16)
 
@@ -701,7 +701,7 @@ def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cu
         ), name
 
 
-def test_tensors_are_enough_to_go_on_with_the_same_bits():
+def test_state_tensors_resume_to_the_bit():
     actions = np.random.default_rng(5).integers(0, 3, (30, 2, 7))
     world, slot = started(GRID, 7)
     for t in range(17):

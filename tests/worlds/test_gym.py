@@ -388,7 +388,7 @@ def test_tensors_hold_the_same_numbers_as_arrays():
 # --- seeds ---
 
 
-def test_seeds_decide_everything():
+def test_equal_seeds_give_equal_trajectories():
     def rollout(vector, **options):
         first, _ = vector.reset(**options)
         return np.stack([first, *(vector.step(actions)[0] for actions in pushes(30, 3))])
@@ -444,7 +444,7 @@ def test_wrong_actions_are_named(actions, message):
         vector.step(actions)
 
 
-def test_steps_out_of_turn_are_refused():
+def test_step_before_reset_and_after_close_are_refused():
     vector = make_vec("cartpole", 2, seed=1)
     with pytest.raises(UsageError, match="before reset"):
         vector.step(np.array([0, 1]))
@@ -459,7 +459,7 @@ def test_steps_out_of_turn_are_refused():
             call()
 
 
-def test_no_cuda_is_said(monkeypatch):
+def test_a_missing_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MachineError, match="no CUDA"):
         make_vec("cartpole", device="cuda:1")

@@ -74,7 +74,7 @@ def masked_alike(ours, their):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_number_is_gymnasiums(mode):
+def test_all_modes_match_gymnasiums_vector_environment(mode):
     ours, their = make_vec(COUNT, LANES, autoreset_mode=mode, seed=1), theirs(mode)
     assert ours.metadata["autoreset_mode"] is their.metadata["autoreset_mode"] is AutoresetMode[mode.upper()]
     for vector in (ours, their):
@@ -154,7 +154,7 @@ def test_gymnasiums_wrappers_take_it(name):
     assert observations.shape == (4, 3) and np.isfinite(observations).all() and np.isfinite(rewards).all()
 
 
-def test_what_is_asked_wrongly_is_said():
+def test_invalid_resets_and_modes_are_refused():
     with pytest.raises(
         UsageError, match=r"autoreset_mode is 'later': it must be one of 'next_step', 'same_step', 'disabled'"
     ):

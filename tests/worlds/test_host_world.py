@@ -94,7 +94,7 @@ def test_transitions_are_those_of_gymnasium_by_hand(name):
     assert ended >= LANES and int(sums[0]) == ended and float(world.episode_sums(world.slot())[0]) == 0
 
 
-def test_processes_give_the_bits_of_none():
+def test_worker_processes_give_the_bits_of_in_process_steps():
     alone, shared = (HostWorld(env_of("CartPole-v1", processes=count), LANES, seed=SEED) for count in (0, 2))
     for one, other in zip(played(alone, 60), played(shared, 60), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -102,7 +102,7 @@ def test_processes_give_the_bits_of_none():
 
 
 @pytest.mark.parametrize(("lanes", "buffers", "processes"), [(16, 2, 16), (5, 2, 3), (64, 8, 16), (7, 3, 2)])
-def test_processes_have_as_many_lanes_as_each_other(lanes, buffers, processes):
+def test_lanes_are_distributed_evenly_over_processes(lanes, buffers, processes):
     parts = [range(k * lanes // buffers, (k + 1) * lanes // buffers) for k in range(buffers)]
     shares = distribute(parts, processes)
     counts = [sum(map(len, share)) for share in shares]
@@ -135,7 +135,7 @@ def test_frames_are_skipped_and_stacked_and_rewards_clipped():
     assert world.episode_sums(world.slot()).tolist() == [2, 8, 20]  # two lanes: of length 4, the whole return 10
 
 
-def test_pictures_are_made_grey_and_small():
+def test_pictures_are_grayscaled_and_resized():
     world = HostWorld(env_of(f"{MINE}:pictures", grayscale=True, resize=8, frame_stack=2), 2, seed=SEED)
     slot = world.slot()
     world.reset(slot)
@@ -148,7 +148,7 @@ def test_pictures_are_made_grey_and_small():
     "changes",
     [{"grayscale": True, "resize": 9}, {"resize": 20, "frame_stack": 3}, {"grayscale": True, "frame_stack": 2}],
 )
-def test_pictures_are_made_grey_and_small_where_one_likes(changes):
+def test_preprocessing_on_the_device_equals_that_in_the_processes(changes):
     """In the processes, or on the learner's device: the same bytes, final observations among them."""
     env = env_of(f"{MINE}:noisy", **changes)
     for one, other in zip(*(played(HostWorld(env, 2, seed=SEED, raw=raw), 12) for raw in (False, True)), strict=True):
@@ -156,7 +156,7 @@ def test_pictures_are_made_grey_and_small_where_one_likes(changes):
     assert len(one["observation"].unique()) > 20 and one["final_observation"].any()
 
 
-def test_a_pixel_is_the_mean_of_what_it_covers():
+def test_a_resized_pixel_is_the_mean_of_its_area():
     picture = np.random.default_rng(1).integers(0, 256, (7, 11, 3), dtype=np.uint8)
     whole = picture.repeat(3, axis=0).repeat(5, axis=1).astype(np.float64)  # 21 x 55: parts of 7 and 11
     assert np.array_equal(
@@ -177,7 +177,7 @@ def test_an_environment_that_raises_is_named_with_its_lane_and_action(processes)
     world.close()
 
 
-def test_one_that_hangs_or_dies_is_said_within_the_time():
+def test_a_hanging_or_dying_environment_is_reported_within_the_timeout():
     with pytest.raises(
         EnvironmentFailedError,
         match=r"`step` of lane 0 \(last action \[[01]\]\) did not return within 0.5 s: env.timeout_s",
@@ -199,11 +199,11 @@ HOLDS = """
 import sys, time
 sys.path[:0] = sys.argv[1:3]
 from operant.envs import outside
-from operant.host.processes import Steppers
-from operant.host.lanes import Shape
-from operant.host.source import Lane, Source
-shape = Shape(4, 1, "float32", 1, "int32", 0)
-steppers = Steppers(Source("file", sys.argv[3]), shape, [range(4)], processes=2, timeout_s=60.0)
+from operant.host.processes import LaneProcesses
+from operant.host.lanes import BlockLayout
+from operant.host.source import Source
+shape = BlockLayout(4, 1, "float32", 1, "int32", 0)
+steppers = LaneProcesses(Source("file", sys.argv[3]), shape, [range(4)], processes=2, timeout_s=60.0)
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -214,7 +214,7 @@ def segments():
 
 
 @pytest.mark.parametrize("cycles", [2, pytest.param(100, marks=pytest.mark.soak)])
-def test_nothing_is_left_of_a_process_that_is_killed(cycles):
+def test_a_killed_trainer_leaves_no_process_and_no_memory(cycles):
     before = segments()
     home = str(Path(operant.__file__).parents[1])
     for _ in range(cycles):

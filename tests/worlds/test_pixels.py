@@ -158,7 +158,7 @@ BOARD = Env(
 )
 
 
-def test_cells_are_seen():
+def test_the_shader_reads_integer_state():
     world = DeviceWorld(BOARD, 2, seed=1)
     world.reset(world.bind(world.slot()))
     world.lanes.int_state[:, 1] += 100
@@ -183,7 +183,7 @@ def test_one_compilation_serves_every_size_and_number_of_lanes(caplog):
     assert caplog.messages == []
 
 
-def test_a_picture_changes_nothing():
+def test_drawing_changes_no_state():
     world = DeviceWorld(find("acrobot"), 3, seed=1)
     world.reset(world.bind(world.slot()))
     before = {name: tensor.clone() for name, tensor in world.state().items()}
@@ -201,6 +201,6 @@ def test_a_picture_changes_nothing():
         torch.zeros(3, 8, 16, 3, dtype=torch.uint8)[:, :, ::2],
     ],
 )
-def test_what_is_no_canvas_is_refused(canvas):
+def test_an_invalid_canvas_is_refused(canvas):
     with pytest.raises(ValueError, match=r"a canvas is uint8 \(3, H, W, 3\)"):
         Painter(DeviceWorld(PLACE, 3, seed=1)).bind(canvas)
