@@ -1,4 +1,4 @@
-"""The folder of compiled code: what is read back, what is never trusted, and what a full or broken disk does."""
+"""Store of compiled code: what is read back, what is never trusted, and behaviour on a full or broken disk."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_folder_of_another_user_is_not_used(store, monkeypatch):
 
 
 def test_a_file_of_another_user_is_not_read(store, monkeypatch):
-    """In a folder that is one's own: as after a copy by an administrator."""
+    """In a folder of one's own, as after a copy by an administrator."""
     store.write(KEY, b"some code")
     owners = iter([os.getuid(), os.getuid() + 1])
     monkeypatch.setattr(os, "geteuid", lambda: next(owners))

@@ -78,7 +78,7 @@ def load(name, text):
 
 @pytest.fixture
 def body():
-    """The body of rules whose text, and that of their helpers, is changed as asked."""
+    """Body of an environment's rules, with its text and that of its helpers edited as given."""
 
     def make(*changes):
         texts = {"helpers": HELPERS, "rules": RULES}

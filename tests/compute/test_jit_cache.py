@@ -1,6 +1,4 @@
-"""Compiled kernels that outlive their process: found where nothing changed, compiled anew where anything did, and never
-a reason not to run.
-"""
+"""Cache of compiled kernels: hits if nothing changed, recompilation if anything did, and never a reason not to run."""
 
 from __future__ import annotations
 
@@ -76,7 +74,7 @@ ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=9, reset
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch) -> Path:
-    """A cache of this test's own."""
+    """Cache folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("OPERANT_CACHE", raising=False)
     jit_cache._warn.cache_clear()
@@ -85,7 +83,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def count() -> Iterator[Any]:
-    """What is compiled and loaded."""
+    """Number of compiled and loaded functions."""
     found = counter()
     yield found
     logging.getLogger("operant.compute.jit_cache").removeHandler(found)
@@ -93,9 +91,7 @@ def count() -> Iterator[Any]:
 
 @pytest.fixture
 def rules(tmp_path, monkeypatch):
-    """Writes an environment and the module that it imports, changed as asked, and loads it as if this process had just
-    begun.
-    """
+    """Write an environment and a module it imports, edited as given, and load it as in a new process."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit may have the second and the size of what was there
 
@@ -115,7 +111,7 @@ def rules(tmp_path, monkeypatch):
 
 
 def probe(path: Path, where: str = "cpu") -> dict[str, Any]:
-    """The environment of a file in a new process."""
+    """Run the environment of a file in a new process."""
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     }
@@ -153,7 +149,7 @@ CHANGES = {
 
 @pytest.mark.compile
 def test_every_change_is_recompiled(rules, count):
-    """Each edit in its turn, and then the rules as they were."""
+    """Each edit in turn, and then the original rules."""
     digests = [digest(rules(), 8, "cpu")]
     for what, change in CHANGES.items():
         count.compiled.clear()
@@ -193,7 +189,7 @@ def run(kernel, group, offset=0):
 
 
 def test_the_order_of_a_groups_fields_is_part_of_the_key(count, monkeypatch):
-    """Code looks for a field by its place, and numba's name of the type does not tell it."""
+    """Code finds a field by its position, which numba's name of the type does not contain."""
     zeros, ones = numbers()
     assert run(Kernel(scaling(1), CPU), Ahead(a=zeros.clone(), b=ones)) == [11.0] * 4
     monkeypatch.setitem(globals(), "Ahead", Behind)
@@ -222,7 +218,7 @@ def test_numbas_settings_are_part_of_the_key(count, monkeypatch):
 
 
 def test_the_number_of_threads_is_no_part_of_the_key(count, monkeypatch):
-    """What was compiled on two cores of a machine is used on all of them."""
+    """Code compiled on two cores of a machine is used on all of them."""
     zeros, ones = numbers()
     run(Kernel(scaling(1), CPU), Ahead(zeros, ones))
     monkeypatch.setattr(config, "NUMBA_NUM_THREADS", config.NUMBA_NUM_THREADS + 3)
@@ -274,7 +270,7 @@ print(len(count.compiled), len(count.loaded))
 
 
 def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run bodies of one name in a process of its own; with `same` it numbers functions as every such process does."""
+    """Run bodies of one name in a new process; with `same` its functions are numbered as in every such process."""
     program = NUMBERED.format(tests=str(PROBE.parent), same=same)
     # Names also hold the flags of compilation, in the order of a set.
     variables = os.environ | {"PYTHONHASHSEED": "0"}
@@ -285,16 +281,14 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
 
 @pytest.mark.compile
 def test_cached_functions_of_other_processes_do_not_collide():
-    """One body comes from the disk, with names that the process that compiled it gave; one of the same names is
-    compiled here.
-    """
+    """One body comes from disk with names given by another process; one of equal names is compiled here."""
     assert numbered(1).stdout.split() == ["1", "0"]
     assert numbered(2, 1).stdout.split() == ["1", "1"]
 
 
 @pytest.mark.soak
 def test_without_unique_numbers_cached_functions_would_collide():
-    """What `device._number_uniquely` is for: without it the second process runs the wrong function."""
+    """Without `device._number_uniquely` the second process runs the wrong function."""
     assert numbered(1, same=True).stdout.split() == ["1", "0"]
     assert "AssertionError: [16.0" in numbered(2, 1, same=True).stderr
 
@@ -343,7 +337,7 @@ def test_a_damaged_file_is_recompiled_and_replaced(place, count, how):
 
 
 def test_code_of_other_types_under_the_same_key_is_not_run(place, count, monkeypatch):
-    """As if two keys had met."""
+    """As if two keys had collided."""
     monkeypatch.setattr(jit_cache._Cache, "_find_key", lambda self, signature, context: "0" * 64)
     zeros, ones = numbers()
     assert run(Kernel(scaling(1), CPU), Ahead(zeros.clone(), ones)) == [11.0] * 4
@@ -395,7 +389,7 @@ def test_a_body_without_a_fingerprint_is_compiled_each_time(place, count):
 
 @pytest.fixture
 def all_threads():
-    """As many threads as there are, which a training in this process may have changed."""
+    """Use all of numba's threads: training in this process may have changed the number."""
     before = get_num_threads()
     set_num_threads(config.NUMBA_NUM_THREADS)
     yield
@@ -404,7 +398,7 @@ def all_threads():
 
 @pytest.mark.usefixtures("all_threads")
 def test_compile_and_load_in_one_process_together(count):
-    """The same code twice under the same names, and the shell of all threads compiled around a loaded one."""
+    """Equal code twice under equal names, and the parallel shell compiled around a loaded one."""
     zeros, ones = numbers(SERIAL_BELOW)
     assert run(Kernel(scaling(5), CPU), Ahead(zeros[:4].clone(), ones[:4])) == [15.0] * 4
     kernel = Kernel(scaling(5), CPU)
@@ -433,9 +427,7 @@ def test_doctor_reports_where_kernels_are_cached(place, monkeypatch):
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """A Hopper as far as the compiler can see it: kernels become binaries, and only binding them to a context is left
-    out.
-    """
+    """A Hopper as far as the compiler sees it: kernels become binaries; only binding them to a context is left out."""
     from numba.cuda import codegen, dispatcher
 
     capability = SimpleNamespace(compute_capability=(9, 0))
@@ -447,7 +439,7 @@ def pretended_gpu(monkeypatch):
 
 
 def cuda_kernel(body, group):
-    """A body compiled, or loaded, as a launch would."""
+    """Compile a body, or load it, as a launch would."""
     from numba import cuda
 
     dispatcher = jit_cache.cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), body.py_func.__name__)

@@ -1,7 +1,5 @@
-"""Every kernel body compiled to PTX for four generations of GPUs, without one: no float64, no function that a GPU does
-not have.
-
-A new body is a new line in `GROUPS`; a test fails until it is there.
+"""Every kernel body compiled to PTX for four GPU generations without a GPU: no float64 and no undefined function. A new
+body is a new line in `GROUPS`; a test fails until it is there.
 """
 
 from __future__ import annotations
@@ -212,9 +210,7 @@ def gate_shade(s, p, x, y):
 
 
 def ptx_of_all(body, lanes, slot) -> dict[tuple[int, int], str]:
-    """The PTX for each generation, from one lowering: numba makes no difference between these, and lowering is most of
-    the work.
-    """
+    """PTX for each generation from one lowering: numba's lowering does not depend on it and is most of the work."""
     with ptx._pretended_device(ARCHITECTURES[0]):
         types = kernel.signature(lanes, slot)
         library, _ = compiler._compile_pyfunc_with_fixup(
@@ -308,7 +304,7 @@ def test_bodies_compile_without_float64(body):
 @pytest.mark.compile
 @pytest.mark.parametrize("capability", ARCHITECTURES[1:], ids=lambda capability: "sm_{}{}".format(*capability))
 def test_one_lowering_serves_all(capability):
-    """As a launch on such a GPU would compile it, from the beginning."""
+    """Equal to a complete compilation for the GPU."""
 
     def nameless(text: str) -> str:
         return re.sub(r"_ZN\w+", "", text)  # names hold the order of compilation
@@ -344,7 +340,7 @@ def test_float64_instructions_are_detected():
 
 
 def test_a_function_is_pasted_without_a_copy_of_what_numba_has_read(monkeypatch):
-    """Two copies of each block, with all variables, were a quarter of all compilation."""
+    """Two copies of each block, with all variables, took a quarter of all compilation."""
 
     @device
     def inner(x):

@@ -1,4 +1,4 @@
-"""Random numbers: the published test vectors, exact floats, and draws that have nothing to do with one another."""
+"""Random numbers: the published test vectors, exact floats, and independent draws."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_stream_seeds_are_independent_and_stream_0_is_the_run():
 
 
 def test_the_plain_python_version_draws_equal_numbers():
-    """What references of games draw from."""
+    """The plain Python references of games draw from it."""
     for lane, tick, purpose, draw in (
         (0, 0, 0, 0),
         (7, 3, plain_philox.STEP, 2),

@@ -1,4 +1,4 @@
-"""What a process sets up before it computes."""
+"""Setup of a process before it computes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_imported_is_not_collected(was_on):
 
 
 class Driver:
-    """A CUDA driver that notes what it is asked; `failing` is the call that fails."""
+    """CUDA driver that records its calls; `failing` is the call that fails."""
 
     def __init__(self, failing=""):
         self.calls, self._failing = [], failing

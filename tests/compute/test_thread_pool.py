@@ -1,5 +1,5 @@
-"""Threads that share the indices of a kernel: the numbers of one launch, whoever takes which piece, and an end whatever
-happens.
+"""Thread pool for kernels: results of one launch whichever thread takes which piece, and an end under all
+circumstances.
 """
 
 from typing import Any, NamedTuple

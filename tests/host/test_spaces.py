@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as rows: which numbers, their types, bounds, categories and names; and actions from rows."""
+"""Gymnasium's spaces as rows: values, types, bounds, categories and names; and actions from rows."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from operant.host import spaces  # noqa: E402
 
 
 def row(space, value):
-    """The row of a value, and what rows of the space are."""
+    """Row of a value, and the description of rows of the space."""
     declared = spaces.observation(space)
     out = np.full(declared.size, 77, declared.dtype)
     declared.write(value, out)

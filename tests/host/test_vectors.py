@@ -1,5 +1,5 @@
-"""Environments that step many lanes at once: whatever their autoreset mode, steps are those of single ones, and none
-only resets.
+"""Vectorised environments: with any autoreset mode, steps equal those of single environments, and no step only
+resets.
 """
 
 import sys
@@ -25,7 +25,7 @@ PONG = outside.source("ale", "pong", Environment())
 
 
 def steps_of(source, steps, *, processes=0, lanes=3, action=1, raw=None):
-    """Everything that some steps with the same actions show, and the world."""
+    """Outcomes of some steps with fixed actions, and the world."""
     env = outside.declare(source)
     world = HostWorld(replace(env, hosting=outside.Hosting(processes)), lanes, seed=2, raw=raw)
     slot, seen = world.slot(), []
@@ -95,7 +95,7 @@ def test_ale_steps_alike_in_however_many_processes():
     ("said", "steps", "shown"), [({}, 12, 4), ({"frame_skip": 1}, 48, 4), ({"frame_skip": 6, "frame_stack": 1}, 8, 1)]
 )
 def test_a_games_action_is_repeated_frame_skip_times(said, steps, shown):
-    """Not said: four times, and four frames are shown together."""
+    """By default four times, with four frames stacked."""
     pytest.importorskip("ale_py")
     params = {"noop_max": 0, "use_fire_reset": False, "max_num_frames_per_episode": 48}
     lane = Lane(outside.source("ale", "breakout", Environment(params=params, **said)))
@@ -124,7 +124,7 @@ def test_ale_shows_frames_of_a_game():
 
 
 def test_a_game_is_that_of_ale_pys_own_vector_environment():
-    """Rewards, ends and pictures, over beginnings that are its and beginnings that are remembered."""
+    """Rewards, ends and pictures, over starts from a reset and from a saved state."""
     pytest.importorskip("ale_py")
     from ale_py.vector_env import AtariVectorEnv
 
@@ -147,7 +147,7 @@ def test_a_game_is_that_of_ale_pys_own_vector_environment():
 
 
 def test_every_episode_of_a_game_begins_with_its_own_picture():
-    """Also where neither FIRE nor a frame of nothing comes before it."""
+    """Also without FIRE and without no-op frames."""
     pytest.importorskip("ale_py")
     game = Game("breakout", use_fire_reset=False, noop_max=0, max_num_frames_per_episode=80)
     first = game.reset(seed=0)[0].copy()
@@ -169,7 +169,7 @@ def test_a_truncated_game_is_reset_even_with_episodic_lives():
 
 
 def test_an_action_does_not_stick_beyond_its_episode():
-    """Where FIRE comes first: it, or the action before it, which would move the paddle."""
+    """An episode that begins with FIRE would otherwise repeat the action before it and move the paddle."""
     pytest.importorskip("ale_py")
     game, paddle = (
         Game("breakout", repeat_action_probability=0.5, noop_max=0, max_num_frames_per_episode=60),

@@ -1,5 +1,5 @@
-"""`env.lanes = "auto"`: which numbers are tried, what fits, that a trial leaves nothing behind, and that a run keeps
-the number it began with.
+"""`env.lanes = "auto"`: candidates, what fits, trials that release their memory, and a resume with the recorded
+number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AUTO = ["env.lanes=auto", "run.steps=1G"]
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    """Of torch, whatever the machine has."""
+    """Two torch threads on any machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -37,9 +37,7 @@ def two_threads():
 
 @pytest.fixture
 def young_heap():
-    """What earlier tests left is set aside: each trial ends with a search for garbage, which would go through all of
-    it.
-    """
+    """Freeze the garbage of earlier tests: each trial ends with a collection, which would scan it."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -47,8 +45,8 @@ def young_heap():
 
 @pytest.fixture
 def card(monkeypatch, young_heap):
-    """A GPU on which trainers of up to `holds` lanes fit; `left` bytes of 1600 stay free beside them. What was tried,
-    and the trainers that still live.
+    """GPU on which trainers of up to `holds` lanes fit, with `left` of 1600 bytes free. Records trials and live
+    trainers.
     """
     card = SimpleNamespace(holds=AUTO_LANES, left=1600, tried=[], living=weakref.WeakSet(), at_once=[])
     card.error = lambda: torch.OutOfMemoryError("CUDA out of memory")
@@ -106,7 +104,7 @@ def test_lanes_are_halved_until_they_fit(card, holds, lanes):
 
 
 def test_a_trial_leaves_nothing_behind(card):
-    """Each is gone before the next begins, also one that failed halfway, whose error held it."""
+    """Each trainer is freed before the next begins, even one that failed halfway and is referenced by its error."""
     card.holds = 64
     gc.disable()
     try:
@@ -183,7 +181,7 @@ def test_chosen_lanes_are_divisible_as_the_algorithm_requires(card):
 
 
 def test_lanes_that_exceed_the_replay_are_not_chosen(card):
-    """512 transitions hold one step of up to 512 lanes and the next, of 256."""
+    """512 transitions hold one step of up to 512 lanes, and two steps of 256."""
     words = ("algo.name=dqn", "algo.learning_starts=0", "algo.batch_size=32")
     assert resolved(CUDA, *words, "algo.replay_capacity=512").lanes == 256
     with pytest.raises(ConfigError, match="replay_capacity"):
@@ -244,7 +242,7 @@ def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_auto_lanes_fit_on_a_nearly_full_gpu(kernels):
-    """Most of the card is taken: what fits is found, trains, and the trials gave back what they took."""
+    """The chosen number trains, and the trials release their memory."""
     free, total = torch.cuda.mem_get_info()
     before = torch.cuda.memory_allocated()
     held = torch.empty(max(0, free - total // 16 - (2 << 30)), dtype=torch.uint8, device="cuda")

@@ -1,5 +1,5 @@
-"""A network of places in runs: the same bytes again, resumed, on two ranks; evaluated, filmed, watched and exported;
-what does not belong to it is said.
+"""A network over positions (net.kind = "places") in runs: reproducible, resumed, on two ranks; evaluated, filmed,
+watched, exported; unsupported keys are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def places(memory="lstm", **net):
 
 
 def learnt(memory="lstm"):
-    """A policy after some updates, with larger numbers, so that its choices differ."""
+    """Policy after some updates, with larger parameters, so that its actions differ."""
     ppo, generator = iterate(ppo_on(FILL, 8, places(memory), **ALGO), 2), torch.Generator().manual_seed(1)
     with torch.no_grad():
         ppo.policy.flat.values.add_(torch.randn(ppo.policy.flat.values.shape, generator=generator))
@@ -54,9 +54,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_with_them(
 
 @pytest.mark.parametrize("memory", CELLS)
 def test_values_of_a_rollout_are_those_of_its_episodes_alone(memory):
-    """What a square remembers ends with its lane's episode, and the value of a truncated episode's last observation is
-    taken before that.
-    """
+    """Recurrent state ends with a lane's episode; a truncated episode's final value is computed before that."""
     ppo = learnt(memory)
     ppo.start()
     ppo.collect()
@@ -165,7 +163,7 @@ def test_an_lstm_in_two_launches_learns_what_torchs_does_and_the_same_bytes_agai
 
 
 def learned(config):
-    """The numbers of a policy after two iterations."""
+    """Parameters of a policy after two iterations."""
     algo = build(config, "cuda")
     algo.start()
     return iterate(algo, 2).policy.flat.values.detach().cpu()

@@ -1,4 +1,4 @@
-"""Several ranks: the same bytes as one."""
+"""Several ranks train the same bytes as one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def on_ranks(ranks, work):
-    """What `work(exchange)` returns on each of so many ranks, threads of this process that gloo joins."""
+    """Results of `work(exchange)` on each rank; ranks are threads of this process joined by gloo."""
     store, found, failed = dist.HashStore(), {}, []
 
     def one(rank):
@@ -49,7 +49,7 @@ def on_ranks(ranks, work):
 
 
 def trained(config, exchange=SOLO, iterations=3):
-    """All that a checkpoint would hold after some iterations, and the update's numbers, as bytes."""
+    """Tensors of a checkpoint after some iterations, and the update's statistics, as bytes."""
     algo = build(config, "cpu", exchange=exchange)
     algo.start()
     iterate(algo, iterations)
@@ -58,8 +58,8 @@ def trained(config, exchange=SOLO, iterations=3):
 
 
 def test_an_exchange_that_is_not_fully_timed_reports_no_time(monkeypatch, caplog):
-    """What kernels exchange is counted by them; more than 65,536 numbers go another way. (Of one rank without a GPU: no
-    kernel, and no stream.)
+    """Kernels count their own time; more than 65,536 values go another way. (One rank without a GPU: no kernel, no
+    stream.)
     """
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
@@ -177,7 +177,7 @@ def test_lanes_that_ranks_cannot_share_are_refused_with_the_reason():
 
 
 def test_gather_supports_every_dtype():
-    """An environment keeps its state in the smallest that holds it."""
+    """An environment's state uses the smallest type that holds it."""
     for kind in (torch.bool, torch.int16, torch.uint16, torch.int64, torch.bfloat16):
         found = on_ranks(2, lambda exchange, kind=kind: exchange.gather(torch.full((2, 3), exchange.rank).to(kind)))
         assert all(rows.dtype == kind and rows.tolist() == [[0, 0, 0]] * 2 + [[1, 1, 1]] * 2 for rows in found), kind
@@ -192,8 +192,8 @@ REPLAYS = {
 
 @pytest.mark.parametrize("name", REPLAYS)
 def test_two_ranks_with_a_replay_each_learn_from_the_samples_of_one(name):
-    """Sums over a batch are made in another order, so numbers are close and not equal; what is sampled and collected is
-    the same.
+    """Sums over a batch are added in another order, so values are close but not equal; samples and collected data are
+    equal.
     """
     words = [
         f"algo.name={name}",
@@ -249,7 +249,7 @@ PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=
     "more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}", "net.memory=gru;algo.bptt=8"]
 )
 def test_two_ranks_of_the_fused_kernels_make_the_same_bytes_as_one(tmp_path, more):
-    """In Triton's interpreter, each rank in a process of its own."""
+    """In Triton's interpreter, one process per rank."""
     shape = [
         *SHAPE,
         "env.lanes=64",

@@ -1,5 +1,5 @@
-"""Evaluations: one episode a lane, their own random numbers, the same for the same number, and nothing of the training
-changed.
+"""Evaluations: one episode per lane, their own random numbers, reproducible by number, and no change of the
+training.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The agent, watched: no trained bit changes, the pictures are those of the policy at play, and nothing that breaks in
-here reaches the training.
-"""
+"""Live view: no trained bit changes, frames show the current policy at play, and no error reaches the training."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ CARTPOLE = find("cartpole")
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small tensors, and a machine that others use."""
+    """Small tensors on a shared machine."""
     before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
@@ -67,7 +65,7 @@ SHOWN_COUNT = replace(COUNT, pixel_shader=_count_shade)
 
 
 class Frames:
-    """A writer that keeps what it gets."""
+    """Writer that stores its frames."""
 
     def __init__(self):
         self.kept = []
@@ -81,7 +79,7 @@ class Frames:
 
 
 class Hands:
-    """A clock that the test moves."""
+    """Clock moved by the test."""
 
     def __init__(self):
         self.now_s, self.looks = 100.0, 0
@@ -156,7 +154,7 @@ def test_watching_changes_no_trained_bit(name, where):
 
 
 def _hammer(rounds):
-    """Wishes from a thread of their own, at any moment, while another trains; whether all bits are as without it."""
+    """Send requests from another thread at any moment during training; returns whether all bits equal those without."""
     alone, shown = trainer(CARTPOLE), trainer(CARTPOLE)
     frames = Frames()
     watcher = Watcher(
@@ -233,7 +231,7 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
 
 
 def counts(frames):
-    """What each frame shows of COUNT: the count of each lane."""
+    """Count of each lane of COUNT, read from each frame."""
     return [pixels[:, 0, 0, 0].tolist() for _, _, pixels in frames.kept]
 
 
@@ -428,7 +426,7 @@ def _plain_python(s, p, x, y):
 
 
 class Broken:
-    """A writer that has no room."""
+    """Writer whose disk is full."""
 
     def frame(self, step, pixels, **more):
         raise ValueError("no room for pictures\nsecond line")

@@ -15,7 +15,7 @@ SELDOM, ALWAYS = 1e-3, 1e6  # records a second: only what `flush` publishes, and
 
 
 class Watched:
-    """A small PPO, its meters and the file they write."""
+    """Small PPO, its meters and the file they write."""
 
     def __init__(self, folder, record_hz, env=COUNT):
         self.ppo = ppo_on(env, 8, horizon=4, minibatches=1)
@@ -133,7 +133,7 @@ def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz):
 
 @pytest.mark.parametrize("kind", ["action", "reward", "observation"])
 def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, kind):
-    """Whatever the algorithm makes of it: here nothing, as it has learned already."""
+    """Independent of the algorithm's use of it: here there is none, as it has updated already."""
     watched = Watched(tmp_path, ALWAYS, PUSH)
     assert watched.iterate() is None
     iterate(watched.ppo, 1)

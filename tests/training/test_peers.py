@@ -1,4 +1,4 @@
-"""Ranks find each other, and notice within a bounded time that one is gone, silent or not the same. No torch."""
+"""Ranks find each other, and notice within a bounded time that one exited, hangs or has another version. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME = {"operant": "1"}
 
 @pytest.fixture
 def leads(tmp_path):
-    """Makes rank 0, and ends it."""
+    """Fixture that makes rank 0 and ends it."""
     made = []
 
     def make(count=2, timeout_s=60.0, versions=SAME):
@@ -73,7 +73,7 @@ def test_a_signal_to_another_rank_reaches_rank_0(leads, tmp_path):
 
 
 def process_of(folder, rank=1, count=2):
-    """A rank in a process of its own."""
+    """Rank in a new process."""
     code = (
         "import sys, time; from pathlib import Path; from operant.training import peers\n"
         f"peers.Follower(Path(sys.argv[1]), {rank}, {count}, versions={SAME}, join_s=60.0, on_lost=lambda lost: None)\n"

@@ -1,5 +1,5 @@
-"""Runs of two ranks through the commands: started by operant, by torchrun's and by srun's variables; killed, stopped,
-resumed, and never a silent wait.
+"""Commands with two ranks: started by operant, and by the variables of torchrun and srun; killed, stopped, resumed, and
+never a silent wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENDLESS = ("run.steps=400M", "algo.anneal=false", "checkpoint.every=20")
 
 
 class Place:
-    """A folder in which commands are run."""
+    """Folder in which commands are run."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.runs = path, path / "runs"
@@ -48,7 +48,7 @@ class Place:
         }
 
     def __call__(self, *words: object, **more: str) -> subprocess.CompletedProcess:
-        """`operant WORDS`."""
+        """Run `operant WORDS`."""
         command = [sys.executable, "-m", "operant.cli", *map(str, words)]
         done = subprocess.run(
             command, cwd=self.path, env=self.variables | more, capture_output=True, text=True, timeout=240, check=False
@@ -57,7 +57,7 @@ class Place:
         return done
 
     def worker(self, run: str, *words: str, **variables: str) -> subprocess.Popen:
-        """One rank, as a launcher starts it."""
+        """Start one rank as a launcher does."""
         command = [sys.executable, "-m", "operant.training.worker", str(self.runs / run), *words]
         return subprocess.Popen(
             command,
@@ -74,7 +74,7 @@ class Place:
         return found
 
     def pid(self, name: str, rank: int) -> int:
-        """Of a rank, once it trains."""
+        """Process id of a rank, once it trains."""
         run = self.run(name)
         wait_until(lambda: state(run).word == "running")
         if rank == 0:
@@ -87,12 +87,12 @@ class Place:
         return found
 
     def bytes_of(self, name: str) -> bytes:
-        """The tensors of the last checkpoint."""
+        """Tensors of the last checkpoint."""
         return (sorted((self.runs / name / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors").read_bytes()
 
 
 def newest(run: runs.Run) -> dict[str, float]:
-    """The newest record."""
+    """Newest record."""
     reader = Reader(run.metrics_path)
     return dict(zip((metric.name for metric in reader.metrics), reader.since(0)[-1].values, strict=True))
 
@@ -115,14 +115,14 @@ def place(tmp_path):
 
 @pytest.fixture
 def two(place):
-    """A run of two ranks that goes on."""
+    """Running run of two ranks."""
     done = place("train", *SMALL, *ENDLESS, "run.ranks=2", "run.peer_timeout=3", "--name", "two", "-d")
     assert done.returncode == 0, done.stderr
     return place
 
 
 def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
-    """Until then both say which part of an iteration they spend in the exchange."""
+    """Until then both ranks report their share of time in the exchange."""
     pid, run = two.pid("two", 1), two.run("two")
     wait_until(lambda: list(run.checkpoints_path.glob("step-*")))
     wait_until(lambda: all(0.0 < newest(run)[f"gpu/{rank}/exchange_share"] < 1.0 for rank in (0, 1)))

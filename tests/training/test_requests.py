@@ -1,6 +1,4 @@
-"""What a loop is asked for, without a loop: signals are in tests of the worker, here the requests and the thread that
-takes them. No torch.
-"""
+"""Requests and the thread that accepts them, without a loop. No torch. (Signals: tests of the worker.)"""
 
 import os
 import signal
@@ -71,7 +69,7 @@ def test_unpause_without_or_before_a_pause_is_answered():
 
 
 def test_a_pause_right_after_an_unpause_keeps_the_loop_paused():
-    """The loop has not looked in between: it stays paused, and who said to go on is told."""
+    """The loop has not polled in between: it stays paused, and the requester of the unpause is answered."""
     asked = Requests()
     asked.ask(request("pause", "1"))
     asked.waiting = True
@@ -94,9 +92,7 @@ def test_a_checkpoint_answers_only_the_requests_made_before_it():
 
 
 def while_busy(act):
-    """Do something in a thread while the main thread is in one call of C that no signal interrupts: its handlers wait
-    until that is over.
-    """
+    """Act in a thread while the main thread is in an uninterruptible C call, which delays its signal handlers."""
     numbers, over = {signal.SIGTERM, signal.SIGINT}, threading.Lock()
     over.acquire()
 

@@ -1,6 +1,4 @@
-"""An actor with a memory in a world, step by step: what is remembered ends with its episode, in evaluations, the live
-agent, films and play.
-"""
+"""Recurrent actor in a world: its state ends with an episode, in evaluations, live view, films and play."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Noted:
-    """A policy with a memory, and what it was given at each step."""
+    """Recurrent policy that records its inputs of each step."""
 
     def __init__(self) -> None:
         self._policy = Policy(
@@ -35,7 +33,7 @@ class Noted:
 
 
 def begins(ended):
-    """Which lanes of each step begin an episode, from how each step ended."""
+    """Lanes in which each step begins an episode, from the previous step's flags."""
     return torch.cat([torch.ones(1, ended.shape[1], dtype=torch.bool), ended[:-1]])
 
 
@@ -56,7 +54,7 @@ def test_recurrent_state_is_reset_only_in_lanes_whose_episode_ended():
 
 
 def test_a_stage_plays_the_episodes_of_an_evaluation():
-    """Films and the viewer: several episodes, one after the other, each with a memory of its own."""
+    """Films and the viewer: several episodes in sequence, each with its own recurrent state."""
     actor = Noted()
     evaluated = Evaluator(actor, PICK, None, episodes=4, seed=3, greedy=False).run(5)
     stage = Stage(PICK, None, seed=3, lanes=4, number=5)

@@ -1,6 +1,4 @@
-"""Which lanes of a checkpoint go on, and which begin anew: those whose environment had more state than it has, less, or
-another type of it.
-"""
+"""Lanes of a checkpoint continue or are reset: reset if the environment's state has another size or type."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def lottery(tmp_path):
-    """The environment's file, in the test's folder."""
+    """Environment file in the test's folder."""
     (tmp_path / "lottery.py").write_text(LOTTERY)
     return tmp_path / "lottery.py"
 

@@ -1,5 +1,5 @@
-"""Lanes on the CPU for a learner elsewhere: every number is that of one world, in however many buffers, and a copy of
-the state goes on to the bit.
+"""Bridged world: every value equals one world's, with any number of buffers, and restored state continues to the
+bit.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ LANES, STEPS = 10, 120
 
 
 def stepped(world, steps, generator):
-    """A rollout of random actions, and its episodes' sums."""
+    """Rollout of random actions, and its episode sums."""
     slot = world.slot(steps)
     world.reset(world.bind(slot, -1))
     for t in range(steps):

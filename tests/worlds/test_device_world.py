@@ -1,4 +1,4 @@
-"""The lane body against hand-worked numbers and against a reference in plain Python, random numbers included."""
+"""Lane body against hand-worked values and a plain Python reference, random numbers included."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ GRID = Env(
 
 
 def philox_block(seed: int, lane: int, tick: int, purpose: int, draw: int) -> int:
-    """The first word of a draw, by Salmon et al. 2011 in plain integers."""
+    """First word of a draw, after Salmon et al. 2011, in plain integers."""
     low = 0xFFFFFFFF
     counter = [lane, tick & low, tick >> 32, purpose << 16 | draw]
     key = [seed & low, seed >> 32]
@@ -150,7 +150,7 @@ def philox_block(seed: int, lane: int, tick: int, purpose: int, draw: int) -> in
 
 
 class GridLane:
-    """One lane of the grid in plain Python: the rules, the time limit, the reset and the sums."""
+    """One lane of the grid in plain Python: rules, time limit, reset and sums."""
 
     def __init__(self, seed: int, lane: int, tick: int) -> None:
         self.seed, self.lane = seed, lane
@@ -250,8 +250,8 @@ def test_grid_follows_the_plain_python_reference():
 
 
 def test_legal_actions_are_those_of_the_state_shown():
-    """Boards in plain Python, under actions legal and illegal; after a reset too. Lanes go on wherever a step was
-    illegal.
+    """Boards in plain Python, under legal and illegal actions, also after a reset. Lanes continue after an illegal
+    action.
     """
     world, slot = started(FILL, 5)
     assert slot.legal.shape == (6, 5) and slot.legal.dtype is torch.uint8
@@ -312,7 +312,7 @@ def test_without_legal_actions_there_is_no_mask_buffer():
     ids=["a thread a shard", "two threads", "one thread", "without cells"],
 )
 def test_sharded_observations_equal_unsharded_ones(whole, parted, threads, every_final):
-    """Every buffer, step for step, whatever the number of threads: also where nobody wrote a final observation."""
+    """Every buffer and step, for any number of threads, including final observations that are not written."""
     N, generator, ends = 9, np.random.default_rng(2), 0
     (world, slot), (other, other_slot) = (
         started(whole, N, every_final=True),
@@ -350,7 +350,7 @@ GAMES = [name for name in envs.names() if envs.find(name).observation_shards]
 
 @pytest.mark.parametrize("name", [GAMES[0], *(pytest.param(name, marks=pytest.mark.compile) for name in GAMES[1:])])
 def test_a_games_shards_do_not_depend_on_thread_or_order(name):
-    """To the bit, in states of a game: a thread a shard, one thread for all, and shards in another order."""
+    """To the bit, in states of a game: one thread per shard, one thread for all, and another order of shards."""
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
     world, slot = started(env, N, every_final=True)
     bound, scene = world.bind(slot), Scene(*(rows.numpy() for rows in (world.lanes.state, world.lanes.int_state)))
@@ -379,8 +379,8 @@ def test_a_games_shards_do_not_depend_on_thread_or_order(name):
 
 
 def fill_picture(board: list[int], side: int = 16) -> list[list[list[int]]]:
-    """What FILL's picture shows of a board, row by row, written from its rules: 255 is white, 128 grey, red where the
-    number of stones is odd.
+    """Picture of a FILL board, row by row, from its rules: 255 is white, 128 grey, red if the number of stones is
+    odd.
     """
     columns = [255 if board[int((column + 0.5) / side * len(board))] else 128 for column in range(side)]
     upper = [[level, 0, 0] if sum(board) % 2 else [level] * 3 for level in columns]
@@ -394,8 +394,8 @@ def shown(observation: torch.Tensor) -> list:
 
 @pytest.mark.parametrize("every_final", [True, False])
 def test_pictures_are_those_of_boards_in_plain_python(every_final):
-    """The state after a step, the true final one before a reset, and that of the next episode, each by its picture;
-    rules and numbers are those without.
+    """Picture of the state after a step, of the final state before a reset, and of the next episode; rules and random
+    numbers equal those without pictures.
     """
     N, env = 6, with_pixels(FILL, 16)
     plain, plain_slot = started(FILL, N, every_final=True)
@@ -424,8 +424,8 @@ def test_pictures_are_those_of_boards_in_plain_python(every_final):
 
 
 def test_a_picture_at_the_end_by_hand():
-    """Two lanes of a board with one stone in square 0; lane 0's third stone ends the fourth step early by the clock,
-    and lane 1 fills its board.
+    """Two lanes of a board with one stone in square 0: lane 0's third stone truncates it in step four, and lane 1 fills
+    its board.
     """
     world, slot = started(with_pixels(FILL, 16), 2, every_final=False)
     world.lanes.int_state.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]).t())
@@ -451,7 +451,7 @@ def test_a_picture_at_the_end_by_hand():
     "limit", [pytest.param(1, marks=pytest.mark.compile), 3, pytest.param(50, marks=pytest.mark.compile), None]
 )
 def test_a_rollout_holds_every_final_picture(limit):
-    """However short its episodes: each picture is where `final_window` says, and no later one has replaced it."""
+    """However short its episodes, each picture is where `final_window` says, and no later one replaces it."""
     N, T, env = 5, 7, dataclasses.replace(FILL, time_limit=limit)
     world, other = DeviceWorld(with_pixels(env, 16), N, seed=1), DeviceWorld(env, N, seed=1)
     rollout, plain = world.slot(T), other.slot(T)

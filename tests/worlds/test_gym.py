@@ -1,6 +1,4 @@
-"""The Gymnasium and Stable-Baselines3 adapters: against the world underneath, and against Gymnasium's own vector
-environment.
-"""
+"""Gymnasium and Stable-Baselines3 adapters, against the underlying world and Gymnasium's own vector environment."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ BOARD = Env(
 
 
 def shape_of(value):
-    """Keys, shapes and types of an info, without its numbers."""
+    """Keys, shapes and types of an info, without its values."""
     if isinstance(value, dict):
         return {key: shape_of(item) for key, item in value.items()}
     inner = sorted({str(shape_of(item)) for item in value if item is not None}) if value.dtype == object else []
@@ -541,7 +539,7 @@ def test_sb3_episode_carries_the_tallies():
 
 
 def test_sb3_finds_the_masks():
-    """As `sb3_contrib.common.maskable.utils` asks for them."""
+    """By the calls of `sb3_contrib.common.maskable.utils`."""
     pytest.importorskip("stable_baselines3")
     sb3 = SB3VecEnv(FILL, 3, seed=0)
     observations = sb3.reset()

@@ -1,5 +1,5 @@
-"""The three autoreset modes, and resets of single lanes, number for number beside Gymnasium's own vector environment;
-and the wrappers that ask for a mode.
+"""The three autoreset modes and partial resets, value for value against Gymnasium's own vector environment; and
+wrappers that need a mode.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LANES, STEPS = 6, 16
 
 
 class Count(gymnasium.Env):
-    """What toys.COUNT is, in plain Python: the observation counts the steps; lane k > 0 terminates at k, lane 0 never;
-    the reward is the count.
+    """toys.COUNT in plain Python: the observation counts steps; lane k > 0 terminates at k, lane 0 never; the reward is
+    the count.
     """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -49,7 +49,7 @@ def theirs(mode):
 
 
 def plain(value):
-    """As lists, without the seconds, which no two environments share."""
+    """As lists, without seconds, which differ."""
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items() if key not in ("t", "_t")}
     if isinstance(value, np.ndarray):
@@ -58,7 +58,7 @@ def plain(value):
 
 
 def masked_alike(ours, their):
-    """Infos say the same where their masks say that they say something: Gymnasium leaves old numbers elsewhere."""
+    """Infos are equal wherever their masks hold: Gymnasium leaves old values elsewhere."""
     assert ours.keys() == their.keys()
     for key in (key for key in ours if not key.startswith("_")):
         assert plain(ours[f"_{key}"]) == plain(their[f"_{key}"]), key
@@ -121,7 +121,7 @@ def test_tensors_hold_the_same_numbers_as_arrays(mode):
 
 
 def test_a_lane_that_waits_for_its_reset_keeps_its_first_mask_and_loses_no_step():
-    """FILL, where a lane's board is all that it shows, and its mask what is free there."""
+    """FILL, whose observation is the board and whose mask is its free squares."""
     vector = make_vec(FILL, 8, autoreset_mode="next_step", seed=2)
     board, info = vector.reset()
     over, waited = np.zeros(8, np.bool_), 0

@@ -1,5 +1,5 @@
-"""Lanes of outside environments: transitions as Gymnasium gives them by hand, faults in a sentence, and nothing left
-behind by a process that ends.
+"""Outside environments: transitions equal Gymnasium's, faults are reported as sentences, and an ended process leaves
+nothing behind.
 """
 
 import os
@@ -43,7 +43,7 @@ def actions(world, generator):
 
 
 def played(world, steps):
-    """Every slot of some steps, as arrays."""
+    """Slots of some steps, as arrays."""
     slot, generator, seen = world.slot(), np.random.default_rng(7), []
     world.reset(slot)
     seen.append({"observation": slot.observation.clone()})
@@ -149,7 +149,7 @@ def test_pictures_are_grayscaled_and_resized():
     [{"grayscale": True, "resize": 9}, {"resize": 20, "frame_stack": 3}, {"grayscale": True, "frame_stack": 2}],
 )
 def test_preprocessing_on_the_device_equals_that_in_the_processes(changes):
-    """In the processes, or on the learner's device: the same bytes, final observations among them."""
+    """Equal bytes, final observations included."""
     env = env_of(f"{MINE}:noisy", **changes)
     for one, other in zip(*(played(HostWorld(env, 2, seed=SEED, raw=raw), 12) for raw in (False, True)), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)

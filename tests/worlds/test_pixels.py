@@ -1,5 +1,5 @@
-"""Pictures: every pixel is what the plain Python of `pixel_shader` says of its centre, at any size, with cells, and
-whatever a colour may be.
+"""Pictures: every pixel equals plain Python's `pixel_shader` at its centre, at any size, with integer state and any
+colour.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
 
 
 def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
-    """One lane's picture by the Python of `pixel_shader` itself, a pixel at a time: (height, width, 3) bytes. `shift`
-    moves every point down and right.
+    """One lane's picture by the Python of `pixel_shader`, pixel by pixel: (height, width, 3) bytes. `shift` moves every
+    point down and right.
     """
     shade, p, s = world.spec.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
     cells = () if world.spec.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
