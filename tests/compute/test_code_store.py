@@ -140,7 +140,7 @@ def test_a_full_disk_keeps_existing_files(store, monkeypatch, step):
         if step == "rename":
             patch.setattr(os, "rename", full)
         else:
-            patch.setattr(code_store, "_head", lambda key, payload: full())
+            patch.setattr(code_store, "_header", lambda key, payload: full())
         with pytest.raises(OSError, match="space"):
             store.write(KEY, b"other code")
     assert store.read(KEY) == b"some code" and os.listdir(store.path) == [KEY]

@@ -232,7 +232,7 @@ def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, 
     )
     assert "env.lanes = auto: 32 lanes" in caplog.text
 
-    monkeypatch.setattr(auto_lanes, "resolved", pytest.fail)
+    monkeypatch.setattr(auto_lanes, "resolve", pytest.fail)
     runs.update_document(run.path, request={**asked.document(), "resume_overrides": ["run.steps=1024"]})
     worker.work(run.path, resume="last")
     assert "resumed from" in caplog.text and config.load(run.path / "config.toml").env.lanes == 32
