@@ -26,7 +26,7 @@ from operant.algos.ppo import PPO
 from operant.kernels.dense import tuning
 from operant.kernels.dense.select import with_config
 from operant.kernels.spec import describe
-from operant.kernels.tiles import PerLayer, TileConfig, Work, candidates, from_text
+from operant.kernels.tile_config import PerLayer, TileConfig, Workload, candidates, from_text
 from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
@@ -190,7 +190,7 @@ def tasks(sizes: Sizes) -> list[Task]:
         net = {"hidden": hidden}
         plain = Task("gradient", sizes.observation, net, PLAIN, "fp32").trainer(sizes, 64, 8, kernels="torch")
         for precision in reversed(precisions):
-            groups = list(candidates(describe(plain.policy, precision), Work(131_072, multiprocessors)))
+            groups = list(candidates(describe(plain.policy, precision), Workload(131_072, multiprocessors)))
             every: list[TileConfig] = (
                 [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
             )
@@ -330,7 +330,9 @@ def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: 
     spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.task)
     layout = ppo.backend.learner.layout
     group = next(
-        candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards))
+        candidates(
+            spec, Workload(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)
+        )
     )
     for shape in group:
         learner = with_config(ppo.backend.learner, shape, buffers=spare).spare()

@@ -21,7 +21,7 @@ from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
 from operant.kernels.muon import Matrices
 from operant.kernels.ops.reduce import exchange_partials, reduce_partials, sum_shards
-from operant.kernels.tiles import Resident, from_text
+from operant.kernels.tile_config import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
 
 # A batch from host memory is gathered by plain Python here: by fewer threads than on a GPU, so that each takes several

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from operant.algos.ppo import PPO
 from operant.algos.ppo.ppo import ppo_loss
-from operant.kernels.tiles import PerLayer
+from operant.kernels.tile_config import PerLayer
 from operant.nn import mlp
 from operant.nn.distributions import masked
 from operant.nn.policy import Policy

@@ -1,11 +1,11 @@
 """Triton kernels for dense networks. Knows no algorithm."""
 
 from operant.kernels.spec import Spec, padded
-from operant.kernels.tiles import (
+from operant.kernels.tile_config import (
     PerLayer,
     Resident,
     TileConfig,
-    Work,
+    Workload,
     candidates,
     from_text,
     multiple,
@@ -18,7 +18,7 @@ __all__ = [
     "Resident",
     "Spec",
     "TileConfig",
-    "Work",
+    "Workload",
     "candidates",
     "from_text",
     "multiple",

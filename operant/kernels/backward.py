@@ -1,10 +1,10 @@
-"""The Triton kernel of a loss's gradient: forward, loss and backward over tiles of a minibatch, each program into a row
-of partial sums of its own.
+"""Gradient kernel of a resident network: forward pass, loss and backward pass over tiles of a minibatch.
 
-A program takes one tower and one chunk of the minibatch, and keeps its sums of gradients in registers from the chunk's
-first tile to its last. A row depends on its chunk alone, so it has the same bits whichever device computes it. While a
-tile is computed the next one's samples are on their way, and the block numbers of the one after it. Knows no algorithm
-and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
+A program takes one tower and one chunk of the minibatch, and writes one row of partial sums. It accumulates gradients
+in registers over the chunk's tiles. A row depends on its chunk alone, so it has the same bits on every device. Loads
+run ahead: a tile's samples are loaded during the previous tile, and its block indices during the one before.
+
+Knows no algorithm and no optimizer: the loss is a `operant.kernels.loss.Loss`.
 """
 
 from __future__ import annotations
@@ -12,40 +12,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import (
-    add_product,
-    column_mask,
-    compensated,
-    feature_of,
-    first_operand,
-    forward,
-    hidden_gradient,
-    load_legal_mask,
-    load_log_std,
-    load_network,
-    mask_illegal,
-    normalize,
-    one_hot,
-    operand,
-    product,
-    zeros,
-)
-from operant.kernels.operands import chunk_begin
+from operant.kernels.network import column_mask, forward, hidden_backward, load_log_std, load_network
+from operant.kernels.observations import feature_of, first_operand, normalize, one_hot
+from operant.kernels.ops.categorical import load_legal_mask, mask_illegal
+from operant.kernels.ops.linear import add_product, compensated, operand, product, store_matrix, zeros
+from operant.kernels.packing import chunk_begin
 
 TERM_COLUMNS = tl.constexpr(32)
-"""Columns behind the gradient's in a row of partial sums: the loss's terms, then zeros. A whole block of the reduction.
-"""
+"""Columns after the gradient in a row of partial sums: the loss terms, then zeros. One block of the reduction."""
 
 # SAMPLES
 
 
 @triton.jit
-def _load_blocks(order, tile, count, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
-    """Which block of neighbouring lanes each row of a tile lies in, (rows). `order`: where the chunk's blocks begin;
-    `count`: its samples.
+def _load_blocks(order_ptr, tile, count, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """Block index (rows) of each sample of a tile.
+
+    `order_ptr` points to the chunk's first block index, `count` is the number of samples in the chunk. A block is BLOCK
+    neighbouring lanes of one step.
     """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    return tl.load(order + row // BLOCK, mask=row < count, other=0)
+    return tl.load(order_ptr + row // BLOCK, mask=row < count, other=0)
 
 
 @triton.jit
@@ -62,17 +49,18 @@ def _load_samples(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A tile's observations (rows, columns_pad), what the loss asks for, and which actions are legal (where all are:
-    anything).
+    """Load a tile's raw observations (rows, columns_pad), loss targets, and legal-action mask (rows, out_pad).
+
+    Without SPEC.legal the mask is a placeholder.
     """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < count
     sample = block * BLOCK + row % BLOCK  # t N + n
     t = block // (lanes // BLOCK)
     feature = feature_of(tl.arange(0, SPEC.columns_pad), inputs.normalizer, SPEC)
-    place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
-    observed = tl.load(
-        inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0
+    offset = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
+    observation = tl.load(
+        inputs.observation + offset, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0
     )
     targets = LOSS.load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)
     legal_mask = in_bounds
@@ -80,17 +68,25 @@ def _load_samples(
         legal_mask = load_legal_mask(
             inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC
         )
-    return observed, targets, legal_mask
+    return observation, targets, legal_mask
 
 
-# GRADIENT
+# ACCUMULATION
+#
+# `sums` is a tuple of accumulators. L hidden layers, padded widths H_k. Vectors are column 0 of a (H, 16) tile, the
+# product with a column of ones.
+#
+# | element               | shape                       | gradient of                              |
+# |-----------------------|-----------------------------|------------------------------------------|
+# | 0                     | (H_0, columns_pad)          | first weight, its bias in column K       |
+# | 1 + 2 k, 2 + 2 k      | (H_k+1, H_k), (H_k+1, 16)   | weight and bias of layer k + 1           |
+# | 2 L - 1               | (H_L-1, out_pad)            | last weight, transposed                  |
+# | 2 L + 2 k, 2 L + 1 + 2 k | (H_k, 16) each           | layer normalization's gain and bias      |
 
 
 @triton.jit
 def _zero_gradients(SPEC: tl.constexpr):
-    """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last
-    weight's (H, out_pad), and of layer normalization each layer's gain's and bias's.
-    """
+    """Accumulators (`sums`) at zero."""
     sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
         sums = sums + (zeros(SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), zeros(SPEC.hidden_pad[k + 1], 16))
@@ -102,96 +98,95 @@ def _zero_gradients(SPEC: tl.constexpr):
 
 
 @triton.jit
-def _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC: tl.constexpr):
-    """Add a tile's gradients to the sums: dW = g^T h and db = g^T 1 of each layer, from the last to the first."""
-    _first, weights, _biases, last, _last_bias, _gains, _shifts = network
+def _add_gradients(sums, grad_out, x, ones, network, hidden, saved, SPEC: tl.constexpr):
+    """Add a tile's gradients to `sums`: dW = g^T h and db = g^T 1 of each layer, from the last to the first.
+
+    | parameter     | shape                | meaning                                     |
+    |---------------|----------------------|---------------------------------------------|
+    | grad_out      | (rows, out_pad)      | gradient of the loss in the outputs         |
+    | x             | (rows, columns_pad)  | first layer's input                         |
+    | ones          | (rows, 16)           | 1 in column 0, otherwise 0                  |
+    | hidden, saved | tuples               | as returned by `forward`                    |
+    """
+    _first, weights, _biases, last, _last_bias, _gains, _norm_biases = network
     LAST: tl.constexpr = 1 + 2 * len(SPEC.weights)
-    g = operand(gradient_out, SPEC)
+    g = operand(grad_out, SPEC)
     added = (add_product(tl.trans(hidden[-1]), g, sums[LAST], SPEC),)
     norms = ()
-    gradient_hidden = product(g, last, SPEC)
+    grad_h = product(g, last, SPEC)
     for k in tl.static_range(len(SPEC.weights) - 1, -1, -1):
-        gradient_z, scaled, gradient_y = hidden_gradient(gradient_hidden, saved[k + 1], network, SPEC, k + 1)
-        norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, k + 1) + norms
-        g = operand(gradient_z, SPEC)
+        grad_z, grad_gain, grad_norm_bias = hidden_backward(grad_h, saved[k + 1], network, SPEC, k + 1)
+        norms = _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC, k + 1) + norms
+        g = operand(grad_z, SPEC)
         transposed = tl.trans(g)
         added = (
             add_product(transposed, hidden[k], sums[1 + 2 * k], SPEC),
             add_product(transposed, ones, sums[2 + 2 * k], SPEC),
         ) + added
-        gradient_hidden = product(g, weights[k], SPEC)
-    gradient_z, scaled, gradient_y = hidden_gradient(gradient_hidden, saved[0], network, SPEC, 0)
-    norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, 0) + norms
-    g = operand(gradient_z, SPEC)
+        grad_h = product(g, weights[k], SPEC)
+    grad_z, grad_gain, grad_norm_bias = hidden_backward(grad_h, saved[0], network, SPEC, 0)
+    norms = _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC, 0) + norms
+    g = operand(grad_z, SPEC)
     return (add_product(tl.trans(g), operand(x, SPEC), sums[0], SPEC),) + added + norms
 
 
 @triton.jit
-def _add_norm(sums, scaled, gradient_y, ones, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """The sums of a layer's gain and bias with a tile's added; nothing without layer normalization."""
+def _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Add a tile's gradients of one layer's gain and bias; an empty tuple without layer normalization."""
     if SPEC.layer_norm:
         GAIN: tl.constexpr = 2 + 2 * len(SPEC.weights) + 2 * LAYER
-        gain = add_product(tl.trans(operand(scaled, SPEC)), ones, sums[GAIN], SPEC)
-        return gain, add_product(tl.trans(operand(gradient_y, SPEC)), ones, sums[GAIN + 1], SPEC)
+        gain = add_product(tl.trans(operand(grad_gain, SPEC)), ones, sums[GAIN], SPEC)
+        return gain, add_product(tl.trans(operand(grad_norm_bias, SPEC)), ones, sums[GAIN + 1], SPEC)
     else:
         return ()
 
 
-# STORING
+# STORES
 
 
 @triton.jit
-def store_matrix(
-    start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr
-):
-    """A matrix from a tile."""
-    row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
-    tl.store(start + row * COLUMNS + column, total, mask=(row < ROWS) & (column < COLUMNS))
-
-
-@triton.jit
-def store_first(target, total, tower, column, SPEC: tl.constexpr):
-    """Columns (columns) of the first layer's gradient, (H, columns): the one behind the last is the bias's."""
+def store_first(grad_ptr, tile, tower, column, SPEC: tl.constexpr):
+    """Store columns (columns) of the first layer's gradient, (H_0, columns); column K is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
     # Two stores, as `load_first` has two loads.
     tl.store(
-        target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column,
-        total,
+        grad_ptr + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column,
+        tile,
         mask=(row < WIDTH) & (column < SPEC.columns),
     )
     tl.store(
-        target + SPEC.first_bias + tower * WIDTH + row + 0 * column,
-        total,
+        grad_ptr + SPEC.first_bias + tower * WIDTH + row + 0 * column,
+        tile,
         mask=(row < WIDTH) & (column == SPEC.columns),
     )
 
 
 @triton.jit
-def store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
-    """The last layer's gradient, (H, out_pad), and its bias's, (out_pad): the columns that this tower computes."""
+def store_last(grad_ptr, tile, tile_bias, tower, SPEC: tl.constexpr):
+    """Store the head's gradient, transposed (H_L-1, out_pad), and its bias's (out_pad): this tower's columns."""
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     unit, column = tl.arange(0, SPEC.hidden_pad[-1])[:, None], tl.arange(0, SPEC.out_pad)
     mask = column_mask(column, tower, SPEC)
     is_head = column < SPEC.head_rows
-    head = target + SPEC.head_weight + column[None, :] * WIDTH + unit
-    value = target + SPEC.value_weight + 0 * column[None, :] + unit
-    tl.store(tl.where(is_head[None, :], head, value), total, mask=mask[None, :] & (unit < WIDTH))
+    head = grad_ptr + SPEC.head_weight + column[None, :] * WIDTH + unit
+    value = grad_ptr + SPEC.value_weight + 0 * column[None, :] + unit
+    tl.store(tl.where(is_head[None, :], head, value), tile, mask=mask[None, :] & (unit < WIDTH))
     tl.store(
-        tl.where(is_head, target + SPEC.head_bias + column, target + SPEC.value_bias + 0 * column),
-        total_bias,
+        tl.where(is_head, grad_ptr + SPEC.head_bias + column, grad_ptr + SPEC.value_bias + 0 * column),
+        tile_bias,
         mask=mask,
     )
 
 
 @triton.jit
-def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
-    """The gradients of the first layer and of the layers behind it."""
-    store_first(target, compensated(sums[0], 1, SPEC), tower, tl.arange(0, SPEC.columns_pad), SPEC)
+def _store_hidden(grad_ptr, sums, tower, SPEC: tl.constexpr):
+    """Store the gradients of all layers but the last."""
+    store_first(grad_ptr, compensated(sums[0], 1, SPEC), tower, tl.arange(0, SPEC.columns_pad), SPEC)
     for k in tl.static_range(len(SPEC.weights)):
-        place = target + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
+        weight_ptr = grad_ptr + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
         store_matrix(
-            place,
+            weight_ptr,
             compensated(sums[1 + 2 * k], 2, SPEC),
             SPEC.hidden[k + 1],
             SPEC.hidden[k],
@@ -199,26 +194,18 @@ def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
             SPEC.hidden_pad[k],
         )
         bias = compensated(sums[2 + 2 * k], 1, SPEC)
-        store_matrix(
-            target + SPEC.biases[k] + tower * SPEC.hidden[k + 1],
-            bias,
-            SPEC.hidden[k + 1],
-            1,
-            SPEC.hidden_pad[k + 1],
-            16,
-        )
+        bias_ptr = grad_ptr + SPEC.biases[k] + tower * SPEC.hidden[k + 1]
+        store_matrix(bias_ptr, bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
     if SPEC.layer_norm:
         for k in tl.static_range(len(SPEC.hidden)):
-            gains, shifts = (
-                target + SPEC.norm_gains[k] + tower * SPEC.hidden[k],
-                target + SPEC.norm_biases[k] + tower * SPEC.hidden[k],
-            )
-            gain, shift = sums[2 + 2 * len(SPEC.weights) + 2 * k], sums[3 + 2 * len(SPEC.weights) + 2 * k]
-            store_matrix(gains, compensated(gain, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
-            store_matrix(shifts, compensated(shift, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
+            gain_ptr = grad_ptr + SPEC.norm_gains[k] + tower * SPEC.hidden[k]
+            norm_bias_ptr = grad_ptr + SPEC.norm_biases[k] + tower * SPEC.hidden[k]
+            gain, norm_bias = sums[2 + 2 * len(SPEC.weights) + 2 * k], sums[3 + 2 * len(SPEC.weights) + 2 * k]
+            store_matrix(gain_ptr, compensated(gain, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
+            store_matrix(norm_bias_ptr, compensated(norm_bias, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
 
 
-# THE KERNEL
+# KERNEL
 
 
 @triton.jit(do_not_specialize=["minibatch"])
@@ -226,8 +213,8 @@ def backward(
     minibatch,
     inputs,
     samples,
-    parameters,
-    partial,
+    params_ptr,
+    partial_ptr,
     lanes,
     width,
     SPEC: tl.constexpr,
@@ -235,20 +222,32 @@ def backward(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A minibatch's gradient as rows of partial sums (chunks, width), each with sums of the loss's terms behind it:
-    program 0 is the chunk, 1 the tower.
+    """Partial sums of a minibatch's gradient and loss terms, one row per chunk. Grid: (chunks, towers).
+
+    | parameter   | shape           | meaning                                                            |
+    |-------------|-----------------|--------------------------------------------------------------------|
+    | minibatch   | struct          | `Minibatch`: block indices and chunks                              |
+    | inputs      | struct          | `Inputs`: observations, normalizer, legal actions                  |
+    | samples     | struct          | what LOSS reads of the rollout                                     |
+    | params_ptr  | (P)             | parameters                                                         |
+    | partial_ptr | (chunks, width) | written: gradient (P), then TERM_COLUMNS loss terms                |
+    | lanes       | int             | N                                                                  |
+    | width       | int             | P + TERM_COLUMNS                                                   |
+    | LOSS        |                 | `Loss`                                                             |
+    | BLOCK_M     | int             | samples of a tile                                                  |
+    | BLOCK       | int             | neighbouring lanes of a block                                      |
     """
     chunk, tower = tl.program_id(0), tl.program_id(1)
     begin, blocks = chunk_begin(minibatch, chunk)
-    order, count = minibatch.order + begin, blocks * BLOCK
-    network = load_network(parameters, tower, SPEC)
-    read, column = tl.arange(0, SPEC.columns_pad), tl.arange(0, SPEC.out_pad)
+    order_ptr, count = minibatch.order + begin, blocks * BLOCK
+    network = load_network(params_ptr, tower, SPEC)
+    feature_column, column = tl.arange(0, SPEC.columns_pad), tl.arange(0, SPEC.out_pad)
     scalars = LOSS.load_scalars(samples)
-    log_std = load_log_std(parameters, column, SPEC)
+    log_std = load_log_std(params_ptr, column, SPEC)
     ones = operand(tl.where(tl.arange(0, 16)[None, :] + 0 * tl.arange(0, BLOCK_M)[:, None] == 0, 1.0, 0.0), SPEC)
     scale = 1.0 / minibatch.samples
 
-    # Sums over the chunk's tiles, in registers.
+    # Accumulators over the chunk's tiles, in registers.
     sums = _zero_gradients(SPEC)
     bias_sums = zeros(BLOCK_M, SPEC.out_pad)
     log_std_sums = zeros(BLOCK_M, SPEC.out_pad)
@@ -256,47 +255,51 @@ def backward(
     for _ in tl.static_range(len(LOSS.towers)):
         term_sums = term_sums + (tl.sum(bias_sums, axis=1),)
 
-    # The first tile's samples, and the block numbers of the second.
+    # Prefetch the first tile's samples and the second tile's block indices.
     tiles = tl.cdiv(count, BLOCK_M)
-    block = _load_blocks(order, 0, count, BLOCK_M, BLOCK)
-    observed, targets, legal_mask = _load_samples(
+    block = _load_blocks(order_ptr, 0, count, BLOCK_M, BLOCK)
+    observation, targets, legal_mask = _load_samples(
         block, 0, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK
     )
-    block = _load_blocks(order, 1, count, BLOCK_M, BLOCK)
+    block = _load_blocks(order_ptr, 1, count, BLOCK_M, BLOCK)
     for tile in range(0, tiles):
         following = _load_samples(block, tile + 1, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK)
-        block = _load_blocks(order, tile + 2, count, BLOCK_M, BLOCK)
+        block = _load_blocks(order_ptr, tile + 2, count, BLOCK_M, BLOCK)
 
-        x = first_operand(
-            normalize(one_hot(observed, read, inputs.normalizer, SPEC), read, inputs.normalizer, SPEC), SPEC
-        )
+        # Forward pass.
+        features = one_hot(observation, feature_column, inputs.normalizer, SPEC)
+        x = first_operand(normalize(features, feature_column, inputs.normalizer, SPEC), SPEC)
         out, hidden, saved = forward(x, network, SPEC)
+
+        # Loss: its gradient in the outputs is the mean over the minibatch.
         in_bounds = tile * BLOCK_M + tl.arange(0, BLOCK_M) < count
         out = mask_illegal(out, legal_mask, SPEC)
-        gradient_out, gradient_log_std, terms = LOSS.gradient(
+        grad_out, grad_log_std, terms = LOSS.gradient(
             out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC
         )
-        gradient_out *= scale
-        sums = _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC)
-        bias_sums += gradient_out
+        grad_out *= scale
+
+        # Backward pass.
+        sums = _add_gradients(sums, grad_out, x, ones, network, hidden, saved, SPEC)
+        bias_sums += grad_out
         if SPEC.log_std >= 0:
-            log_std_sums += gradient_log_std
+            log_std_sums += grad_log_std
         added = ()
         for k in tl.static_range(len(LOSS.towers)):
             added = added + (term_sums[k] + terms[k],)
         term_sums = added
-        observed, targets, legal_mask = following
+        observation, targets, legal_mask = following
 
-    # Into the chunk's row: each tower its own columns.
-    target = partial + chunk * width
-    _store_hidden(target, sums, tower, SPEC)
-    store_last(target, compensated(sums[1 + 2 * len(SPEC.weights)], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
+    # Store the chunk's row; each tower has columns of its own parameters.
+    row_ptr = partial_ptr + chunk * width
+    _store_hidden(row_ptr, sums, tower, SPEC)
+    store_last(row_ptr, compensated(sums[1 + 2 * len(SPEC.weights)], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
     if SPEC.log_std >= 0:
         tl.store(
-            target + SPEC.log_std + column,
+            row_ptr + SPEC.log_std + column,
             scale * tl.sum(log_std_sums, axis=0),
             mask=(column < SPEC.head_rows) & (tower == 0),
         )
     for k in tl.static_range(len(LOSS.towers)):
         if SPEC.shared or tower == LOSS.towers[k]:
-            tl.store(target + width - TERM_COLUMNS + k, scale * tl.sum(term_sums[k], axis=0))
+            tl.store(row_ptr + width - TERM_COLUMNS + k, scale * tl.sum(term_sums[k], axis=0))

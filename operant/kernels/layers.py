@@ -1,16 +1,17 @@
-"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of BLOCK_M x
-BLOCK_N, summed over steps of BLOCK_K.
+"""Kernels of the per-layer engine: products in tiles of BLOCK_M x BLOCK_N, accumulated in steps of BLOCK_K.
 
-Samples go through in microbatches. A microbatch's activations lie in buffers (towers, capacity, padded width),
-sample-major, as products take them, and weights are packed likewise before they are used: so no product needs a mask,
-and the backward one is the forward one of other operands. In an update a microbatch holds whole chunks, each in a slot
-of as many rows; rows of a slot beyond its chunk's end have zero gradients. Every sum's order comes from places alone:
-rows within a tile, tiles within a chunk. Know no algorithm and no optimizer: the loss is handed over as
-`operant.kernels.loss.Loss`.
+For networks too wide for one program. Samples go through in microbatches. A microbatch's activations lie in buffers
+(towers, capacity, padded width), sample-major. Weights are packed with padding (see `packing`), so that no product
+needs a mask. The backward products read the packed transposes and have the same form as the forward ones.
 
-Layers are numbered from 0; layer L is the distribution's and the value's. `tile_sums` (towers, tiles,
-SPEC.tile_sums.width) holds of each tile of rows the gradients of the biases of layers 1 to L and of log_std, and the
-terms of the loss; layer L's tiles may have fewer rows than the other layers'.
+In an update a microbatch holds whole chunks, each in a slot of `slot` rows. Rows of a slot after its chunk's last
+sample have zero gradients. The order of every sum depends on positions alone: rows within a tile, tiles within a chunk.
+
+Layers are numbered from 0; layer L is the head (distribution and value). `SPEC.tile_sums` describes the buffer of sums
+over each tile of rows: gradients of the biases of layers 1 ... L and of log_std, and the loss terms. Layer L's tiles
+may have fewer rows than the other layers'.
+
+Knows no algorithm and no optimizer: the loss is a `operant.kernels.loss.Loss`.
 """
 
 from __future__ import annotations
@@ -19,29 +20,21 @@ import triton
 import triton.language as tl
 
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.blocks import (
-    activate,
-    activation_gradient,
-    column_mask,
-    load_legal_mask,
-    load_log_std,
-    mask_illegal,
-    operand,
-    out_bias,
-    saved_activation,
-    zeros,
-)
-from operant.kernels.operands import add_dot, chunk_begin, needed, read, read_tile, stored, tile_of, weight_place
+from operant.kernels.network import column_mask, load_log_std, out_bias
+from operant.kernels.ops.activation import activate, activation_gradient, saved_activation
+from operant.kernels.ops.categorical import load_legal_mask, mask_illegal
+from operant.kernels.ops.linear import add_product, add_tile_product, operand, rounded_operand, zeros
+from operant.kernels.packing import add_bytes_product, chunk_begin, load_bytes, needed, weight_offset
 
 # FORWARD
 
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
 def forward_layer(
-    buffers,
-    parameters,
-    normalizer,
-    truncated,
+    layer,
+    params_ptr,
+    normalizer_ptr,
+    truncated_ptr,
     first_tower,
     first,
     count,
@@ -54,56 +47,89 @@ def forward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """A layer's activations, and with SAVE what their gradients need beside them. Program 0 counts tiles, one row of
-    them after the other.
+    """Activations h = f(W x + b) of one layer. Grid: (tiles, row-major; towers - first_tower).
+
+    | parameter       | shape   | meaning                                                                     |
+    |-----------------|---------|-----------------------------------------------------------------------------|
+    | layer           | struct  | `Layer`: source, weights, hidden and saved                                  |
+    | params_ptr      | (P)     | parameters, for the biases                                                  |
+    | normalizer_ptr  |         | read by layer 0 if its inputs are bytes                                     |
+    | truncated_ptr   | (T, N)  | read if TRUNCATED_ONLY: tiles without a truncated lane are skipped          |
+    | first, count    | int     | samples first ... first + count - 1 of the rollout are rows 0 ... count - 1 |
+    | capacity        | int     | rows of a tower in the buffers                                              |
+    | SAVE            | bool    | also store the tensor saved for the backward pass                           |
+
+    With layer normalization the pre-activations go to `layer.saved`, and `normalize_layer` follows.
     """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
     tower = first_tower + tl.program_id(1)
     row = tl.program_id(0) // (OUT // BLOCK_N) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % (OUT // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if needed(truncated, first + row, row < count, TRUNCATED_ONLY):
+    if needed(truncated_ptr, first + row, row < count, TRUNCATED_ONLY):
         # z = W x + b; layer 0's bias is a column of its weight.
-        weights, z = buffers.weights + tower * OUT * IN, zeros(BLOCK_M, BLOCK_N)
+        w_ptr, z = layer.weights + tower * OUT * IN, zeros(BLOCK_M, BLOCK_N)
         if LAYER > 0:
-            bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
-            z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
+            bias_ptr = params_ptr + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
+            z += tl.load(bias_ptr, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
         if LAYER == 0 and SPEC.bytes:
-            z = read_tile(buffers.source, normalizer, weights, row, column, z, SPEC, IN, BLOCK_K)
+            z = add_bytes_product(layer.source, normalizer_ptr, w_ptr, row, column, z, SPEC, IN, BLOCK_K)
         else:
-            source = buffers.source
+            x_ptr = layer.source
             if LAYER > 0:
-                source += tower * capacity * IN
-            z = tile_of(source, weights, row, column, z, SPEC, IN, BLOCK_K)
-        # The activation f(z), which layer normalization leaves to `normalize_layer`.
-        place = (tower * capacity + row)[:, None] * OUT + column[None, :]
+                x_ptr += tower * capacity * IN
+            z = add_tile_product(x_ptr, w_ptr, row, column, z, SPEC, IN, BLOCK_K)
+        # h = f(z)
+        offset = (tower * capacity + row)[:, None] * OUT + column[None, :]
         if SPEC.layer_norm:
-            tl.store(buffers.saved + place, operand(z, SPEC))
+            tl.store(layer.saved + offset, operand(z, SPEC))
         else:
-            h = stored(activate(z, SPEC), SPEC)
-            tl.store(buffers.hidden + place, h)
+            h = rounded_operand(activate(z, SPEC), SPEC)
+            tl.store(layer.hidden + offset, h)
             if SAVE:
-                tl.store(buffers.saved + place, saved_activation(z, h, SPEC))
+                tl.store(layer.saved + offset, saved_activation(z, h, SPEC))
 
 
 @triton.jit
 def _outputs(
-    hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+    h_ptr,
+    packed_ptr,
+    params_ptr,
+    row,
+    tower,
+    capacity,
+    SPEC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """Layer L's outputs, (rows, out_pad)."""
+    """Outputs of the head (layer L) for rows of `h_ptr` (towers, capacity, H): (rows, out_pad)."""
     IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
-    weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
-    begin = zeros(BLOCK_M, SPEC.out_pad) + out_bias(parameters, tower, SPEC)[None, :]
-    return tile_of(hidden + tower * capacity * IN, weights, row, column, begin, SPEC, IN, BLOCK_K)
+    w_ptr = packed_ptr + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
+    bias = zeros(BLOCK_M, SPEC.out_pad) + out_bias(params_ptr, tower, SPEC)[None, :]
+    return add_tile_product(h_ptr + tower * capacity * IN, w_ptr, row, column, bias, SPEC, IN, BLOCK_K)
+
+
+# HEAD
+#
+# | parameter      | shape                  | meaning                                                      |
+# |----------------|------------------------|--------------------------------------------------------------|
+# | h_ptr          | (towers, capacity, H)  | activations of the last hidden layer                         |
+# | packed_ptr     |                        | packed weights, see `packing.pack`                           |
+# | params_ptr     | (P)                    | parameters, for biases and log_std                           |
+# | truncated_ptr  | (T, N)                 | truncated lanes                                              |
+# | legal_mask_ptr | (T + 1, H, N)          | legal actions                                                |
+# | acting         | struct                 | what SAMPLE reads and writes                                 |
+# | value_ptr      | (T + 1, N) or (T, N)   | values, written                                              |
+# | first, count   | int                    | rows 0 ... count - 1 are lanes (act) or samples from first on|
 
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
 def act_head(
-    hidden,
-    packed,
-    parameters,
-    legal_mask,
+    h_ptr,
+    packed_ptr,
+    params_ptr,
+    legal_mask_ptr,
     acting,
     t,
     first,
@@ -115,23 +141,21 @@ def act_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """What `SAMPLE`, a function like `operant.kernels.act.sample_and_store`, makes of the outputs of lanes first, first
-    + 1, ... at step t.
-    """
+    """Act at step t: the head's outputs, then SAMPLE (as `operant.kernels.act.sample_and_store`)."""
     tower = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
-    SAMPLE(out, first + row, row < count, legal_mask, acting, parameters, tower, t, lanes, SPEC)
+    out = _outputs(h_ptr, packed_ptr, params_ptr, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
+    SAMPLE(out, first + row, row < count, legal_mask_ptr, acting, params_ptr, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def value_head(
-    hidden,
-    packed,
-    parameters,
-    truncated,
-    legal_mask,
-    value,
+    h_ptr,
+    packed_ptr,
+    params_ptr,
+    truncated_ptr,
+    legal_mask_ptr,
+    value_ptr,
     first,
     count,
     lanes,
@@ -142,19 +166,21 @@ def value_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """V of samples first, first + 1, ..., with TRUNCATED_ONLY of those alone whose lane was truncated.
+    """Values of samples by VALUE, a function as `operant.kernels.act.state_value`.
 
-    `VALUE` is a function like `operant.kernels.act.state_value`.
+    With TRUNCATED_ONLY only samples of truncated lanes are computed.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = row < count
     if TRUNCATED_ONLY:
-        mask = tl.load(truncated + first + row, mask=mask, other=0) != 0
+        mask = tl.load(truncated_ptr + first + row, mask=mask, other=0) != 0
     if tl.sum(mask.to(tl.int32), axis=0) > 0:
-        out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, BLOCK_M, BLOCK_K)
+        out = _outputs(h_ptr, packed_ptr, params_ptr, row, 0 if SPEC.shared else 1, capacity, SPEC, BLOCK_M, BLOCK_K)
         sample = first + row
-        judged = mask & (not TRUNCATED_ONLY)
-        tl.store(value + sample, VALUE(out, legal_mask, sample, sample // lanes, judged, lanes, SPEC), mask=mask)
+        has_mask = mask & (not TRUNCATED_ONLY)
+        target_ptr = value_ptr + sample
+        value = VALUE(out, legal_mask_ptr, sample, sample // lanes, has_mask, lanes, SPEC)
+        tl.store(target_ptr, value, mask=mask)
 
 
 # BACKWARD
@@ -165,8 +191,8 @@ def backward_head(
     minibatch,
     inputs,
     samples,
-    parameters,
-    buffers,
+    params_ptr,
+    head,
     first_chunk,
     slot,
     lanes,
@@ -179,32 +205,43 @@ def backward_head(
     BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The loss of a tile of rows, its gradient in layer L's outputs and in what layer L - 1 computes before its
-    activation.
+    """Loss of a tile of rows, its gradient in the outputs, and that in layer L - 1's pre-activations.
 
-    Each chunk from `first_chunk` on has `slot` rows; `tiles`: of a tower in `tile_sums`.
+    Grid: (tiles, towers).
+
+    | parameter   | shape  | meaning                                                                          |
+    |-------------|--------|----------------------------------------------------------------------------------|
+    | minibatch   | struct | `Minibatch`                                                                      |
+    | inputs      | struct | `Inputs`, for legal actions                                                      |
+    | samples     | struct | what LOSS reads of the rollout                                                   |
+    | head        | struct | `Head`: hidden, saved, packed; grad_out, grad_in and tile_sums are written       |
+    | first_chunk | int    | chunk of the first slot                                                          |
+    | slot        | int    | rows of a chunk                                                                  |
+    | tiles       | int    | tiles of a tower in `head.tile_sums`                                             |
+
+    With layer normalization `head.grad_in` is the gradient in layer L - 1's activations.
     """
     IN: tl.constexpr = SPEC.inputs[-1]
     OUT: tl.constexpr = SPEC.out_pad
     tile, tower = tl.program_id(0), tl.program_id(1)
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    # The tile's samples: `offset` rows into their chunk.
+    # The tile's samples, `offset` rows into their chunk.
     begin, blocks = chunk_begin(minibatch, first_chunk + tile * BLOCK_M // slot)
     offset = tl.multiple_of(tile * BLOCK_M % slot, BLOCK_M) + tl.arange(0, BLOCK_M)
     in_bounds = offset < blocks * BLOCK
     block = tl.load(minibatch.order + begin + offset // BLOCK, mask=in_bounds, other=0)
     sample, t = block * BLOCK + offset % BLOCK, block // (lanes // BLOCK)
     targets = LOSS.load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)
-    # The loss of the outputs, and its gradient.
-    out = _outputs(buffers.hidden, buffers.packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
+    # Loss of the outputs, and its gradient.
+    out = _outputs(head.hidden, head.packed, params_ptr, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
     output = tl.arange(0, OUT)
-    log_std = load_log_std(parameters, output, SPEC)
+    log_std = load_log_std(params_ptr, output, SPEC)
     legal_mask = in_bounds
     if SPEC.legal:
         legal_mask = load_legal_mask(
             inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC
         )
-    gradient_out, gradient_log_std, terms = LOSS.gradient(
+    grad_out, grad_log_std, terms = LOSS.gradient(
         mask_illegal(out, legal_mask, SPEC),
         targets,
         legal_mask,
@@ -215,35 +252,35 @@ def backward_head(
         SPEC,
     )
     scale = 1.0 / minibatch.samples
-    gradient_out *= scale
-    tile_sums = buffers.tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width
-    tl.store(tile_sums + SPEC.tile_sums.out_bias + output, tl.sum(gradient_out, axis=0))
-    tl.store(tile_sums + SPEC.tile_sums.log_std + output, scale * tl.sum(gradient_log_std, axis=0))
+    grad_out *= scale
+    tile_sums_ptr = head.tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width
+    tl.store(tile_sums_ptr + SPEC.tile_sums.out_bias + output, tl.sum(grad_out, axis=0))
+    tl.store(tile_sums_ptr + SPEC.tile_sums.log_std + output, scale * tl.sum(grad_log_std, axis=0))
     for k in tl.static_range(len(LOSS.towers)):
-        tl.store(tile_sums + SPEC.tile_sums.terms + k, scale * tl.sum(terms[k], axis=0))
+        tl.store(tile_sums_ptr + SPEC.tile_sums.terms + k, scale * tl.sum(terms[k], axis=0))
 
-    # Back through layer L, BLOCK_N of its inputs at a time: (g W) f'(z), or before layer normalization g W alone.
-    g = stored(gradient_out, SPEC)
-    tl.store(buffers.gradient_out + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
-    transposed = buffers.packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * IN * OUT + output[:, None]
+    # dL / dz = (g W) f'(z) of layer L - 1, BLOCK_N units at a time; before layer normalization dL / dh = g W.
+    g = rounded_operand(grad_out, SPEC)
+    tl.store(head.grad_out + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
+    transpose_ptr = head.packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * IN * OUT + output[:, None]
     for start in range(0, IN, BLOCK_N):
         column = start + tl.arange(0, BLOCK_N)
-        place = (tower * capacity + row)[:, None] * IN + column[None, :]
-        gradient_in = add_dot(g, tl.load(transposed + column[None, :] * OUT), zeros(BLOCK_M, BLOCK_N), SPEC)
+        hidden_offset = (tower * capacity + row)[:, None] * IN + column[None, :]
+        grad_in = add_product(g, tl.load(transpose_ptr + column[None, :] * OUT), zeros(BLOCK_M, BLOCK_N), SPEC)
         if not SPEC.layer_norm:
-            gradient_in *= activation_gradient(tl.load(buffers.saved + place), SPEC)
-        tl.store(buffers.gradient_in + place, stored(gradient_in, SPEC))
+            grad_in *= activation_gradient(tl.load(head.saved + hidden_offset), SPEC)
+        tl.store(head.grad_in + hidden_offset, rounded_operand(grad_in, SPEC))
         if len(SPEC.hidden) > 1 and not SPEC.layer_norm:
-            tl.store(tile_sums + SPEC.tile_sums.biases[len(SPEC.hidden) - 2] + column, tl.sum(gradient_in, axis=0))
+            tl.store(tile_sums_ptr + SPEC.tile_sums.biases[len(SPEC.hidden) - 2] + column, tl.sum(grad_in, axis=0))
 
 
 @triton.jit(do_not_specialize=["tiles"])
 def backward_layer(
-    gradient_out,
-    packed,
-    saved,
-    gradient_in,
-    tile_sums,
+    grad_out_ptr,
+    packed_ptr,
+    saved_ptr,
+    grad_in_ptr,
+    tile_sums_ptr,
     capacity,
     tiles,
     SPEC: tl.constexpr,
@@ -252,8 +289,15 @@ def backward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """From the gradient in what a layer computes before its activation (rows, outputs) to that of the layer below it
-    (rows, inputs).
+    """Gradient in layer LAYER - 1's pre-activations from that in layer LAYER's. Grid: (tiles, row-major; towers).
+
+    | parameter      | shape                        | meaning                                                       |
+    |----------------|------------------------------|---------------------------------------------------------------|
+    | grad_out_ptr   | (towers, capacity, outputs)  | gradient in layer LAYER's pre-activations                     |
+    | packed_ptr     |                              | packed weights, see `packing.pack`                            |
+    | saved_ptr      | (towers, capacity, inputs)   | saved tensor of layer LAYER - 1, for f'(z)                    |
+    | grad_in_ptr    | (towers, capacity, inputs)   | written; with layer normalization the gradient in activations |
+    | tile_sums_ptr  | (towers, tiles, width)       | written: the bias's gradient of each tile                     |
     """
     IN: tl.constexpr = SPEC.inputs[LAYER]
     OUT: tl.constexpr = SPEC.widths[LAYER]
@@ -261,31 +305,31 @@ def backward_layer(
     tile = tl.program_id(0) // (IN // BLOCK_N)
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % (IN // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # (g W) f'(z), or before layer normalization g W alone.
-    weights = packed + SPEC.packed[2 * LAYER - 1] + tower * IN * OUT
-    gradient = tile_of(
-        gradient_out + tower * capacity * OUT, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K
+    # dL / dz = (g W) f'(z); before layer normalization dL / dh = g W.
+    w_ptr = packed_ptr + SPEC.packed[2 * LAYER - 1] + tower * IN * OUT
+    grad_in = add_tile_product(
+        grad_out_ptr + tower * capacity * OUT, w_ptr, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K
     )
-    place = (tower * capacity + row)[:, None] * IN + column[None, :]
+    offset = (tower * capacity + row)[:, None] * IN + column[None, :]
     if not SPEC.layer_norm:
-        gradient *= activation_gradient(tl.load(saved + place), SPEC)
-    tl.store(gradient_in + place, stored(gradient, SPEC))
+        grad_in *= activation_gradient(tl.load(saved_ptr + offset), SPEC)
+    tl.store(grad_in_ptr + offset, rounded_operand(grad_in, SPEC))
     if LAYER > 1 and not SPEC.layer_norm:
         tl.store(
-            tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column,
-            tl.sum(gradient, axis=0),
+            tile_sums_ptr + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column,
+            tl.sum(grad_in, axis=0),
         )
 
 
-# SUMS OVER A CHUNK'S SAMPLES
+# SUMS OVER THE SAMPLES OF A CHUNK
 
 
 @triton.jit(do_not_specialize=["first_chunk", "slot"])
 def weight_gradient(
-    left,
-    right,
-    normalizer,
-    partial,
+    grad_ptr,
+    x_ptr,
+    normalizer_ptr,
+    partial_ptr,
     first_chunk,
     slot,
     capacity,
@@ -296,70 +340,80 @@ def weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """A layer's weight gradient of each chunk, into its row of `partial`: its gradients (rows, outputs)^T times what it
-    read (rows, inputs).
+    """Weight gradient dW = g^T x of one layer for each chunk. Grid: (tiles of W, row-major; slots; towers).
 
-    Program 1 counts chunks from `first_chunk` on, of `slot` rows each. BLOCK_M divides the outputs; BLOCK_N need not
-    divide the inputs of layer 0.
+    | parameter    | shape                        | meaning                                                         |
+    |--------------|------------------------------|-----------------------------------------------------------------|
+    | grad_ptr     | (towers, capacity, outputs)  | gradient in the layer's pre-activations                         |
+    | x_ptr        | (towers, capacity, inputs)   | the layer's inputs; layer 0: (capacity, inputs)                 |
+    | partial_ptr  | (chunks, width)              | written: row first_chunk + slot index                           |
+    | slot         | int                          | rows of a chunk                                                 |
+
+    BLOCK_M divides the outputs; BLOCK_N need not divide the inputs of layer 0.
     """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
     program, tower = tl.program_id(1), tl.program_id(2)
-    ACROSS: tl.constexpr = (IN + BLOCK_N - 1) // BLOCK_N
-    unit = tl.program_id(0) // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.program_id(0) % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
-    depth = tl.arange(0, BLOCK_K)
-    left += tower * capacity * OUT
+    COLUMN_TILES: tl.constexpr = (IN + BLOCK_N - 1) // BLOCK_N
+    unit = tl.program_id(0) // COLUMN_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % COLUMN_TILES * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    grad_ptr += tower * capacity * OUT
     if LAYER > 0:
-        right += tower * capacity * IN
-    a = left + unit[:, None] + depth[None, :] * OUT
-    b = right + column[None, :] + depth[:, None] * IN
-    # dW = g^T x over the chunk's rows.
+        x_ptr += tower * capacity * IN
+    a = grad_ptr + unit[:, None] + k[None, :] * OUT
+    b = x_ptr + column[None, :] + k[:, None] * IN
     steps = slot // BLOCK_K
     total = zeros(BLOCK_M, BLOCK_N)
     for step in range(program * steps, program * steps + steps):
         if LAYER == 0 and SPEC.bytes:
-            total = add_dot(
+            total = add_product(
                 tl.load(a + step * BLOCK_K * OUT),
-                read(right, step * BLOCK_K + depth, column, normalizer, SPEC),
+                load_bytes(x_ptr, step * BLOCK_K + k, column, normalizer_ptr, SPEC),
                 total,
                 SPEC,
             )
         elif IN % BLOCK_N == 0:
-            total = add_dot(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN), total, SPEC)
+            total = add_product(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN), total, SPEC)
         else:
-            total = add_dot(
+            total = add_product(
                 tl.load(a + step * BLOCK_K * OUT),
                 tl.load(b + step * BLOCK_K * IN, mask=(column < IN)[None, :], other=0.0),
                 total,
                 SPEC,
             )
-    place, mask = weight_place(unit[:, None], column[None, :], tower, SPEC, LAYER)
-    tl.store(partial + (first_chunk + program) * width + place, total, mask=mask)
+    offset, mask = weight_offset(unit[:, None], column[None, :], tower, SPEC, LAYER)
+    tl.store(partial_ptr + (first_chunk + program) * width + offset, total, mask=mask)
 
 
 @triton.jit
-def _sum_tiles(tile_sums, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
-    """A chunk's tiles' sums added up, (WIDTH), 16 tiles at a time."""
+def _sum_tiles(tile_sums_ptr, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+    """Sum over tiles of `tile_sums_ptr` (tiles, WIDTH), 16 tiles at a time: (WIDTH). STRIDE: distance between tiles."""
     column = tl.arange(0, WIDTH)
     total = zeros(16, WIDTH)
     for first in range(0, tiles, 16):
         tile = first + tl.arange(0, 16)
-        total += tl.load(tile_sums + tile[:, None] * STRIDE + column[None, :], mask=(tile < tiles)[:, None], other=0.0)
+        total += tl.load(
+            tile_sums_ptr + tile[:, None] * STRIDE + column[None, :], mask=(tile < tiles)[:, None], other=0.0
+        )
     return tl.sum(total, axis=0)
 
 
 @triton.jit
-def _store_chunk_sum(place, tile_sums, chunk, tiles, WIDTH: tl.constexpr, PAD: tl.constexpr, STRIDE: tl.constexpr):
-    """The sums (WIDTH) over a chunk's `tiles` tiles, into its row."""
-    unit = tl.arange(0, PAD)
-    tl.store(place + unit, _sum_tiles(tile_sums + chunk * tiles * STRIDE, tiles, PAD, STRIDE), mask=unit < WIDTH)
+def _store_chunk_sum(
+    target_ptr, tile_sums_ptr, chunk, tiles, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, STRIDE: tl.constexpr
+):
+    """Store the sum (WIDTH) over the `tiles` tiles of a chunk."""
+    unit = tl.arange(0, WIDTH_PAD)
+    target_ptr += unit
+    total = _sum_tiles(tile_sums_ptr + chunk * tiles * STRIDE, tiles, WIDTH_PAD, STRIDE)
+    tl.store(target_ptr, total, mask=unit < WIDTH)
 
 
 @triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles", "chunk_norm_tiles"])
 def add_tile_sums(
-    tile_sums,
-    partial,
+    tile_sums_ptr,
+    partial_ptr,
     first_chunk,
     tiles,
     chunk_tiles,
@@ -369,72 +423,77 @@ def add_tile_sums(
     SPEC: tl.constexpr,
     LOSS: tl.constexpr,
 ):
-    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section
-    of `tile_sums`.
+    """Sum tile sums over each chunk into its row of partial sums. Grid: (slots, towers, sections).
 
-    A chunk has so many tiles: of the layers, of the head, of layer normalization.
+    | parameter                           | shape                  | meaning                                         |
+    |-------------------------------------|------------------------|-------------------------------------------------|
+    | tile_sums_ptr                       | (towers, tiles, width) | sums over the rows of each tile                 |
+    | partial_ptr                         | (chunks, width)        | written: row first_chunk + program 0            |
+    | chunk_tiles, chunk_head_tiles,      | int                    | tiles of a chunk: of the layers, of the head,   |
+    | chunk_norm_tiles                    |                        | of layer normalization                          |
+
+    Sections 0 ... L - 2 are biases of layers 1 ... L - 1, section L - 1 the head's bias, log_std and the loss terms,
+    sections L ... 2 L - 1 gains and biases of layer normalization.
     """
     program, tower, section = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     STRIDE: tl.constexpr = SPEC.tile_sums.width
-    tile_sums += tower * tiles * STRIDE
-    head_sums = tile_sums + program * chunk_head_tiles * STRIDE
-    partial += (first_chunk + program) * width
-    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work, or all are layer
-    # normalization's.
+    tile_sums_ptr += tower * tiles * STRIDE
+    head_sums_ptr = tile_sums_ptr + program * chunk_head_tiles * STRIDE
+    partial_ptr += (first_chunk + program) * width
+    # Biases of layers 1 ... L - 1. The head's tiles summed the last one, or layer normalization's tiles all of them.
     for k in tl.static_range(len(SPEC.hidden) - 1):
         if section == k:
             count = (
                 chunk_norm_tiles if SPEC.layer_norm else chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
             )
-            place = partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1]
             _store_chunk_sum(
-                place,
-                tile_sums + SPEC.tile_sums.biases[k],
+                partial_ptr + SPEC.biases[k] + tower * SPEC.hidden[k + 1],
+                tile_sums_ptr + SPEC.tile_sums.biases[k],
                 program,
                 count,
                 SPEC.hidden[k + 1],
                 SPEC.hidden_pad[k + 1],
                 STRIDE,
             )
-    # Layer normalization's gains and biases, a section a layer.
+    # Gains and biases of layer normalization.
     if SPEC.layer_norm:
         for k in tl.static_range(len(SPEC.hidden)):
             if section == len(SPEC.hidden) + k:
-                gains, biases = (
+                gains, norm_biases = (
                     SPEC.norm_gains[k] + tower * SPEC.hidden[k],
                     SPEC.norm_biases[k] + tower * SPEC.hidden[k],
                 )
                 WIDTH: tl.constexpr = SPEC.hidden[k]
-                PAD: tl.constexpr = SPEC.hidden_pad[k]
+                WIDTH_PAD: tl.constexpr = SPEC.hidden_pad[k]
                 _store_chunk_sum(
-                    partial + gains,
-                    tile_sums + SPEC.tile_sums.norm_gains[k],
+                    partial_ptr + gains,
+                    tile_sums_ptr + SPEC.tile_sums.norm_gains[k],
                     program,
                     chunk_norm_tiles,
                     WIDTH,
-                    PAD,
+                    WIDTH_PAD,
                     STRIDE,
                 )
                 _store_chunk_sum(
-                    partial + biases,
-                    tile_sums + SPEC.tile_sums.norm_biases[k],
+                    partial_ptr + norm_biases,
+                    tile_sums_ptr + SPEC.tile_sums.norm_biases[k],
                     program,
                     chunk_norm_tiles,
                     WIDTH,
-                    PAD,
+                    WIDTH_PAD,
                     STRIDE,
                 )
-    # Layer L's bias, log_std and the loss's terms.
+    # The head's bias, log_std and the loss terms.
     if section == len(SPEC.hidden) - 1:
         output = tl.arange(0, SPEC.out_pad)
-        bias = _sum_tiles(head_sums + SPEC.tile_sums.out_bias, chunk_head_tiles, SPEC.out_pad, STRIDE)
-        place = tl.where(output < SPEC.head_rows, SPEC.head_bias + output, SPEC.value_bias)
-        tl.store(partial + place, bias, mask=column_mask(output, tower, SPEC))
+        bias = _sum_tiles(head_sums_ptr + SPEC.tile_sums.out_bias, chunk_head_tiles, SPEC.out_pad, STRIDE)
+        offset = tl.where(output < SPEC.head_rows, SPEC.head_bias + output, SPEC.value_bias)
+        tl.store(partial_ptr + offset, bias, mask=column_mask(output, tower, SPEC))
         if SPEC.log_std >= 0:
-            log_std = _sum_tiles(head_sums + SPEC.tile_sums.log_std, chunk_head_tiles, SPEC.out_pad, STRIDE)
-            tl.store(partial + SPEC.log_std + output, log_std, mask=(output < SPEC.head_rows) & (tower == 0))
+            log_std = _sum_tiles(head_sums_ptr + SPEC.tile_sums.log_std, chunk_head_tiles, SPEC.out_pad, STRIDE)
+            tl.store(partial_ptr + SPEC.log_std + output, log_std, mask=(output < SPEC.head_rows) & (tower == 0))
         term = tl.arange(0, 16)
-        terms = _sum_tiles(head_sums + SPEC.tile_sums.terms, chunk_head_tiles, 16, STRIDE)
+        terms = _sum_tiles(head_sums_ptr + SPEC.tile_sums.terms, chunk_head_tiles, 16, STRIDE)
         for k in tl.static_range(len(LOSS.towers)):
             if SPEC.shared or tower == LOSS.towers[k]:
-                tl.store(partial + width - TERM_COLUMNS + term, terms, mask=term == k)
+                tl.store(partial_ptr + width - TERM_COLUMNS + term, terms, mask=term == k)

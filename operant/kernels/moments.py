@@ -1,6 +1,7 @@
-"""Triton kernels of a rollout's numbers: moments of advantages and returns, summed in parts of one shard of lanes each,
-and the parts in one program of fixed shape: the same floats whichever device has which shard. And how many parameters
-are not finite. Know no network and no algorithm.
+"""Statistics of a rollout in Triton: moments of advantages and returns, and a count of non-finite parameters.
+
+Moments are accumulated in parts, each over the lanes of one shard, and merged by one program of fixed shape. Therefore
+they have the same bits on any number of ranks. Knows no network and no algorithm.
 """
 
 from __future__ import annotations
@@ -9,77 +10,80 @@ import triton
 import triton.language as tl
 
 PARTS, TILE = 512, 4096
-"""Moments are summed in up to so many parts, of tiles of so many samples."""
+"""Maximum number of parts; samples of a tile."""
 
 
 @triton.jit
 def _tile_moments(x, in_bounds, count):
-    """Mean and sum of squared deviations of a tile (rows) with `count` numbers in bounds."""
+    """Mean and sum of squared deviations of a tile (rows) with `count` rows in bounds."""
     mean = tl.sum(tl.where(in_bounds, x, 0.0), axis=0) / tl.maximum(count, 1.0)
     deviation = tl.where(in_bounds, x - mean, 0.0)
     return mean, tl.sum(deviation * deviation, axis=0)
 
 
 @triton.jit
-def _merged(count, mean, squares, more, more_mean, more_squares):
-    """Moments of two batches as one (Chan, Golub & LeVeque 1983, equation 1.5)."""
-    total = tl.maximum(count + more, 1.0)
-    delta = more_mean - mean
-    return mean + delta * (more / total), squares + more_squares + delta * delta * (count * (more / total))
+def _merged(n_a, mean_a, squares_a, n_b, mean_b, squares_b):
+    """Mean and sum of squared deviations of two merged batches (Chan, Golub & LeVeque 1983, equation 1.5)."""
+    total = tl.maximum(n_a + n_b, 1.0)
+    delta = mean_b - mean_a
+    return mean_a + delta * (n_b / total), squares_a + squares_b + delta * delta * (n_a * (n_b / total))
 
 
 @triton.jit(do_not_specialize=["steps", "lanes"])
-def part_moments(advantages, returns, parts, steps, lanes, TILE: tl.constexpr):
-    """Moments of a shard's advantages and returns over every P-th tile: a row of `parts` (PARTS, 5), namely number,
-    then mean and squares of each.
+def part_moments(advantages_ptr, returns_ptr, parts_ptr, steps, lanes, TILE: tl.constexpr):
+    """Moments of advantages and returns of a shard over every P-th tile. Grid: (P parts of a shard, shards).
 
-    Program 0 counts the parts of a shard, 1 the shards. Advantages and returns are (T, N).
+    | parameter      | shape      | meaning                                                                     |
+    |----------------|------------|-----------------------------------------------------------------------------|
+    | advantages_ptr | (T, N)     | advantages                                                                  |
+    | returns_ptr    | (T, N)     | returns                                                                     |
+    | parts_ptr      | (PARTS, 5) | written: count, then mean and sum of squared deviations of each             |
+    | steps, lanes   | int        | T, N                                                                        |
     """
     part, shard = tl.program_id(0), tl.program_id(1)
     shard_lanes = lanes // tl.num_programs(1)
     n, mean_a, squares_a, mean_r, squares_r = 0.0, 0.0, 0.0, 0.0, 0.0
     for tile in range(part, tl.cdiv(steps * shard_lanes, TILE), tl.num_programs(0)):
-        # Samples of the shard's lanes, tick after tick.
+        # Samples of the shard's lanes, step after step.
         index = tile * TILE + tl.arange(0, TILE)
         in_bounds = index < steps * shard_lanes
         sample = index // shard_lanes * lanes + shard * shard_lanes + index % shard_lanes
-        advantage = tl.load(advantages + sample, mask=in_bounds, other=0.0)
-        target = tl.load(returns + sample, mask=in_bounds, other=0.0)
-        more = tl.sum(in_bounds.to(tl.float32), axis=0)
-        more_mean, more_squares = _tile_moments(advantage, in_bounds, more)
-        mean_a, squares_a = _merged(n, mean_a, squares_a, more, more_mean, more_squares)
-        more_mean, more_squares = _tile_moments(target, in_bounds, more)
-        mean_r, squares_r = _merged(n, mean_r, squares_r, more, more_mean, more_squares)
-        n += more
+        advantage = tl.load(advantages_ptr + sample, mask=in_bounds, other=0.0)
+        target = tl.load(returns_ptr + sample, mask=in_bounds, other=0.0)
+        tile_n = tl.sum(in_bounds.to(tl.float32), axis=0)
+        tile_mean, tile_squares = _tile_moments(advantage, in_bounds, tile_n)
+        mean_a, squares_a = _merged(n, mean_a, squares_a, tile_n, tile_mean, tile_squares)
+        tile_mean, tile_squares = _tile_moments(target, in_bounds, tile_n)
+        mean_r, squares_r = _merged(n, mean_r, squares_r, tile_n, tile_mean, tile_squares)
+        n += tile_n
     moments = (n, mean_a, squares_a, mean_r, squares_r)
     for k in tl.static_range(5):
-        tl.store(parts + (shard * tl.num_programs(0) + part) * 5 + k, moments[k])
+        tl.store(parts_ptr + (shard * tl.num_programs(0) + part) * 5 + k, moments[k])
 
 
 @triton.jit
 def _all_moments(n, mean, squares, total):
-    """Mean and variance of all parts."""
+    """Mean and variance over all parts from their counts, means and sums of squared deviations (PARTS)."""
     overall = tl.sum(n * mean, axis=0) / total
     return overall, (tl.sum(squares, axis=0) + tl.sum(n * (mean - overall) * (mean - overall), axis=0)) / (total - 1.0)
 
 
 @triton.jit
-def rollout_moments(parts, programs, PARTS: tl.constexpr):
-    """The advantages' mean and variance, and the explained variance, from the parts.
+def rollout_moments(parts_ptr, programs, PARTS: tl.constexpr):
+    """Mean and variance of the advantages, and the explained variance, from the first `programs` parts.
 
-    Returns less values are advantages, so both variances are at hand.
+    Returns minus values are advantages: explained variance = 1 - Var[advantage] / Var[return].
     """
     part = tl.arange(0, PARTS)
     in_bounds = part < programs
-    # The parts' moments: number, mean and squared deviations.
-    n = tl.load(parts + 5 * part, mask=in_bounds, other=0.0)
+    n = tl.load(parts_ptr + 5 * part, mask=in_bounds, other=0.0)
     mean_a, squares_a = (
-        tl.load(parts + 5 * part + 1, mask=in_bounds, other=0.0),
-        tl.load(parts + 5 * part + 2, mask=in_bounds, other=0.0),
+        tl.load(parts_ptr + 5 * part + 1, mask=in_bounds, other=0.0),
+        tl.load(parts_ptr + 5 * part + 2, mask=in_bounds, other=0.0),
     )
     mean_r, squares_r = (
-        tl.load(parts + 5 * part + 3, mask=in_bounds, other=0.0),
-        tl.load(parts + 5 * part + 4, mask=in_bounds, other=0.0),
+        tl.load(parts_ptr + 5 * part + 3, mask=in_bounds, other=0.0),
+        tl.load(parts_ptr + 5 * part + 4, mask=in_bounds, other=0.0),
     )
     total = tl.sum(n, axis=0)
     mean, variance = _all_moments(n, mean_a, squares_a, total)
@@ -88,11 +92,11 @@ def rollout_moments(parts, programs, PARTS: tl.constexpr):
 
 
 @triton.jit
-def not_finite(parameters, size, TILE: tl.constexpr):
-    """How many parameters are NaN or infinite, by one program."""
-    broken = tl.zeros((TILE,), tl.float32)
+def not_finite(params_ptr, size, TILE: tl.constexpr):
+    """Number of NaN or infinite values in `params_ptr` (size), counted by one program."""
+    count = tl.zeros((TILE,), tl.float32)
     for start in range(0, size, TILE):
-        place = start + tl.arange(0, TILE)
-        x = tl.load(parameters + place, mask=place < size, other=0.0)
-        broken += tl.where(tl.abs(x) < float("inf"), 0.0, 1.0)
-    return tl.sum(broken, axis=0)
+        offset = start + tl.arange(0, TILE)
+        x = tl.load(params_ptr + offset, mask=offset < size, other=0.0)
+        count += tl.where(tl.abs(x) < float("inf"), 0.0, 1.0)
+    return tl.sum(count, axis=0)

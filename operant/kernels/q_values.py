@@ -1,5 +1,6 @@
-"""Triton functions of Q values: the best legal action, and epsilon-greedy ones, as `operant.nn.exploration` and
-`q_policy` have them. Know no algorithm.
+"""Q-values in Triton: greedy legal actions, epsilon-greedy exploration, and max-Q values.
+
+Equal to `operant.nn.exploration` and `operant.nn.q_policy`. Knows no algorithm.
 """
 
 from __future__ import annotations
@@ -9,74 +10,85 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import ILLEGAL, load_legal_mask
+from operant.kernels.ops.categorical import ILLEGAL, load_legal_mask
 
 
 class QActing(NamedTuple):
-    """What epsilon-greedy acting draws with, and what it writes."""
+    """Noise and epsilon for acting, and the buffers of the results."""
 
-    noise: Any  # (T, 2, N), uniform in [0, 1)
-    epsilon: Any  # (N), or one for all lanes
-    epsilon_stride: Any  # 1, or 0 where it is one for all lanes
-    action: Any  # (T, 1, N)
-    value: Any  # (T + 1, N), max Q; where no kernel reads it, anything
+    noise: Any  # (T, 2, N) uniform in [0, 1)
+    epsilon: Any  # (N), or (1) for all lanes
+    epsilon_stride: Any  # 1, or 0 if epsilon is (1)
+    action: Any  # (T, 1, N) written
+    value: Any  # (T + 1, N) max Q, written; unused by DQN
 
 
 @triton.jit
 def all_legal(BLOCK_M: tl.constexpr, WIDTH: tl.constexpr):
-    """A mask in which every action is legal."""
+    """Legal-action mask (BLOCK_M, WIDTH) of ones."""
     return tl.full((BLOCK_M, WIDTH), 1, tl.uint8)
 
 
 @triton.jit
-def best(values, legal_mask, ACTIONS: tl.constexpr):
-    """The action of the largest value that is legal (rows), and the values with -1e9 where they are not, -infinity
-    behind the actions (rows, out_pad).
+def best(q, legal_mask, ACTIONS: tl.constexpr):
+    """Greedy legal action (rows), and masked Q-values (rows, out_pad).
+
+    Masked Q-values are `ILLEGAL` for illegal actions and -infinity in columns that are not actions.
     """
-    inside = (tl.arange(0, values.shape[1]) < ACTIONS)[None, :]
-    allowed = tl.where(inside, tl.where(legal_mask != 0, values, ILLEGAL), -float("inf"))
-    return tl.argmax(allowed, axis=1), allowed
+    is_action = (tl.arange(0, q.shape[1]) < ACTIONS)[None, :]
+    masked = tl.where(is_action, tl.where(legal_mask != 0, q, ILLEGAL), -float("inf"))
+    return tl.argmax(masked, axis=1), masked
 
 
 @triton.jit
-def explore(choice, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.constexpr, LEGAL: tl.constexpr):
-    """Store the actions of some lanes at step t: `choice`, or with probability epsilon any that is legal."""
-    place = 2 * t * lanes + lane
+def explore(greedy, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.constexpr, LEGAL: tl.constexpr):
+    """Store epsilon-greedy actions at step t: `greedy` (rows), or with probability epsilon a random legal action.
+
+    | parameter  | shape           | meaning                                 |
+    |------------|-----------------|-----------------------------------------|
+    | greedy     | (rows)          | greedy actions                          |
+    | legal_mask | (rows, out_pad) | read if LEGAL                           |
+    | acting     | struct          | `QActing`                               |
+    | lane       | (rows)          | lane of each row                        |
+    """
+    offset = 2 * t * lanes + lane
     epsilon = tl.load(acting.epsilon + lane * acting.epsilon_stride, mask=in_bounds, other=0.0)
-    first, second = (
-        tl.load(acting.noise + place, mask=in_bounds, other=1.0),
-        tl.load(acting.noise + place + lanes, mask=in_bounds, other=0.0),
+    u1, u2 = (
+        tl.load(acting.noise + offset, mask=in_bounds, other=1.0),
+        tl.load(acting.noise + offset + lanes, mask=in_bounds, other=0.0),
     )
     if LEGAL:
-        # The action before which as many are legal as the number drawn says.
-        inside = (tl.arange(0, legal_mask.shape[1]) < ACTIONS)[None, :]
-        seen = tl.cumsum(tl.where(inside & (legal_mask != 0), 1, 0), axis=1)
-        number = (second * tl.max(seen, axis=1).to(tl.float32)).to(tl.int32)
-        drawn = tl.sum(tl.where(inside & (seen <= number[:, None]), 1, 0), axis=1)
+        # Legal action number floor(u2 L) of the row's L legal actions.
+        is_action = (tl.arange(0, legal_mask.shape[1]) < ACTIONS)[None, :]
+        legal_count = tl.cumsum(tl.where(is_action & (legal_mask != 0), 1, 0), axis=1)
+        number = (u2 * tl.max(legal_count, axis=1).to(tl.float32)).to(tl.int32)
+        random = tl.sum(tl.where(is_action & (legal_count <= number[:, None]), 1, 0), axis=1)
     else:
-        drawn = (second * ACTIONS).to(tl.int32)
-    tl.store(acting.action + t * lanes + lane, tl.where(first < epsilon, drawn, choice.to(tl.int32)), mask=in_bounds)
+        random = (u2 * ACTIONS).to(tl.int32)
+    tl.store(acting.action + t * lanes + lane, tl.where(u1 < epsilon, random, greedy.to(tl.int32)), mask=in_bounds)
 
 
 @triton.jit
-def act_epsilon_greedily(out, lane, in_bounds, legal_mask, acting, parameters, tower, t, lanes, SPEC: tl.constexpr):
-    """From Q values (rows, out_pad) at step t: the action and max Q, each into its place. As
-    `operant.kernels.act.sample_and_store`.
+def act_epsilon_greedily(out, lane, in_bounds, legal_mask_ptr, acting, params_ptr, tower, t, lanes, SPEC: tl.constexpr):
+    """Store epsilon-greedy actions and max Q at step t from Q-values `out` (rows, out_pad).
+
+    Has the signature of `operant.kernels.act.sample_and_store`; `acting` is a `QActing`.
     """
-    legal = all_legal(out.shape[0], SPEC.out_pad)
+    legal_mask = all_legal(out.shape[0], SPEC.out_pad)
     if SPEC.legal:
-        legal = load_legal_mask(legal_mask, t * lanes + lane, t, in_bounds, lanes, SPEC)
-    choice, values = best(out, legal, SPEC.head_rows)
-    explore(choice, legal, acting, t, lane, in_bounds, lanes, SPEC.head_rows, SPEC.legal)
-    tl.store(acting.value + t * lanes + lane, tl.max(values, axis=1), mask=in_bounds)
+        legal_mask = load_legal_mask(legal_mask_ptr, t * lanes + lane, t, in_bounds, lanes, SPEC)
+    greedy, masked = best(out, legal_mask, SPEC.head_rows)
+    explore(greedy, legal_mask, acting, t, lane, in_bounds, lanes, SPEC.head_rows, SPEC.legal)
+    tl.store(acting.value + t * lanes + lane, tl.max(masked, axis=1), mask=in_bounds)
 
 
 @triton.jit
-def largest_value(out, legal_mask, sample, t, judged, lanes, SPEC: tl.constexpr):
-    """Max Q of each row, of legal actions where the environment has judged them. As
-    `operant.kernels.act.state_value`.
+def largest_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.constexpr):
+    """Max Q (rows) of Q-values `out` (rows, out_pad), over legal actions in the rows that have a mask.
+
+    Has the signature of `operant.kernels.act.state_value`.
     """
-    legal = all_legal(out.shape[0], SPEC.out_pad)
+    legal_mask = all_legal(out.shape[0], SPEC.out_pad)
     if SPEC.legal:
-        legal = load_legal_mask(legal_mask, sample, t, judged, lanes, SPEC)
-    return tl.max(best(out, legal, SPEC.head_rows)[1], axis=1)
+        legal_mask = load_legal_mask(legal_mask_ptr, sample, t, has_mask, lanes, SPEC)
+    return tl.max(best(out, legal_mask, SPEC.head_rows)[1], axis=1)

@@ -18,9 +18,9 @@ from toys import COUNT, GATE, PICK, PUSH, SEEN, ppo_on
 from operant.algos.ppo import PPO, fused
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
-from operant.kernels.muon import MOST_SIDE
+from operant.kernels.muon import MAX_SIDE
 from operant.kernels.spec import Spec, deep_padded, describe, padded, unsupported_reason
-from operant.kernels.tiles import PerLayer, Work, candidates, from_text
+from operant.kernels.tile_config import PerLayer, Workload, candidates, from_text
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian
 from operant.nn.policy import Policy
@@ -359,7 +359,7 @@ def test_unsupported_networks_are_reported_with_a_reason(tmp_path):
     assert unsupported_reason(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
     assert unsupported_reason(policy_of(wide(64, 4, seen="uint8", categories=16, judged=True)), 1000) is None
     assert "1025 wide, and" in unsupported_reason(policy_of(broad(1025, 2)), 1000)
-    assert "1040 wide (65 numbers of 16 categories)" in unsupported_reason(
+    assert "1040 wide (65 values of 16 categories)" in unsupported_reason(
         policy_of(wide(65, 4, seen="uint8", categories=16)), 1000
     )
     assert "1026 wide (3 numbers, some categorical)" in unsupported_reason(
@@ -387,7 +387,7 @@ def test_candidate_tile_configs_cover_the_problem(hidden, precision):
     """
     spec = describe(policy_of(broad(118, 3) if len(hidden) > 1 else find("cartpole"), hidden=hidden), precision)
     for minibatch in (1, 64, 8192, 131_072, 2**20):
-        groups = list(candidates(spec, Work(minibatch, 132)))
+        groups = list(candidates(spec, Workload(minibatch, 132)))
         assert all(groups) and all(len(set(group)) == len(group) for group in groups)
         for shape in itertools.chain(*groups):
             assert from_text(str(shape)) == shape
@@ -417,7 +417,7 @@ def test_every_game_has_a_tile_config(name, precision):
         spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128)
         and len(policy.net.first_weight[0]) == spec.columns
     )
-    for shape in itertools.chain(*candidates(spec, Work(65536, 132))):
+    for shape in itertools.chain(*candidates(spec, Workload(65536, 132))):
         assert isinstance(shape, PerLayer) and spec.columns_pad % shape.block_k == 0
 
 
@@ -533,8 +533,8 @@ def test_run_keeps_its_tile_config(caplog):
 def test_given_chunks_are_used():
     """Whatever is tried has so many, and a run's tile config with others is not taken."""
     choice = choice_of(find("cartpole"), "tf32", {})
-    choice.task = choice.task._replace(chunks=16)
-    assert all(config.chunks == 16 for group in candidates(choice.spec, Work(2048, 132, 2, 16)) for config in group)
+    choice.task = choice.task.replace(chunks=16)
+    assert all(config.chunks == 16 for group in candidates(choice.spec, Workload(2048, 132, 2, 16)) for config in group)
     assert choice.learner(None, None).config.chunks == 16
     given = from_text("resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1")
     assert choice.learner(given, None).config.chunks == 16
@@ -546,7 +546,7 @@ def test_given_chunks_are_used():
 )
 def test_default_chunks_follow_the_rule(samples, shared, chunks):
     """A minibatch has as many as were measured best, and each a tile at least."""
-    config = next(candidates(spec_of(find("cartpole"), "bf16", shared=shared), Work(samples, 132, shards=8)))[0]
+    config = next(candidates(spec_of(find("cartpole"), "bf16", shared=shared), Workload(samples, 132, shards=8)))[0]
     assert config.chunks == chunks
 
 
@@ -709,7 +709,7 @@ def test_muons_step_compiles(architecture, half):
     def launch(kernel, grid, *arguments, **options):
         taken.append(compile_for(architecture, kernel, arguments, options))
 
-    size, at = MOST_SIDE if half else 64, torch.zeros(64)
+    size, at = MAX_SIDE if half else 64, torch.zeros(64)
     Matrices([(0, (2, size, size)), (2 * size**2, (2, 256, 200))], CPU, half=half).step(
         launch, at, at, at, at, at, at, 0.5
     )
@@ -755,7 +755,7 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
         precisions, ({"hidden": (256, 256)}, {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"})
     ):
         env = broad(118, 3) if "shared" not in net else PUSH
-        groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))
+        groups = list(candidates(spec_of(env, precision, **net), Workload(131_072, 132)))
         last_alone = architecture == 100 and "shared" in net and precision != "fp32"
         for shape in groups[-1] if last_alone else itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
@@ -775,7 +775,7 @@ def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architect
     """
     env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
     for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):
-        groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))
+        groups = list(candidates(spec_of(env, precision, **net), Workload(131_072, 132)))
         last_alone = architecture == 100 and shared and name != "go"
         for shape in groups[-1] if last_alone else itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10

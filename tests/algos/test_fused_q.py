@@ -94,7 +94,7 @@ def test_fused_kernels_need_a_gpu():
 def pqn_launches(env, precision, net, shape):
     """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on."""
     from operant.kernels.dense.select import Selection, with_config
-    from operant.kernels.tiles import from_text
+    from operant.kernels.tile_config import from_text
 
     config = PQN.Config(horizon=32, minibatches=1, kernels="torch")
     pqn = PQN(DeviceWorld(env, 64, seed=1), config, mlp.Config(**net), seed=1, steps=100)
@@ -200,7 +200,7 @@ def test_board_kernels_are_rehearsed_before_a_run(monkeypatch):
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     gpu = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 1})
-    monkeypatch.setattr("operant.kernels.rehearsal.driver", SimpleNamespace(active=SimpleNamespace(utils=gpu)))
+    monkeypatch.setattr("operant.kernels.warmup.driver", SimpleNamespace(active=SimpleNamespace(utils=gpu)))
     tried, launched = set(), set()
     learner.launch = lambda kernel, grid, *arguments, **options: tried.add((kernel.__name__, repr(options)))
     assert learner.fits()

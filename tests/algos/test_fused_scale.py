@@ -19,7 +19,7 @@ from fused_rounded import both_gradients, expected
 from operant import envs
 from operant.algos.ppo import PPO
 from operant.algos.ppo.config import PPOConfig
-from operant.kernels.tiles import PerLayer, Work, candidates
+from operant.kernels.tile_config import PerLayer, Workload, candidates
 from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
 
@@ -147,7 +147,7 @@ def test_every_minibatch_gradient_equals_torch(game, size, precision):
     assert first.kernels == "fused"
     minibatch = size["lanes"] * size["horizon"] // MINIBATCHES
     learner = first.backend.learner
-    size_of_work = Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, learner.layout.shards)
+    size_of_work = Workload(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, learner.layout.shards)
     group = next(iter(candidates(learner.spec, size_of_work)))
     ours = dict.fromkeys([str(learner.config), *(str(shape) for shape in group[1:3])])
     wrong, worst = [], 0.0

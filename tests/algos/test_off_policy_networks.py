@@ -129,7 +129,7 @@ def test_priorities_are_a_part_of_a_resume():
 def test_a_network_that_cannot_read_observations_is_told_why():
     with pytest.raises(ConfigError, match="reads images and boards"):
         sac_on(PUSH, net=BOARD)
-    with pytest.raises(ConfigError, match=r'algo.kernels = "fused" cannot be: the network is a cnn or your own'):
+    with pytest.raises(ConfigError, match=r'algo.kernels = "fused" is not possible: the network is a cnn or your own'):
         sac_on(PICTURES, net=BOARD, kernels="fused")
 
 

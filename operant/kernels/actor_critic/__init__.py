@@ -51,8 +51,8 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
             log.info("kernels: fused, %s%s", engine.shape.precision, products)
             return engine
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
-    log.info("kernels: torch's, not fused ones: %s", reason)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {reason} (use "auto" or "torch")'])
+    log.info("kernels: torch instead of fused: %s", reason)
     return None
 
 

@@ -18,13 +18,13 @@ from operant.kernels.actor_critic.wide.spec import WideSpec
 from operant.kernels.ops.replay import BatchArguments, BatchBuffers, ReplayBuffers, ReplaySpec, RolloutBuffers
 from operant.kernels.ops.replay import sample as sample_kernel
 from operant.kernels.ops.replay import store as store_kernel
-from operant.kernels.rehearsal import Rehearsed
+from operant.kernels.warmup import Launcher
 
 SAMPLE_WARPS = 2
 """Warps of a program that samples or stores, measured on an H200."""
 
 
-class ActorCriticEngine(Rehearsed):
+class ActorCriticEngine(Launcher):
     """Fused kernels of one actor-critic algorithm, over its buffers. Implements `operant.algos.base.Engine`."""
 
     shape: NarrowSpec | WideSpec
@@ -150,7 +150,7 @@ class ActorCriticEngine(Rehearsed):
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
         updates = [partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)]
-        return self._has_room(self._device, self.prepare, lambda: self.act(0), lambda: self.store(0), *updates)
+        return self._fits_shared(self._device, self.prepare, lambda: self.act(0), lambda: self.store(0), *updates)
 
     def sample(self, ticks: int, number: int) -> None:
         """Sample the batch of update `number` of the iteration."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import LOG_2, LOG_2_PI, TWO_PI, softplus, tanh
+from operant.kernels.ops.activation import softplus, tanh
+from operant.kernels.ops.gaussian import LOG_2, LOG_2_PI, TWO_PI
 
 LOG_STD_MIN = tl.constexpr(-5.0)
 LOG_STD_MAX = tl.constexpr(2.0)

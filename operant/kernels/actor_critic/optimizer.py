@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.buffers import Scalars
-from operant.kernels.blocks import Places
+from operant.kernels.constants import NamedConstants
 from operant.kernels.ops.adam import adam, store_corrections
 
-SCALAR = Places(Scalars(*range(len(Scalars._fields))))
+SCALAR = NamedConstants(Scalars(*range(len(Scalars._fields))))
 """Index of each constant in `OptimizerState.scalars`, by name."""
 
 SATURATED = tl.constexpr(0.98)

@@ -1,9 +1,8 @@
-"""Networks of dense layers that learn from a rollout in a few Triton kernels in place of torch's many: acting,
-gradients, and steps of Adam.
+"""Dense engines: acting, gradients and optimizer steps of a network in a few Triton kernels.
 
-An algorithm hands over a `Task`: its buffers, its loss and its other Triton functions. `select` takes the fastest tile
-config; `learner`, `resident` and `per_layer` launch; the kernels are `operant.kernels`, generated from a spec when they
-are compiled. What imports Triton is imported only where it is used, so that a run without it does not wait for it.
+An algorithm passes a `Task`: its buffers, its loss and its other Triton functions. `select` chooses the tile config;
+`resident`, `per_layer` and `convolution` launch kernels of `operant.kernels`, which are compiled from a spec. Modules
+that import Triton are imported where they are used, so that runs without it start faster.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from operant.errors import ConfigError
 from operant.kernels import spec as kernel_spec
 from operant.kernels.dense.task import Task, Work
-from operant.kernels.tiles import TileConfig, from_text
+from operant.kernels.tile_config import TileConfig, from_text
 
 if TYPE_CHECKING:
     from operant.kernels.dense.learner import Learner
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Learner", "Seconds", "Task", "Work", "build", "config_text", "machine_reason"]
 
 FIRST = "first"
-"""The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
+"""Value of `algo.kernel_config` for the first candidate without measurement: reproducible across runs."""
 
 log = logging.getLogger("operant.kernels")
 
@@ -36,13 +35,12 @@ log = logging.getLogger("operant.kernels")
 def build(
     task: Task, *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None
 ) -> Learner | None:
-    """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto",
-    "torch" or "fused".
+    """Learner of a task, or None if torch runs it. `kernels`: "auto", "torch" or "fused".
 
-    `config` is the line of a tile config that a run has begun with and so keeps; or "first", which is the same at every
-    start; or "", the fastest as `measure` finds it (by default on a GPU, never on a CPU). One line of the log says
-    which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where "fused" cannot, and for a line that
-    is not a tile config, or any line where kernels for boards would run, which have none.
+    `config`: the text of a tile config saved with a run; "first" for the first candidate; "" for the fastest by
+    `measure` (by default on a GPU, never on a CPU). Logs the choice, or the reason why "auto" uses torch on a GPU.
+    Raises ConfigError if "fused" is not possible, if the text is no tile config, and for any text if the convolution
+    engine runs, which has no tile configs.
     """
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     on_gpu = policy.device.type == "cuda"
@@ -54,16 +52,13 @@ def build(
     )
     learner: Learner | None
     if reason is None and board:
-        from operant.kernels.dense.board import build as build_for_board
+        from operant.kernels.dense.convolution import build as build_for_board
 
         learner, reason = build_for_board(task, precision if on_gpu else "fp32")
         if learner is not None and config not in ("", FIRST):
             raise ConfigError(
                 "the trainer",
-                [
-                    f'algo.kernel_config = "{config}": fused kernels for boards have no tile config to choose; '
-                    "leave it out"
-                ],
+                [f'algo.kernel_config = "{config}": fused kernels for boards have no tile config; remove the key'],
             )
         if learner is not None:
             return learner
@@ -79,26 +74,27 @@ def build(
             return learner
         reason = selection.problem
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
-    log.info("kernels: torch's, not fused ones: %s", reason)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {reason} (use "auto" or "torch")'])
+    log.info("kernels: torch instead of fused: %s", reason)
     return None
 
 
 def _given(line: str, ranks: int) -> TileConfig | None:
+    """Parse a saved tile config; its chunks are those of all ranks."""
     try:
-        found = from_text(line) if line else None
+        config = from_text(line) if line else None
     except ValueError as error:
         raise ConfigError("the trainer", [f"algo.kernel_config: {error}"]) from None
-    return found and replace(found, chunks=found.chunks // ranks)
+    return config and replace(config, chunks=config.chunks // ranks)
 
 
 def config_text(learner: Learner) -> str:
-    """The line of a learner's tile config as a run keeps it: with the chunks of all ranks."""
+    """Text of a learner's tile config as saved with a run: with the chunks of all ranks."""
     return str(replace(learner.config, chunks=learner.config.chunks * learner.task.exchange.ranks))
 
 
 def machine_reason(device: torch.device, precision: str) -> str | None:
-    """The sentence that says why there are no fused kernels on this machine, or None where there are."""
+    """The reason why this machine cannot run fused kernels, a sentence, or None."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda":

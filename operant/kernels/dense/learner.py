@@ -1,67 +1,59 @@
-"""Acting on a rollout and learning from it as launches of fused kernels, over the buffers that an algorithm owns. Knows
-what is launched when, not how a network runs, and of the algorithm only what `task.Work` says.
+"""Base of the dense engines: acting and learning as kernel launches over an algorithm's buffers.
 
-Nothing here reads back, or allocates but by torch, once it is made, so that a CUDA graph can hold it. Kernels compile
-at their first launch, which must be before a capture.
+Once constructed, a learner neither synchronizes nor allocates except through torch, so that CUDA graphs can capture it.
+Kernels compile at their first launch, which must precede a capture.
 """
 
 from __future__ import annotations
+
+from typing import Generic
 
 import torch
 
 from operant.compute.exchange import Link
 from operant.kernels import Spec, TileConfig, padded
+from operant.kernels.arguments import Bootstrap, Inputs, Minibatch, Moments
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.dense.task import Task
-from operant.kernels.features import Features
+from operant.kernels.dense.task import B, Task
+from operant.kernels.feature_table import FeatureTable
 from operant.kernels.muon import Matrices
 from operant.kernels.ops.adam import adam_step
 from operant.kernels.ops.reduce import REDUCE_COLUMNS, exchange_partials, reduce_partials, sum_shards
-from operant.kernels.rehearsal import Rehearsed
-from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
+from operant.kernels.warmup import Launcher
 from operant.nn import Muon
 
 __all__ = ["Learner", "Spec", "Task"]
 
 LARGE = 2**18
-"""Parameters above which what goes over all of them takes larger tiles."""
+"""Number of parameters above which elementwise kernels use larger tiles."""
 
 
-class Learner(Rehearsed):
-    """One policy's fused kernels in a tile config. Acting and the gradient are left to `resident.ResidentLearner` and
-    `per_layer.PerLayerLearner`.
-    """
+class Learner(Launcher, Generic[B]):
+    """Fused kernels of one policy in one tile config. Subclasses implement `act`, `bootstrap` and `backward`."""
 
     config: TileConfig
-    acts_on_some = False
-    """Whether `act` takes some of the lanes, also while it acts on others in another stream."""
+    acts_on_slices = False
+    """Whether `act` accepts a slice of the lanes, also concurrently with another slice in another stream."""
 
-    def __init__(self, spec: Spec, task: Task, config: TileConfig) -> None:
+    def __init__(self, spec: Spec, task: Task[B], config: TileConfig) -> None:
         policy, buffers = task.policy, task.buffers
-        self.spec, self.task, self.config, self.policy, self.buffers, self.coefficients = (
-            spec,
-            task,
-            config,
-            policy,
-            buffers,
-            task.coefficients,
-        )
+        self.spec, self.task, self.config = spec, task, config
+        self.policy, self.buffers, self.coefficients = policy, buffers, task.coefficients
         self.layout = task.layout._replace(chunks=config.chunks)
         self._steps, self._lanes = buffers.rollout.reward.shape
         self._stride = self._steps * self._lanes
         self.adam = task.optimizer.tensors()
         self._values, self._gradient = policy.flat.values.data, policy.flat.gradient
         device, size = policy.device, self._values.numel()
-        # Rows of partial sums, one a chunk.
+        # Rows of partial sums, one per chunk: gradient and loss terms.
         self._width = size + TERM_COLUMNS.value
         self._partial = torch.zeros(config.chunks, self._width, device=device)
         self._squares = torch.zeros(size // REDUCE_COLUMNS.value, device=device)
         self.totals, self.corrections = torch.zeros(8, device=device), torch.zeros(2, device=device)
-        # What the kernels read of the policy beside its parameters.
-        self._features = Features(policy, self.totals)
-        # or bytes that nothing reads
+        self._features = FeatureTable(policy, self.totals)
+        # Without legal actions any bytes serve as the mask, which kernels then do not read.
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated
-        # Where several ranks share the samples: this one's sums, and what the kernels of all exchange them through.
+        # With several ranks: this rank's sums, and the peer memory through which kernels exchange them.
         self._link: Link | None = None
         self._sums = torch.zeros(1, self._width, device=device)
         half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -70,27 +62,21 @@ class Learner(Rehearsed):
         )
         self.work = task.work(self)
 
-    def spare(self) -> Learner:
-        """The same learner, which from now on works on copies of the optimizer's state and the policy's gradient: to
-        measure with.
-        """
+    def spare(self) -> Learner[B]:
+        """Switch this learner to copies of the optimizer's state and the gradient, for measurements; returns self."""
         self.adam = {name: value.clone() for name, value in self.adam.items()}
         self._gradient = self._gradient.clone()
         return self
 
     def connect(self) -> None:
-        """Exchange sums inside the reduction, where the ranks' memory allows it. All ranks call it together, each for
-        its learner.
-        """
+        """Exchange sums inside the reduction kernel, if the ranks' memory allows it. A collective call of all ranks."""
         self._link = self.task.exchange.link(self._width, self._width // REDUCE_COLUMNS.value)
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and
-        launches nothing.
-        """
-        return self._has_room(self.policy.device, lambda: self.act(0), lambda: self.backward(0))
+        """Whether the GPU has enough shared memory for the network's kernels. Compiles them without a launch."""
+        return self._fits_shared(self.policy.device, lambda: self.act(0), lambda: self.backward(0))
 
-    # WHAT KERNELS TAKE
+    # KERNEL ARGUMENTS
 
     def _inputs(self) -> Inputs:
         return Inputs(self.buffers.rollout.observation, self._normalizer, self._legal_mask)
@@ -107,7 +93,7 @@ class Learner(Rehearsed):
         )
 
     def _minibatch(self, k: int) -> Minibatch:
-        """Minibatch k of all epochs', in its chunks."""
+        """Minibatch k, counted over all epochs."""
         layout = self.layout
         first = k * layout.shards * layout.shard_blocks
         return Minibatch(
@@ -122,7 +108,7 @@ class Learner(Rehearsed):
     # COLLECT
 
     def prepare(self) -> None:
-        """Take the normalizer as it is for a rollout and its update."""
+        """Copy the normalizer's statistics for a rollout and its update."""
         self._features.refresh()
 
     @property
@@ -130,27 +116,21 @@ class Learner(Rehearsed):
         return self._features.table
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, and what else the algorithm's `sample` writes, of step t: of all lanes, or where it `acts_on_some`
-        of these.
-        """
+        """Act at step t by the algorithm's `sample`: on all lanes, or on a slice if `acts_on_slices`."""
         raise NotImplementedError
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and with `finals` of the true final observations of truncated
-        episodes.
-        """
+        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
         raise NotImplementedError
 
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """The gradient of minibatch k's loss as rows of partial sums (chunks, width), each with the loss's terms behind
-        it.
-        """
+        """Compute minibatch k's partial sums (chunks, width): gradient, then loss terms."""
         raise NotImplementedError
 
     def update(self, minibatches: int) -> None:
-        """So many minibatches of the rollout in the buffers' order, epoch after epoch, and the update's numbers."""
+        """Step once per minibatch of the rollout, in the buffers' order over all epochs."""
         self.begin()
         for k in range(minibatches):
             self.backward(k)
@@ -159,13 +139,11 @@ class Learner(Rehearsed):
         self.work.finish(minibatches)
 
     def begin(self) -> None:
-        """What an update needs to know of the whole rollout, and its learning rate."""
+        """Compute the rollout's statistics and the learning rate."""
         self.work.begin()
 
     def reduce(self) -> None:
-        """The gradient from its rows of partial sums, and the update's numbers; of several ranks the place where they
-        exchange their sums.
-        """
+        """Reduce partial sums to the gradient and record the loss terms; several ranks exchange their sums here."""
         shards, exchange, grid = self.layout.shards, self.task.exchange, (self._width // REDUCE_COLUMNS.value,)
         partial, rows, ranks = self._partial, self.layout.chunks // shards, exchange.ranks
         if ranks > 1 and self._link is None:
@@ -179,12 +157,10 @@ class Learner(Rehearsed):
             self.launch(exchange_partials, grid, *arguments, self._link, RANKS=ranks, **options)
 
     def step(self) -> None:
-        """One step of Adam down the gradient, shortened where it is too long; of matrices, where Muon is asked for, one
-        of Muon.
-        """
+        """Step Adam, and Muon for matrices if it is configured, with the gradient clipped to its maximum norm."""
         buffers, coefficients, values, size = self.buffers, self.coefficients, self._values, self._values.numel()
-        if self._matrices is not None:  # Adam then finds no gradient of theirs
-            momentum, most_norm = self.adam["momentum"], coefficients.max_gradient_norm
+        if self._matrices is not None:  # leaves a zero gradient of the matrices to Adam
+            momentum, max_norm = self.adam["momentum"], coefficients.max_gradient_norm
             self._matrices.step(
                 self.launch,
                 values,
@@ -193,10 +169,10 @@ class Learner(Rehearsed):
                 self._squares,
                 buffers.skip,
                 buffers.learning_rate,
-                most_norm,
+                max_norm,
             )
         moments = Moments(self.adam["exp_avg"], self.adam["exp_avg_sq"], self.corrections)
-        # Every program adds the squares up for itself: of a large network few programs do, by many threads.
+        # Every program sums all squares: large networks have fewer programs with more threads.
         tile, warps = (256, 4) if size <= LARGE else (1024, 16)
         self.launch(
             adam_step,
@@ -218,5 +194,5 @@ class Learner(Rehearsed):
         )
 
     def over_parameters(self) -> dict[str, int]:
-        """Options of a kernel of one program that goes over all parameters."""
+        """Launch options of a one-program kernel over all parameters."""
         return {"TILE": 1024} if self._values.numel() <= LARGE else {"TILE": 8192, "num_warps": 16}

@@ -1,6 +1,4 @@
-"""The fused kernels of wide networks: a launch a layer, over microbatches of samples whose activations lie in buffers.
-Knows no other kind.
-"""
+"""Per-layer engine, for networks too wide for one program: one launch per layer and microbatch of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from operant.kernels.arguments import Head, Layer
 from operant.kernels.dense.learner import Learner, Spec, Task
+from operant.kernels.dense.task import B
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import (
     act_head,
@@ -22,100 +22,99 @@ from operant.kernels.layers import (
     value_head,
     weight_gradient,
 )
-from operant.kernels.operands import gather, gather_chunks, pack
-from operant.kernels.structs import Head, Layer
-from operant.kernels.tiles import PerLayer, multiple, power_of_two
+from operant.kernels.packing import gather, gather_chunks, pack
+from operant.kernels.tile_config import PerLayer, multiple, power_of_two
 
 GATHER_BLOCK_M, GATHER_BYTES_BLOCK_M, GATHER_BLOCK_N = 32, 128, 128
-"""Samples, or where they are bytes more of them, and numbers of each that a program gathers."""
+"""Tile of the gather kernels: samples (float32 or bytes), and columns."""
 
-NORM_NUMBERS = 8192
-"""Units of a tile of layer normalization, at most."""
+NORM_ELEMENTS = 8192
+"""Largest tile of layer normalization, samples x units."""
 
-HEAD_NUMBERS = 4096
-"""Outputs of a tile of the head, at most: half a dozen numbers for each of them are in registers at once."""
+HEAD_ELEMENTS = 4096
+"""Largest tile of the head, samples x outputs; each element takes about six registers."""
 
 
-class PerLayerLearner(Learner):
-    """Microbatches of samples through all layers and back."""
+class PerLayerLearner(Learner[B]):
+    """Forward and backward pass of microbatches, whose activations lie in buffers (towers, capacity, padded width)."""
 
     config: PerLayer
-    acts_on_some = True
+    acts_on_slices = True
 
     def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
         super().__init__(spec, task, config)
         device = self.policy.device
-        # A slot has the rows of a chunk, rounded up to whole tiles; a microbatch has a power of two of slots. It is
-        # counted in samples, not in rows of slots: a minibatch that fits goes at once.
+        # A slot is a chunk's rows, rounded up to whole tiles; a microbatch has a power of two of slots. The config
+        # counts samples instead of rows of slots, so that a minibatch of that size is one microbatch.
         chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))
         self._slots = min(config.chunks, power_of_two(config.microbatch * config.chunks / self.layout.samples))
         capacity = self._slots * self._slot
-        kind = self._make_room(capacity)
-        # In what each layer computes before its activation; the last are the outputs'.
+        dtype = self._allocate(capacity)
+        # Gradients in each layer's pre-activations; the last in the outputs.
         self._gradients = [
-            torch.empty(spec.towers, capacity, width, dtype=kind, device=device) for width in spec.widths
+            torch.empty(spec.towers, capacity, width, dtype=dtype, device=device) for width in spec.widths
         ]
-        self._others: dict[
-            int, PerLayerLearner
-        ] = {}  # by their first lane, with room of their own for some of the lanes
-        self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
-        self._norm_block_m = min(self._head_block_m, NORM_NUMBERS // max(spec.hidden_pad))
+        # Learners with separate buffers for slices of the lanes, by first lane.
+        self._slices: dict[int, PerLayerLearner[B]] = {}
+        self._head_block_m = min(config.block_m, HEAD_ELEMENTS // spec.out_pad)
+        self._norm_block_m = min(self._head_block_m, NORM_ELEMENTS // max(spec.hidden_pad))
         self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)
         self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
         self._first = torch.empty(
-            spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device
+            spec.towers, spec.widths[0], spec.inputs[0], dtype=dtype if spec.bytes else torch.float32, device=device
         )
-        self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
+        self._packed = torch.empty(spec.packed[-1], dtype=dtype, device=device)
         self._last = len(spec.hidden)
 
-    def _make_room(self, capacity: int) -> torch.dtype:
-        """Room for so many samples' numbers and activations; the type of the latter."""
+    def _allocate(self, capacity: int) -> torch.dtype:
+        """Allocate the inputs and activations of `capacity` samples; returns the activations' dtype."""
         spec, device, self._capacity = self.spec, self.policy.device, capacity
-        kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
         def rows(width: int) -> Tensor:
-            return torch.empty(spec.towers, capacity, width, dtype=kind, device=device)
+            return torch.empty(spec.towers, capacity, width, dtype=dtype, device=device)
 
         self._x = torch.empty(
             capacity, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device
         )
-        self._rounded = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
+        self._rounded = self._x if spec.bytes else self._x.to(dtype)  # a copy in bf16 alone
         self._hidden = [rows(width) for width in spec.hidden_pad]
         self._saved = (
             self._hidden
             if spec.activation in ("tanh", "relu") and not spec.layer_norm
             else [rows(width) for width in spec.hidden_pad]
         )
-        return kind
+        return dtype
 
-    # HOW PRODUCTS ARE TILED
+    # TILING
 
-    def _tiling(self, wide: int, deep: int) -> dict[str, int]:
-        """Of a product whose result has so many columns and whose sums so many terms."""
+    def _tiling(self, columns: int, depth: int) -> dict[str, int]:
+        """Launch options of a product with `columns` result columns and inner dimension `depth`."""
         config = self.config
         return {
-            "BLOCK_N": min(config.block_n, wide),
-            "BLOCK_K": math.gcd(config.block_k, deep),
+            "BLOCK_N": min(config.block_n, columns),
+            "BLOCK_K": math.gcd(config.block_k, depth),
             "num_warps": config.warps,
             "num_stages": config.stages,
         }
 
     def _first_tiling(self, tiling: dict[str, int]) -> dict[str, int]:
-        """Of a product that turns bytes into numbers on its way: with fewer stages.
+        """Launch options of the first layer's product, with at most two stages if it converts bytes.
 
-        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer
-        are), some rows were garbage on an H200 (Triton 3.6), as if registers were overwritten before they had been
-        multiplied. With two, every minibatch agrees with torch (tests/algos/test_fused_scale.py).
+        With three stages, tiles of 128 x 128 x 64 in bf16, and one-hot encoding inside the product (now done before),
+        some rows were garbage on an H200 (Triton 3.6), as if registers were overwritten before their product. With two
+        stages every minibatch agrees with torch (tests/algos/test_fused_scale.py).
         """
         return {**tiling, "num_stages": min(2, tiling["num_stages"])} if self.spec.bytes else tiling
 
-    def _head_tiling(self, wide: int) -> dict[str, int]:
-        """Of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several
-        share a multiprocessor.
+    def _head_tiling(self, columns: int) -> dict[str, int]:
+        """Launch options of the head's kernels; `columns`: of the backward product.
+
+        With many outputs tiles are smaller, so that several programs share a multiprocessor.
         """
         config, block_m = self.config, self._head_block_m
-        tiling = self._tiling(min(wide, 2 * HEAD_NUMBERS // self.spec.out_pad), self.spec.inputs[-1])
+        tiling = self._tiling(min(columns, 2 * HEAD_ELEMENTS // self.spec.out_pad), self.spec.inputs[-1])
         small = (
             {}
             if block_m == config.block_m
@@ -135,7 +134,7 @@ class PerLayerLearner(Learner):
     # FORWARD
 
     def prepare(self) -> None:
-        """Take normalizer and weights as they are for a rollout."""
+        """Copy the normalizer's statistics and pack the weights, for a rollout."""
         super().prepare()
         self._pack()
 
@@ -152,12 +151,12 @@ class PerLayerLearner(Learner):
         )
 
     def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of each microbatch of samples that lie one after the other."""
+        """(first, count) of each microbatch of consecutive samples."""
         for first in range(0, samples, self._capacity):
             yield first, min(self._capacity, samples - first)
 
     def _gather(self, observation: Tensor, first: int, count: int, *, truncated_only: bool = False) -> None:
-        """`count` samples of the rollout from block `first` on."""
+        """Gather `count` samples of the rollout from block `first` on."""
         tiling, spec, config = self._gather_tiling(), self.spec, self.config
         self.launch(
             gather,
@@ -184,8 +183,9 @@ class PerLayerLearner(Learner):
         critic: bool = False,
         begin: int = 0,
     ) -> None:
-        """Hidden layers, from layer `begin` on, of what has been gathered: `count` samples from sample `first` of the
-        rollout on.
+        """Forward pass of the gathered samples through the hidden layers from layer `begin` on.
+
+        The rows are `count` samples of the rollout from sample `first` on. `critic`: the critic's tower alone.
         """
         spec, config = self.spec, self.config
         tiles, first_tower = -(-count // config.block_m), 1 if critic and not spec.shared else 0
@@ -195,7 +195,7 @@ class PerLayerLearner(Learner):
             )
             tiling = self._tiling(spec.widths[k], spec.inputs[k])
             tiling = self._first_tiling(tiling) if k == 0 else tiling
-            if k == 0 and spec.precision == "bf16" and not spec.bytes:  # whose operands are float32
+            if k == 0 and spec.precision == "bf16" and not spec.bytes:  # operands are float32
                 tiling["BLOCK_K"] = max(16, tiling["BLOCK_K"] // 2)
             self.launch(
                 forward_layer,
@@ -237,24 +237,25 @@ class PerLayerLearner(Learner):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        """Act at step t on all lanes or a slice: actions, log-probabilities and values."""
         if lanes is None:
             for first, count in self._microbatches(self._lanes):
                 self._act(t, first, count)
             return
-        # Others may be acted on meanwhile, so these have room of their own.
-        if lanes.start not in self._others:
-            other = copy.copy(self)
-            other._make_room(
+        # Another slice may run concurrently, so each has separate buffers.
+        if lanes.start not in self._slices:
+            part = copy.copy(self)
+            part._allocate(
                 multiple(lanes.stop - lanes.start + 2 * self.layout.block + self.config.block_m, self.config.block_m)
             )
-            self._others[lanes.start] = other
-        self._others[lanes.start]._act(t, lanes.start, lanes.stop - lanes.start)
+            self._slices[lanes.start] = part
+        self._slices[lanes.start]._act(t, lanes.start, lanes.stop - lanes.start)
 
     def _act(self, t: int, first: int, count: int) -> None:
+        """Act at step t on `count` lanes from lane `first` on."""
         tiling, block = self._head_tiling(0), self.layout.block
         del tiling["BLOCK_N"]
-        # Whole blocks of lanes go through the layers.
+        # The layers process whole blocks of lanes.
         before = first % block
         rows = multiple(before + count, block)
         self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // block, rows)
@@ -278,9 +279,7 @@ class PerLayerLearner(Learner):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and with `finals` of the true final observations of truncated
-        episodes.
-        """
+        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
         rollout = self.buffers.rollout
         for first, count in self._microbatches(self._lanes):
             self._value(rollout.observation, self.work.values(), self._stride + first, count, truncated_only=False)
@@ -288,7 +287,7 @@ class PerLayerLearner(Learner):
             self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
     def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, truncated_only: bool) -> None:
-        """V of samples first, ..., first + count - 1, with `truncated_only` only where tiles hold a truncated lane."""
+        """Compute values of samples first ... first + count - 1; with `truncated_only` only of truncated lanes."""
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
@@ -315,7 +314,7 @@ class PerLayerLearner(Learner):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """The gradient of minibatch k's loss as rows of partial sums."""
+        """Compute minibatch k's partial sums, one microbatch of chunks at a time."""
         self._pack()
         tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
@@ -337,14 +336,11 @@ class PerLayerLearner(Learner):
             self._gradient_layers()
             self._sum(first_chunk)
 
-    def _gradient_head(self, k: int, first_chunk: int, spec: Spec, by_hidden: Tensor) -> None:
-        """The gradient of minibatch k's loss in the outputs of a microbatch's rows, and in what the head
-        reads of them.
-        """
+    def _gradient_head(self, k: int, first_chunk: int, spec: Spec, grad_in: Tensor) -> None:
+        """Compute the gradient of minibatch k's loss in a microbatch's outputs, and in the head's inputs, `grad_in`."""
         last = self._last
-        # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over
-        # samples rely on.
-        head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], by_hidden, self._tile_sums)
+        # All rows of a slot: those after the chunk's last sample get zero gradients, which the sums rely on.
+        head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], grad_in, self._tile_sums)
         self.launch(
             backward_head,
             (self._capacity // self._head_block_m, spec.towers),
@@ -365,7 +361,7 @@ class PerLayerLearner(Learner):
         )
 
     def _gradient_layers(self) -> None:
-        """From the gradient in the last hidden layer to those in the others."""
+        """Backward pass from the last hidden layer to the first."""
         spec, config, last = self.spec, self.config, self._last
         self._normalize_backward(last - 1)
         for layer in range(last - 1, 0, -1):
@@ -388,7 +384,7 @@ class PerLayerLearner(Learner):
             self._normalize_backward(layer - 1)
 
     def _normalize_backward(self, k: int) -> None:
-        """Back through hidden layer k's activation and layer normalization, where there is one."""
+        """Backward pass of hidden layer k's activation and layer normalization, if it is normalized."""
         if self.spec.layer_norm:
             self.launch(
                 normalize_layer_backward,
@@ -406,18 +402,18 @@ class PerLayerLearner(Learner):
             )
 
     def _sum(self, first_chunk: int) -> None:
-        """A microbatch's gradients and loss terms, summed over the samples of each chunk into its row."""
+        """Sum a microbatch's gradients and loss terms over each chunk's samples into the chunk's partial sums."""
         spec, config = self.spec, self.config
         for k in range(self._last + 1):
             outputs = min(config.block_n, spec.widths[k])
             tiling = self._tiling(spec.inputs[k], min(config.block_m, config.block_k))
             tiling = self._first_tiling(tiling) if k == 0 else tiling
-            read = self._rounded if k == 0 else self._hidden[-1 if k == self._last else k - 1]
+            inputs = self._rounded if k == 0 else self._hidden[-1 if k == self._last else k - 1]
             self.launch(
                 weight_gradient,
                 (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
                 self._gradients[k],
-                read,
+                inputs,
                 self._normalizer,
                 self._partial,
                 first_chunk,

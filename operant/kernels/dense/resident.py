@@ -1,24 +1,23 @@
-"""The fused kernels of networks whose tower one program holds: one launch acts, one more is a minibatch's gradient.
-Knows no other kind.
-"""
+"""Resident engine: one program holds a tower's weights, so that one launch acts and one computes a gradient."""
 
 from __future__ import annotations
 
 from operant.kernels.act import act, bootstrap_values
 from operant.kernels.backward import backward
 from operant.kernels.dense.learner import Learner
-from operant.kernels.tiles import Resident
+from operant.kernels.dense.task import B
+from operant.kernels.tile_config import Resident
 
 
-class ResidentLearner(Learner):
-    """A program a tile of lanes and a tower, and in an update a program a chunk and a tower."""
+class ResidentLearner(Learner[B]):
+    """One program per tile of lanes and tower when acting, per chunk and tower in an update."""
 
     config: Resident
 
-    acts_on_some = True
+    acts_on_slices = True
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        """Act at step t on all lanes or a slice: actions, log-probabilities and values."""
         config, (first, last) = self.config, (0, self._lanes) if lanes is None else (lanes.start, lanes.stop)
         self.launch(
             act,
@@ -38,9 +37,7 @@ class ResidentLearner(Learner):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and with `finals` of the true final observations of truncated
-        episodes.
-        """
+        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
         config = self.config
         first = 0 if finals else self._steps
         self.launch(
@@ -60,7 +57,7 @@ class ResidentLearner(Learner):
         )
 
     def backward(self, k: int) -> None:
-        """The gradient of minibatch k's loss as rows of partial sums."""
+        """Compute minibatch k's partial sums."""
         config = self.config
         self.launch(
             backward,
@@ -77,8 +74,7 @@ class ResidentLearner(Learner):
             BLOCK_M=config.block_m,
             BLOCK=self.layout.block,
             num_warps=config.warps,
-            # No software pipeline: the next tile's loads are ahead of it by hand, and Triton 3.6 fails on this loop
-            # with one.
+            # No software pipelining: the kernel prefetches explicitly, and Triton 3.6 fails to pipeline this loop.
             num_stages=0,
             maxnreg=config.max_registers or None,
         )

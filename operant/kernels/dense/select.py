@@ -1,7 +1,6 @@
-"""Selects the tile config of a policy's fused kernels: the one a run began with, the one remembered, or the fastest of
-those that this GPU has memory for.
+"""Selection of a tile config: the run's saved one, the one cached for this GPU, or the fastest that fits the GPU.
 
-Knows no kernel and no clock: `operant.kernels.tiles` says what to try, `tuning` measures and remembers.
+`operant.kernels.tile_config` lists candidates, `tuning` measures and caches them.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ import torch
 from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.dense.per_layer import PerLayerLearner
 from operant.kernels.dense.resident import ResidentLearner
-from operant.kernels.dense.tuning import Memory, Seconds, copies, fastest, seconds
-from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
+from operant.kernels.dense.tuning import Seconds, TuningCache, copies, fastest, seconds
+from operant.kernels.tile_config import Resident, TileConfig, Workload, candidates, suits
 
 FEW_MULTIPROCESSORS = 2
-"""What a CPU, whose kernels are interpreted, counts as having."""
+"""Number of multiprocessors assumed on a CPU, where kernels are interpreted."""
 
 log = logging.getLogger("operant.kernels")
 
 
 def make(spec: Spec, task: Task, config: TileConfig) -> Learner:
-    """A learner that runs in a tile config."""
+    """Learner of the engine that a tile config belongs to."""
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
 def with_config(learner: Learner, config: TileConfig, *, spec: Spec | None = None, buffers: Any = None) -> Learner:
-    """The same work in another tile config; by default by the same spec over the same buffers."""
-    return make(spec or learner.spec, learner.task._replace(buffers=buffers or learner.buffers), config)
+    """Learner of the same task in another tile config; by default with the same spec and buffers."""
+    return make(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
 class Selection:
-    """What is to run fused; `problem` says after a search without a result why."""
+    """Search for a tile config. After an unsuccessful one, `problem` is the reason, a sentence."""
 
     spec: Spec
     task: Task
@@ -52,31 +51,32 @@ class Selection:
         )
 
     def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner | None:
-        """The kernels in the tile config `given` where that can be, else in the fastest; None where none fits. Only a
-        GPU is timed, unless with `measure`.
+        """Learner in the tile config `given` if possible, otherwise in the fastest; None if none fits.
+
+        Only a GPU is timed, unless `measure` is given.
         """
         if given is not None:
             if self._suits(given) and (learner := self._fitting(given)) is not None:
                 return self._selected(learner, "as this run began")
             log.warning(
-                "kernels: %s does not suit this network or this GPU: another tile config is taken, and bits "
-                "change with it",
+                "kernels: %s does not suit this network or this GPU; another tile config is used, and results "
+                "differ in bits",
                 given,
             )
         measure = measure or (seconds if self._on_gpu else None)
         if measure is None:
             return self.first()
-        memory = Memory(self._gpu, self.spec, self.task)
-        recalled = memory.recall()
+        cache = TuningCache(self._gpu, self.spec, self.task)
+        recalled = cache.recall()
         if recalled is not None and self._suits(recalled) and (learner := self._fitting(recalled)) is not None:
             return self._selected(learner, "the fastest as measured at an earlier start")
         try:
-            return self._fastest(measure, memory)
-        except torch.OutOfMemoryError:  # of the copies that are measured with
+            return self._fastest(measure, cache)
+        except torch.OutOfMemoryError:  # of the buffers' copies
             return self.first()
 
     def first(self) -> Learner | None:
-        """The kernels in the first tile config that fits."""
+        """Learner in the first tile config that fits; None if none does."""
         for config in (config for group in self._candidates() for config in group):
             if (learner := self._fitting(config)) is not None:
                 return self._selected(learner, "the first that fits")
@@ -93,18 +93,18 @@ class Selection:
         return list(
             candidates(
                 self.spec,
-                Work(self.task.layout.samples, self._multiprocessors, self.task.layout.shards, self.task.chunks),
+                Workload(self.task.layout.samples, self._multiprocessors, self.task.layout.shards, self.task.chunks),
             )
         )
 
-    def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
-        """The fastest of the first group that has any."""
-        spare = self.task.alone()._replace(buffers=copies(self.task))  # the other ranks do not measure
+    def _fastest(self, measure: Seconds, cache: TuningCache) -> Learner | None:
+        """Learner in the fastest tile config of the first group of which any fits."""
+        spare = self.task.alone().replace(buffers=copies(self.task))  # the other ranks do not measure
         for group in self._candidates():
             fitting = (learner.spare() for config in group if (learner := self._fitting(config, spare)) is not None)
             config, costs = fastest(fitting, measure)
             if config is not None:
-                memory.keep(config)
+                cache.save(config)
                 measured = ", ".join(f"{cost * 1e3:.2f}" for cost in costs.values())
                 return self._selected(
                     make(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}"
@@ -112,7 +112,7 @@ class Selection:
         return None
 
     def _fitting(self, config: TileConfig, spare: Task | None = None) -> Learner | None:
-        """A learner in this tile config, if asked on spare buffers, or None where the GPU cannot run it."""
+        """Learner in this tile config, or None if the GPU cannot run it. `spare`: task to use instead."""
         learner = make(self.spec, spare or self.task, config)
         reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
         self.problem = reason or self.problem

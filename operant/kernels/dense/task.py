@@ -1,68 +1,179 @@
-"""What an algorithm hands over to run fused: its buffers, and its part of the work. Knows no Triton."""
+"""Interface between an algorithm and the dense engines: buffers, loss and Triton functions. Imports no Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from operant.kernels.loss import Loss
 from operant.nn import SOLO, Adam, Exchange, Policy
 
+if TYPE_CHECKING:
+    from operant.kernels.dense.learner import Learner
+
+
+class Rollout(Protocol):
+    """T steps of N lanes, field-major: `operant.worlds.Slot`."""
+
+    @property
+    def observation(self) -> Tensor:
+        """Observations (T + 1, O, N)."""
+
+    @property
+    def final_observation(self) -> Tensor:
+        """True final observations (T, O, N) of truncated lanes."""
+
+    @property
+    def action(self) -> Tensor:
+        """Actions (T, A, N)."""
+
+    @property
+    def reward(self) -> Tensor:
+        """Rewards (T, N)."""
+
+    @property
+    def truncated(self) -> Tensor:
+        """Truncation flags (T, N) uint8."""
+
+    @property
+    def legal(self) -> Any:
+        """Legal-action masks (T + 1, H, N) uint8, or None."""
+
+    def _replace(self, **fields: Any) -> Any: ...
+
+
+class Buffers(Protocol):
+    """An algorithm's buffers, as far as the engines read them."""
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout."""
+
+    @property
+    def final_value(self) -> Tensor:
+        """Values (T, N) of true final observations."""
+
+    @property
+    def order(self) -> Tensor:
+        """Block indices (E, M) of each epoch."""
+
+    @property
+    def skip(self) -> Tensor:
+        """Flag (1): above 0 the optimizer does not step."""
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """Learning rate (1)."""
+
+    def _replace(self, **fields: Any) -> Any: ...
+
+
+class Coefficients(Protocol):
+    """An algorithm's coefficients, as far as the engines read them."""
+
+    @property
+    def max_gradient_norm(self) -> float:
+        """Norm to which gradients are clipped."""
+
+    @property
+    def adam_epsilon(self) -> float:
+        """Adam's epsilon."""
+
+
+class Layout(Protocol):
+    """Division of a rollout into minibatches, shards, chunks and blocks: `operant.data.minibatches.Layout`."""
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches of an epoch."""
+
+    @property
+    def block(self) -> int:
+        """Neighbouring lanes of a block."""
+
+    @property
+    def shards(self) -> int:
+        """Shards of a minibatch."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a minibatch."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of a minibatch on this rank."""
+
+    @property
+    def all_samples(self) -> int:
+        """Samples of a minibatch on all ranks."""
+
+    @property
+    def shard_blocks(self) -> int:
+        """Blocks of a shard."""
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of a chunk."""
+
+    def _replace(self, **fields: Any) -> Any: ...
+
 
 class Work(Protocol):
-    """What an algorithm adds to a policy's kernels: its Triton functions, and launches of its own before and behind an
-    update.
-    """
+    """An algorithm's part of a learner: Triton functions, their arguments, and launches around an update."""
 
     loss: Loss
-    sample: Any  # as `operant.kernels.act.sample_and_store`
-    value_of: Any  # as `operant.kernels.act.state_value`
-    record: Any  # see `operant.kernels.ops.reduce.reduce_partials`
+    sample: Any  # device function with the signature of `operant.kernels.act.sample_and_store`
+    value_of: Any  # device function with the signature of `operant.kernels.act.state_value`
+    record: Any  # device function, see `operant.kernels.ops.reduce`
 
     def acting(self) -> tuple[Any, ...]:
-        """What `sample` draws with, and what it writes."""
+        """Struct that `sample` reads and writes."""
 
     def values(self) -> Tensor:
-        """(T + 1, N), or an address: where the values of observations lie."""
+        """Values (T + 1, N) of the rollout's observations; a view at their address."""
 
     def samples(self) -> tuple[Any, ...]:
-        """What `loss` reads."""
+        """Struct that `loss` reads."""
 
     def update(self) -> tuple[Any, ...]:
-        """What `record` reads and writes."""
+        """Struct that `record` reads and writes."""
 
     def norm_sum(self) -> Tensor:
-        """(1), to which the gradient's norm is added."""
+        """Scalar (1) to which each gradient norm is added."""
 
     def begin(self) -> None:
-        """What an update needs to know of the whole rollout, and its learning rate."""
+        """Compute the rollout's statistics and the learning rate, before an update."""
 
     def finish(self, minibatches: int) -> None:
-        """The numbers of an update of so many steps, and one more iteration."""
+        """Compute the statistics of an update of `minibatches` steps, and count the iteration."""
 
 
-class Task(NamedTuple):
-    """What is to run fused: a policy and its optimizer, over an algorithm's buffers.
+B = TypeVar("B", bound=Buffers)
 
-    `buffers` has at least `rollout` (a slot of T steps), `final_value` (T, N), `order` (E, M), `skip` and
-    `learning_rate` (one float each); of it, `written` names what kernels write beside the rollout's actions.
-    `coefficients` has at least `max_gradient_norm` and `adam_epsilon`.
-    """
+
+@dataclass(frozen=True)
+class Task(Generic[B]):
+    """A policy and its optimizer, to be run by a dense engine over an algorithm's buffers."""
 
     name: str  # of the algorithm
     policy: Policy
     optimizer: Adam
-    buffers: Any
-    coefficients: Any
-    layout: Any  # of the minibatches: `operant.data.minibatches.Layout`
-    work: Callable[[Any], Work]  # of a learner
-    written: tuple[str, ...]
-    chunks: int | None = None  # of a minibatch, where they are given: of this rank's part of it
+    buffers: B
+    coefficients: Coefficients
+    layout: Layout
+    work: Callable[[Learner[B]], Work]
+    written: tuple[str, ...]  # buffers that kernels write, apart from the rollout's actions
+    chunks: int | None = None  # fixed number of chunks of a minibatch on this rank
     exchange: Exchange = SOLO  # with other ranks
-    boards: bool = False  # whether a small convolutional network may run fused, too: by `board.BoardLearner`
+    boards: bool = False  # whether `convolution.ConvolutionLearner` may run the policy's network
 
-    def alone(self) -> Task:
-        """The same without the other ranks."""
-        return self._replace(exchange=SOLO)
+    def replace(self, **fields: Any) -> Task[B]:
+        """Copy with some fields replaced."""
+        return replace(self, **fields)
+
+    def alone(self) -> Task[B]:
+        """Copy without the other ranks."""
+        return self.replace(exchange=SOLO)

@@ -1,8 +1,6 @@
-"""Which tile config of fused kernels is the fastest on this GPU: measured once, before a run begins, and remembered on
-disk for the next.
+"""Autotuning of tile configs: measured once per GPU before a run, and cached on disk.
 
-A measurement works on copies of all that it would write, so that a run begins as if there had been none. Knows learners
-by what they do, not by how.
+A measurement writes copies of all buffers, so that it does not affect the run.
 """
 
 from __future__ import annotations
@@ -20,34 +18,33 @@ from operant import __version__
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
 from operant.kernels.dense.learner import Learner, Spec, Task
-from operant.kernels.tiles import TileConfig, from_text
+from operant.kernels.tile_config import TileConfig, from_text
 
 MARGIN = 0.03
-"""A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one
-start to the next.
-"""
+"""Relative saving from which a later tile config replaces an earlier one; above the measurements' noise."""
 
 REGIONS, REGION_S, MOST_REPLAYS = 3, 1e-3, 20
-"""Medians of so many regions, each of about so many seconds of replays."""
+"""A measurement is the median of REGIONS regions of about REGION_S seconds, with at most MOST_REPLAYS graph replays."""
 
 _LIMIT_BYTES = 1 << 20
 
 log = logging.getLogger("operant.kernels")
 
 Seconds = Callable[[Learner], float]
-"""Of an iteration by a learner."""
+"""Function that measures the seconds of a learner's iteration."""
 
 
 # MEASURE
 
 
 def seconds(learner: Learner) -> float:
-    """Seconds that an iteration takes on a GPU, of what differs between tile configs: acting, and gradients. Of a
-    learner made to `spare` its buffers.
+    """Seconds of acting and gradients in an iteration on a GPU; the rest does not depend on the tile config.
+
+    `learner`: one switched to copies by `Learner.spare`.
     """
     buffers = learner.buffers
     updates, acts = buffers.order.shape[0] * learner.layout.minibatches, len(buffers.rollout.reward)
-    # both together in the proportion that they have
+    # One graph holds acting and updates in the ratio of an iteration.
     updates_at_once, acts_at_once = max(1, round(updates / acts)), max(1, round(acts / updates))
 
     def work() -> None:
@@ -67,19 +64,18 @@ def seconds(learner: Learner) -> float:
 
 
 def _region_s(graph: Graphed, replays: int) -> float:
+    """Seconds of some replays of a graph."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(replays):
         graph()
     end.record()
-    end.synchronize()  # sync: before a run begins, and only where nothing is remembered
+    end.synchronize()  # sync: before a run begins, and only if nothing is cached
     return begin.elapsed_time(end) / 1e3
 
 
 def copies(task: Task) -> Any:
-    """Buffers to measure with: what is written is a copy, what is only read is shared, and the order is a shuffled one,
-    as it is later.
-    """
+    """Buffers for a measurement: copies of those that are written, and a shuffled order of blocks."""
     buffers = task.buffers
     shuffled = (
         torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order)
@@ -95,10 +91,11 @@ def copies(task: Task) -> Any:
 def fastest(
     learners: Iterable[Learner], cost: Callable[[Learner], float]
 ) -> tuple[TileConfig | None, dict[TileConfig, float]]:
-    """The tile config to take, an earlier one unless a later one costs clearly less, and what each has cost; None where
-    none could be measured.
+    """The fastest tile config and the cost of each; None if none could be measured.
+
+    A later one wins only if it is faster by `MARGIN`.
     """
-    found: TileConfig | None = None
+    best: TileConfig | None = None
     costs: dict[TileConfig, float] = {}
     for learner in learners:
         try:
@@ -106,48 +103,48 @@ def fastest(
         except _resource_errors() as error:
             log.debug("%s: %s", learner.config, error)
             continue
-        if found is None or costs[learner.config] < (1.0 - MARGIN) * costs[found]:
-            found = learner.config
-    return found, costs
+        if best is None or costs[learner.config] < (1.0 - MARGIN) * costs[best]:
+            best = learner.config
+    return best, costs
 
 
 def _resource_errors() -> tuple[type[Exception], ...]:
-    """What a launch raises that asks for more registers or memory than a multiprocessor has."""
+    """Errors of a launch that needs more registers or memory than a multiprocessor has."""
     from triton.runtime.errors import OutOfResources
 
     return (OutOfResources,)
 
 
-# REMEMBER
+# CACHE
 
 
-class Memory:
-    """What was the fastest, by GPU, Triton, spec and sizes, in the user's cache: one small file each. Without a place
-    to keep it, it forgets.
+class TuningCache:
+    """Disk cache of the fastest tile configs by GPU, Triton version, spec and sizes: one small file each, in the user's
+    cache folder. Does nothing if there is no such folder.
     """
 
     def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
         import triton
 
-        asked = __version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks
-        self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
+        key = __version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks
+        self._key = hashlib.sha256(repr(key).encode()).hexdigest()
         kernels = folder()
         self._store = (
             CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
         )
 
     def recall(self) -> TileConfig | None:
-        """The tile config, where one is remembered."""
+        """The cached tile config, or None."""
         if self._store is not None:
             with contextlib.suppress(
                 OSError, UntrustedError, ValueError
-            ):  # ValueError: of another version's, or no text
+            ):  # ValueError: text of another version, or no text
                 line = self._store.read(self._key)
                 return from_text(line.decode()) if line is not None else None
         return None
 
-    def keep(self, config: TileConfig) -> None:
-        """Remember a tile config; a disk that is full or read-only costs the measurement at the next start."""
+    def save(self, config: TileConfig) -> None:
+        """Cache a tile config; on a full or read-only disk the next start measures again."""
         if self._store is not None:
             with contextlib.suppress(OSError, UntrustedError):
                 self._store.write(self._key, str(config).encode())

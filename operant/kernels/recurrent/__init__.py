@@ -49,8 +49,8 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
         found.connect()
         return found
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {found} (use "auto" or "torch")'])
-    log.info("kernels: torch's, not fused ones: %s", found)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {found} (use "auto" or "torch")'])
+    log.info("kernels: torch instead of fused: %s", found)
     return None
 
 

@@ -8,28 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels import act as plain
-from operant.kernels import blocks
-from operant.kernels.blocks import feature_of, load_last, load_matrix, load_network, out_bias, select_column
+from operant.kernels.network import column_mask, hidden_forward, load_last, load_network, out_bias
+from operant.kernels.observations import feature_of, first_operand, load_normalized, normalize, one_hot
+from operant.kernels.ops.activation import activate, saved_activation
+from operant.kernels.ops.linear import load_matrix, operand, select_column
 from operant.kernels.recurrent import cells
 
-load_normalized, kept = plain.load_normalized, cells.kept
+kept = cells.kept
 held_weights, load_states, network_step, tile_step = (
     cells.held_weights,
     cells.load_states,
     cells.network_step,
     cells.tile_step,
 )
-column_mask = blocks.column_mask
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
-activate, activated, first_operand, normalize, one_hot = (
-    blocks.activate,
-    blocks.activated,
-    blocks.first_operand,
-    blocks.normalize,
-    blocks.one_hot,
-)
-operand, saved_activation = blocks.operand, blocks.saved_activation
 
 
 @triton.jit
@@ -84,7 +76,7 @@ def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
 def _activations(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
     if SPEC.layer_norm:  # which reads what a product has stored
         z = operand(z, SPEC).to(tl.float32)
-    return stored(activated(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
+    return stored(hidden_forward(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
 
 
 @triton.jit

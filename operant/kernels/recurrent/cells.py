@@ -16,10 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels import blocks, operands
+from operant.kernels.ops import activation, linear
 
-add_dot, needed, stored = operands.add_dot, operands.needed, operands.stored
-activation_gradient, sigmoid, tanh, zeros = blocks.activation_gradient, blocks.sigmoid, blocks.tanh, blocks.zeros
+add_dot, stored, zeros = linear.add_product, linear.rounded_operand, linear.zeros
+activation_gradient, sigmoid, tanh = activation.activation_gradient, activation.sigmoid, activation.tanh
 
 # PLACES
 

@@ -48,7 +48,7 @@ numbers together.
 """
 
 SMALL = 32
-"""Rows of the tiles that any GPU takes (see `operant.kernels.tiles`)."""
+"""Rows of the tiles that any GPU takes (see `operant.kernels.tile_config`)."""
 
 MICROBATCH_BYTES = 4 << 30
 """What the buffers of a microbatch may take."""
@@ -112,7 +112,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             device=self._segments.device,
         )
         layout = cut._replace(steps=cut.steps * shape.length, length=1)
-        super().__init__(spec, task._replace(layout=layout, buffers=task.buffers._replace(order=steps)), config)
+        super().__init__(spec, task.replace(layout=layout, buffers=task.buffers._replace(order=steps)), config)
         self.shape, self._states, device = shape, states, self.policy.device
         kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
@@ -148,7 +148,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         act at once acts a layer at a time.
         """
         # An episode's end asks for more than the first step does.
-        self.at_once = self.at_once and self._has_room(self.policy.device, lambda: self.act(0), lambda: self.act(1))
+        self.at_once = self.at_once and self._fits_shared(self.policy.device, lambda: self.act(0), lambda: self.act(1))
         return super().fits()
 
     @property

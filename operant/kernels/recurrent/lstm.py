@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from operant.kernels import blocks
-from operant.kernels.rehearsal import Rehearsed
-
-round_to_tf32, sigmoid, tanh = blocks.round_to_tf32, blocks.sigmoid, blocks.tanh
+from operant.kernels.ops.activation import sigmoid, tanh
+from operant.kernels.ops.linear import round_to_tf32
+from operant.kernels.warmup import Launcher
 
 BLOCK, WARPS = 16, 4
 """Lanes and warps of a program."""
@@ -190,7 +189,7 @@ def lstm_backward(
         gate_place -= lanes
 
 
-class Rehearsal(Rehearsed):
+class Rehearsal(Launcher):
     """Of both kernels, for so many units."""
 
     def __init__(self, units: int, device: torch.device) -> None:
@@ -198,7 +197,7 @@ class Rehearsal(Rehearsed):
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for."""
-        return self._has_room(self._device, lambda: self._of(lstm_forward, 8), lambda: self._of(lstm_backward, 7))
+        return self._fits_shared(self._device, lambda: self._of(lstm_forward, 8), lambda: self._of(lstm_backward, 7))
 
     def _of(self, kernel: Any, tensors: int) -> None:
         self.launch(kernel, (1, 1), *[self._rows] * tensors, 2, BLOCK, 2 * BLOCK * self._units, **options(self._units))

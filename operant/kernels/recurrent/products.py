@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from operant.kernels.packing import needed
 from operant.kernels.recurrent import cells
 
 add_dot, stored, activation_gradient, zeros = cells.add_dot, cells.stored, cells.activation_gradient, cells.zeros
-needed = cells.needed
 
 
 @triton.jit

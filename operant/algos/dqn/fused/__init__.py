@@ -43,8 +43,8 @@ def build(dqn: DQN) -> FusedDQN | None:
             log.info("kernels: fused")
             return engine
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
-    log.info("kernels: torch's, not fused ones: %s", reason)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {reason} (use "auto" or "torch")'])
+    log.info("kernels: torch instead of fused: %s", reason)
     return None
 
 

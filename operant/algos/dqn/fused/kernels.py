@@ -15,10 +15,10 @@ from triton.language.random import philox_impl
 
 from operant.compute import rng
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.blocks import select_column
 from operant.kernels.ops.adam import LOG_BETA_1, LOG_BETA_2
+from operant.kernels.ops.linear import select_column
 from operant.kernels.q_values import all_legal, best, explore
-from operant.kernels.rows import forward_rows, store_gradient
+from operant.kernels.single_tile import forward_rows, store_gradient
 
 REPLAY = tl.constexpr(rng.REPLAY << 16)
 """The last word of the counter of a sample's random numbers, at draw 0."""

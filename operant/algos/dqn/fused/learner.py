@@ -15,12 +15,12 @@ import torch
 
 from operant.algos.dqn.fused import buffers
 from operant.algos.dqn.fused.kernels import act_and_learn, choose, move_tick, reduce_and_step, store_tick
+from operant.kernels.arguments import Inputs, Moments
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.features import Features
+from operant.kernels.feature_table import FeatureTable
 from operant.kernels.q_values import QActing
-from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.spec import Spec, padded
-from operant.kernels.structs import Inputs, Moments
+from operant.kernels.warmup import Launcher
 
 if TYPE_CHECKING:
     from operant.algos.dqn.dqn import DQN
@@ -49,7 +49,7 @@ step; and whether what goes to host memory is stored beside that, too.
 CHOOSE, MOVED = 256, 1024
 
 
-class FusedDQN(Rehearsed):
+class FusedDQN(Launcher):
     """One policy's fused kernels."""
 
     def __init__(self, spec: Spec, dqn: DQN) -> None:
@@ -142,7 +142,7 @@ class FusedDQN(Rehearsed):
         self._seen = torch.zeros_like(ring.observation[0], device=device) if self._ahead is not None else None
         self._stored = torch.tensor(stored, dtype=torch.int64, device=device)
         self._acting = QActing(cycle.collector.noise, dqn.epsilon, 1, rollout.action, dqn.totals)
-        self._features = Features(policy, dqn.totals)
+        self._features = FeatureTable(policy, dqn.totals)
         self._inputs = Inputs(rollout.observation, self._features.table, legal)
         width = min(STORE_NUMBERS, 1 << (spec.observation - 1).bit_length())
         actions = 1 << (self._kind.actions - 1).bit_length() if spec.legal else 0
@@ -158,7 +158,7 @@ class FusedDQN(Rehearsed):
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
         device, first = self.dqn.policy.device, next(t for t in range(self._last + 1) if self._due(t))
-        return self._has_room(device, lambda: self.act(first), lambda: self.update(first + 1, 0))
+        return self._fits_shared(device, lambda: self.act(first), lambda: self.update(first + 1, 0))
 
     # AN ITERATION
 

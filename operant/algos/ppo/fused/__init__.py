@@ -30,7 +30,7 @@ class FusedBackend(TorchBackend):
     def __init__(self, ppo: PPO, learner: Learner) -> None:
         super().__init__(ppo)
         self.learner, self.chosen, self.bits_by_ranks = learner, {"kernel_config": dense.config_text(learner)}, None
-        self.acts_on_slices = learner.acts_on_some
+        self.acts_on_slices = learner.acts_on_slices
 
     def over(self, policy: Policy, collector: Collector, experience: Experience) -> FusedBackend:
         """Return this backend over another policy, rollout and experience, in the same tile config."""

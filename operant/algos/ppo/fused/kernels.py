@@ -24,10 +24,14 @@ import triton
 import triton.language as tl
 
 from operant.algos.ppo.ppo import TERMS, Stats
-from operant.kernels.blocks import LOG_2_PI, Places, categorical, gaussian_log_density, load_log_std, select_column
+from operant.kernels.constants import NamedConstants
 from operant.kernels.loss import Loss
 from operant.kernels.moments import not_finite, rollout_moments
+from operant.kernels.network import load_log_std
 from operant.kernels.ops.adam import count_step
+from operant.kernels.ops.categorical import categorical
+from operant.kernels.ops.gaussian import LOG_2_PI, gaussian_log_density
+from operant.kernels.ops.linear import select_column
 
 
 class Scalars(NamedTuple):
@@ -63,8 +67,8 @@ class Update(NamedTuple):
     corrections_ptr: Any
 
 
-SCALAR = Places(Scalars(*range(len(Scalars._fields))))
-STAT = Places(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
+SCALAR = NamedConstants(Scalars(*range(len(Scalars._fields))))
+STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
 """Offsets in `scalars_ptr`, and in `totals_ptr` and `stats_ptr`, by name. The loss's terms have those of `Stats`."""
 TERM_COUNT = tl.constexpr(len(TERMS))
 

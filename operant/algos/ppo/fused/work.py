@@ -20,8 +20,8 @@ from operant.algos.ppo.fused.kernels import (
 )
 from operant.kernels import moments
 from operant.kernels.act import sample_and_store, state_value
+from operant.kernels.arguments import Acting
 from operant.kernels.dense.learner import Learner
-from operant.kernels.structs import Acting
 from operant.nn import Gaussian
 
 ROWS = ("advantage", "log_probability", "returns", "value")

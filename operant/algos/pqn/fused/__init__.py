@@ -28,7 +28,7 @@ class FusedBackend(TorchBackend):
         super().__init__(pqn)
         self.learner = learner
         self.chosen = {"kernel_config": line} if (line := str(learner.config)) else {}
-        self.acts_on_slices = learner.acts_on_some
+        self.acts_on_slices = learner.acts_on_slices
 
     def prepare(self) -> None:
         """Load the normalizer."""

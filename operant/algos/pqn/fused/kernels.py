@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from operant.algos.pqn.pqn import TERMS, Stats
-from operant.kernels.blocks import Places
+from operant.kernels.constants import NamedConstants
 from operant.kernels.loss import Loss
 from operant.kernels.moments import not_finite, rollout_moments
 from operant.kernels.ops.adam import count_step
@@ -42,7 +42,7 @@ class Update(NamedTuple):
     corrections_ptr: Any
 
 
-STAT = Places(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
+STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
 """Offsets in `totals_ptr` and `stats_ptr`, by name. The loss's terms have those of `Stats`."""
 TERM_COUNT = tl.constexpr(len(TERMS))
 

@@ -24,7 +24,8 @@ from operant.kernels.actor_critic.narrow.network import (
     q_value,
 )
 from operant.kernels.actor_critic.optimizer import SCALAR, count_step
-from operant.kernels.blocks import activation_gradient, operand, product
+from operant.kernels.ops.activation import activation_gradient
+from operant.kernels.ops.linear import operand, product
 from operant.kernels.ops.replay import store_tick
 
 

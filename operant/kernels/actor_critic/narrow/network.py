@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.gaussian import is_action
-from operant.kernels.blocks import activate, activation_gradient, operand, product, round_to_tf32, tanh
+from operant.kernels.ops.activation import activate, activation_gradient, tanh
+from operant.kernels.ops.linear import operand, product, round_to_tf32
 
 # PRODUCTS
 

@@ -9,15 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.actor_critic.optimizer import (
-    SATURATED,
-    SCALAR,
-    add_statistic,
-    min_over_critics,
-    temperature_step,
-)
-from operant.kernels.blocks import add_product, compensated, operand, round_to_tf32, weight_operand
+from operant.kernels.actor_critic.optimizer import SATURATED, SCALAR, add_statistic, min_over_critics, temperature_step
 from operant.kernels.ops.adam import adam
+from operant.kernels.ops.linear import add_product, compensated, operand, round_to_tf32, weight_operand
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from operant.kernels.actor_critic.buffers import LayerBuffers
 from operant.kernels.actor_critic.task import ActorCriticTask
 from operant.kernels.actor_critic.wide.engine import WideEngine
 from operant.kernels.actor_critic.wide.spec import BLOCK_M, WideSpec
-from operant.kernels.blocks import operand
+from operant.kernels.ops.linear import operand
 
 PROJECT, CRITIC_GRADIENT, MIN_Q_GRADIENT = (BLOCK_M, 4), (BLOCK_M, 4), (BLOCK_M, 4)
 """Rows of a program's tile, where the batch allows, and its warps: 8 rows or 8 warps are as fast on an H200."""

@@ -13,13 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from operant.kernels.actor_critic.buffers import (
-    LayerBuffers,
-    OptimizerState,
-    Parameters,
-    TrainedNetwork,
-    parameters_of,
-)
+from operant.kernels.actor_critic.buffers import LayerBuffers, OptimizerState, Parameters, TrainedNetwork, parameters_of
 from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
 from operant.kernels.actor_critic.wide import heads, optimizer, spec
 from operant.kernels.actor_critic.wide.passes import OVERLAP, WidePasses

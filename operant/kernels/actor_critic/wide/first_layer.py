@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.wide import parts as wide
-from operant.kernels.blocks import activate, activation_gradient, operand, zeros
+from operant.kernels.ops.activation import activate, activation_gradient
+from operant.kernels.ops.linear import operand, zeros
 
 STAGES = tl.constexpr(3)
 """Tiles in flight: loaded while another is worked on."""

@@ -18,7 +18,7 @@ from operant.kernels.actor_critic.gaussian import (
 )
 from operant.kernels.actor_critic.optimizer import SATURATED, SCALAR, min_over_critics
 from operant.kernels.actor_critic.wide import parts as wide
-from operant.kernels.blocks import tanh
+from operant.kernels.ops.activation import tanh
 from operant.kernels.ops.replay import normalize_observation
 
 # ACTORS

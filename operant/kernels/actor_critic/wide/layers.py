@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.wide import parts as wide
-from operant.kernels.blocks import operand
+from operant.kernels.ops.linear import operand
 
 STAGES = tl.constexpr(3)
 """Tiles in flight: loaded while another is worked on."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import activate, activation_gradient, operand, zeros
+from operant.kernels.ops.activation import activate, activation_gradient
+from operant.kernels.ops.linear import operand, zeros
 
 # LOAD AND STORE
 

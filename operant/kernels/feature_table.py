@@ -1,6 +1,4 @@
-"""What kernels read of a policy beside its parameters: how observations are normalized, and which are categories. Knows
-no Triton.
-"""
+"""Table of normalizer statistics and categories that kernels read, see `operant.kernels.observations`. No Triton."""
 
 from __future__ import annotations
 
@@ -10,13 +8,16 @@ from torch import Tensor
 from operant.nn import Policy
 
 
-class Features:
-    """A policy's normalizer and categories as one table, which stands still between two calls of `refresh`."""
+class FeatureTable:
+    """A policy's normalizer and categories as one tensor at a fixed address, updated by `refresh`.
+
+    `table` is (2, O) with mean and inv_std, or (4, K) with feature, category (-1: numeric), mean and inv_std of each
+    column if the observation has numeric and categorical features.
+    """
 
     def __init__(self, policy: Policy, unread: Tensor) -> None:
-        """`unread` stands in for a table that no kernel reads."""
+        """`unread` is the table if kernels read none: any tensor."""
         device, self._normalizer = policy.device, policy.normalizer
-        # Mean and inv_std side by side.
         self.table = (
             torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
         )
@@ -27,11 +28,11 @@ class Features:
             self.table[0] = encoder.feature
             self.table[1] = encoder.category[:, 0].float().index_fill_(0, encoder.numeric_columns, -1.0)
             self.table[3] = 1.0
-            self._categorical = (self.table[1] >= 0.0).float()  # whose mean is 0, and whose inv_std is 1
+            self._categorical = (self.table[1] >= 0.0).float()  # columns with mean 0 and inv_std 1
             self._numeric = 1.0 - self._categorical
 
     def refresh(self) -> None:
-        """Take the normalizer as it is."""
+        """Copy the normalizer's current statistics into the table."""
         normalizer = self._normalizer
         if normalizer is not None and self._partial_one_hot is not None:
             mean, inv_std = self.table[2:]

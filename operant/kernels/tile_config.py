@@ -1,7 +1,6 @@
-"""Tile configs of fused kernels: block sizes, warps, and the chunks of a minibatch. Which are worth a try for a spec,
-best guess first; and one as a line.
+"""Tile configs of fused kernels: block sizes, warps and chunks; candidates for a spec, best guess first; text form.
 
-The same bits come only from the same tile config: it decides in which order sums are added up. Knows no Triton and
+The tile config determines the order of sums, so that bits are equal only under the same config. Knows no Triton and
 measures nothing.
 """
 
@@ -15,28 +14,28 @@ from typing import ClassVar
 from operant.kernels.spec import RESIDENT_COLUMNS, RESIDENT_OUTPUTS, RESIDENT_WIDTH, Spec
 
 RESIDENT_BYTES = 100 << 10
-"""Of weights in shared memory. On an H200 96 KB went, and 128 KB did not."""
+"""Largest size of weights in shared memory; on an H200, 96 KB fitted and 128 KB did not."""
 
 WIDE_FIRST = 128
-"""Columns of a first layer, padded, above which it is worth a tile config of its own."""
+"""Padded columns of the first layer above which one candidate has smaller tiles."""
 
 MICROBATCH_BYTES = 2**30
-"""What the buffers of a microbatch may take at most."""
+"""Largest size of a microbatch's buffers."""
 
 CHUNKS, CHUNKS_OF_MANY, MANY_SAMPLES = 128, 256, 2**19
-"""Chunks of a minibatch for a resident network of two narrow towers, and from MANY_SAMPLES on or with one trunk, as
-measured on an H200 with 8,000 to 1,000,000 samples. Of wide towers it takes half as many: a multiprocessor holds two
-programs of a narrow tower, and one of a wide.
+"""Chunks of a minibatch for a resident network: CHUNKS with two narrow towers, CHUNKS_OF_MANY with a shared trunk or
+from MANY_SAMPLES on, as measured on an H200 with 8,000 to 1,000,000 samples. Wide towers have half: a multiprocessor
+holds two programs of a narrow tower, but one of a wide tower.
 """
 
 CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS = 384, 64
-"""A layer at a time, a chunk has at least so many samples, and a microbatch at most so many chunks: adding up their
-rows costs time, too.
+"""Per-layer engine: smallest number of samples of a chunk, and largest number of chunks of a microbatch. The reduction
+of the chunks' rows costs time as well.
 """
 
 
 class _TileConfig:
-    """As a line, "resident block_m=64 warps=4 ...": what a run's document keeps."""
+    """Base of tile configs. str() is the text form, "resident block_m=64 warps=4 ...", saved with a run."""
 
     name: ClassVar[str]
 
@@ -46,15 +45,15 @@ class _TileConfig:
 
 @dataclass(frozen=True)
 class Resident(_TileConfig):
-    """One program holds a tower's weights: samples of a tile, warps of a program; a program a chunk and tower."""
+    """Resident engine: a program per chunk and tower holds the tower's weights."""
 
     name: ClassVar = "resident"
-    block_m: int
+    block_m: int  # samples of a tile of the backward kernel
     warps: int
-    chunks: int
-    act_block_m: int
+    chunks: int  # of a minibatch
+    act_block_m: int  # lanes of a tile of the act kernel
     act_warps: int
-    max_registers: int = 0  # of a thread of the backward kernel; 0: as the compiler likes
+    max_registers: int = 0  # per thread of the backward kernel; 0: the compiler's choice
 
     def __post_init__(self) -> None:
         _check(self.block_m, self.act_block_m, warps=(self.warps, self.act_warps), chunks=self.chunks)
@@ -62,18 +61,16 @@ class Resident(_TileConfig):
 
 @dataclass(frozen=True)
 class PerLayer(_TileConfig):
-    """A launch a layer: tiles of block_m samples x block_n outputs, summed over steps of block_k; a microbatch of
-    samples at a time.
-    """
+    """Per-layer engine: a launch per layer and microbatch, with tiles of block_m samples x block_n outputs."""
 
     name: ClassVar = "per-layer"
     block_m: int
     block_n: int
-    block_k: int
+    block_k: int  # step of the inner dimension
     warps: int
-    stages: int
-    chunks: int
-    microbatch: int  # samples that buffers hold: as many whole chunks as fit, and at least one
+    stages: int  # of the software pipeline
+    chunks: int  # of a minibatch
+    microbatch: int  # samples of the buffers: as many whole chunks as fit, at least one
 
     def __post_init__(self) -> None:
         _check(self.block_m, self.block_n, self.block_k, warps=(self.warps,), chunks=self.chunks)
@@ -85,7 +82,7 @@ class PerLayer(_TileConfig):
 
 
 def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
-    """Raise ValueError for what no kernel could be compiled to."""
+    """Raise ValueError for sizes that no kernel supports."""
     if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(
         number not in (1, 2, 4, 8, 16) for number in warps
     ):
@@ -95,13 +92,13 @@ def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
 
 
 CHUNK_COUNTS = tuple(2**k for k in range(11))
-"""Chunks that a minibatch may have."""
+"""Valid numbers of chunks."""
 
 TileConfig = Resident | PerLayer
 
 
 def from_text(line: str) -> TileConfig:
-    """The tile config of a line. Raises ValueError with a sentence for one that is not one."""
+    """Parse the text form of a tile config. Raises ValueError with a sentence for anything else."""
     name, *words = line.split() or [""]
     kind: type[TileConfig] | None = {"resident": Resident, "per-layer": PerLayer}.get(name)
     if kind is None:
@@ -121,63 +118,59 @@ def from_text(line: str) -> TileConfig:
 
 
 def suits(config: TileConfig, spec: Spec) -> bool:
-    """Whether a network can run in this tile config at all; whether a GPU has enough shared memory is another
-    question.
-    """
+    """Whether the engine of a tile config supports a network, apart from the GPU's shared memory."""
     return isinstance(config, PerLayer) or suits_resident(spec)
 
 
 def suits_resident(spec: Spec) -> bool:
-    """Whether a program may hold a tower: of tensor cores' products it has the weights in shared memory, and to compile
-    in vain takes as long as to compile.
+    """Whether one program can hold a tower. With tensor cores its weights are in shared memory. Checked beforehand,
+    because a failed compilation takes as long as a successful one.
     """
-    number = 2 if spec.precision == "bf16" else 4
-    weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
-    held = 4 * weights[0] + number * sum(weights[1:-1])
-    if spec.layer_norm and _widest(spec) > 64:  # whose rows would take as many registers again
+    item_bytes = 2 if spec.precision == "bf16" else 4
+    weights = [outputs * inputs for outputs, inputs in zip(spec.widths, spec.inputs, strict=True)]
+    resident_bytes = 4 * weights[0] + item_bytes * sum(weights[1:-1])
+    if spec.layer_norm and _widest(spec) > 64:  # normalized rows would double the registers
         return False
     narrow = (
         max(spec.hidden_pad) <= RESIDENT_WIDTH
         and spec.columns_pad <= RESIDENT_COLUMNS
         and spec.out_pad <= RESIDENT_OUTPUTS
     )
-    return narrow and (spec.precision == "ieee" or held <= RESIDENT_BYTES)
+    return narrow and (spec.precision == "ieee" or resident_bytes <= RESIDENT_BYTES)
 
 
 def multiple(number: int, of: int) -> int:
-    """The smallest multiple that is not below a number."""
+    """Smallest multiple of `of` that is >= number."""
     return -(-number // of) * of
 
 
 def power_of_two(number: float) -> int:
-    """The largest power of two that is not above a number, and at least 1."""
+    """Largest power of two <= number, at least 1."""
     return 1 << max(0, math.floor(math.log2(max(number, 1))))
 
 
 @dataclass(frozen=True)
-class Work:
-    """What tile configs are chosen for: a minibatch's samples, a GPU's multiprocessors, the shards that a minibatch is
-    made of, and its chunks if given.
-    """
+class Workload:
+    """Workload for which tile configs are chosen."""
 
-    minibatch: int
-    multiprocessors: int
-    shards: int = 1
-    chunks: int | None = None
+    minibatch: int  # samples
+    multiprocessors: int  # of the GPU
+    shards: int = 1  # of a minibatch
+    chunks: int | None = None  # of a minibatch, if fixed
 
     def chunk_count(self, guess: float) -> int:
-        """The chunks that are given, or the power of two below a guess that every shard has some of."""
+        """The fixed number of chunks, or the largest power of two <= guess, at least one per shard."""
         return self.chunks or min(max(power_of_two(guess), self.shards), CHUNK_COUNTS[-1])
 
 
-def candidates(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
-    """Tile configs in groups, best guess first: the first group of which any fits a GPU is the one to choose from.
-    Later ones ask for less shared memory.
+def candidates(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
+    """Groups of tile configs, best guess first. The choice is among the first group of which any config fits the GPU;
+    later groups need less shared memory.
     """
     per_layer = list(_per_layer(spec, work))
     if suits_resident(spec):
         first, *smaller = _resident(spec, work)
-        # From here on either kind may be the faster one.
+        # Above 64 units either engine may be faster.
         yield [*first, per_layer[0]] if _widest(spec) > 64 and spec.precision != "ieee" else first
         yield from smaller
     yield list(dict.fromkeys(per_layer[:-1]))
@@ -185,17 +178,18 @@ def candidates(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
 
 
 def _widest(spec: Spec) -> int:
+    """Largest padded side of a weight."""
     return max(*spec.inputs, *spec.widths)
 
 
 def resident_chunks(spec: Spec, samples: int, block_m: int) -> int:
-    """Chunks of a minibatch: as measured, but none with less than a tile."""
+    """Number of chunks of a minibatch, as measured; each has at least one tile."""
     count = CHUNKS_OF_MANY if spec.shared or (samples >= MANY_SAMPLES and spec.precision != "ieee") else CHUNKS
     return min(count if _widest(spec) <= 64 else count // 2, power_of_two(samples / block_m))
 
 
-def _resident(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
-    """As they were on an H200 (benches/LOG.md)."""
+def _resident(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
+    """Candidates of the resident engine, as measured on an H200 (benches/LOG.md)."""
     narrow = _widest(spec) <= 64
 
     def config(block_m: int, warps: int, times: float = 1) -> Resident:
@@ -220,21 +214,19 @@ def _resident(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
         yield [config(16, 8)]
 
 
-def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
-    """Best guess first; the last is the one that fits anywhere."""
-    number = 2 if spec.precision == "bf16" else 4
-    # Activations and gradients of each layer, what the latter are worked out from, and what the first layer reads,
-    # twice.
+def _per_layer(spec: Spec, work: Workload) -> Iterator[TileConfig]:
+    """Candidates of the per-layer engine, best guess first; the last fits every GPU."""
+    item_bytes = 2 if spec.precision == "bf16" else 4
+    # Per sample: activations, saved tensors and gradients of each layer, and the first layer's input twice.
     row_bytes = (
-        spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
+        spec.towers * item_bytes * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
     )
 
     def config(block_m: int, block_n: int, block_k: int, warps: int, stages: int, microbatch: int) -> PerLayer:
         microbatch = min(
             multiple(work.minibatch, 128), microbatch, max(128, MICROBATCH_BYTES // row_bytes // 128 * 128)
         )
-        # Programs of the widest weight's gradient: a power of two of chunks that gives each multiprocessor two, or up
-        # to three.
+        # A power of two of chunks such that the widest weight's gradient has two to three programs per multiprocessor.
         tiles = max(
             -(-wide // block_n) * -(-deep // block_n) for wide, deep in zip(spec.widths, spec.inputs, strict=True)
         )
@@ -249,15 +241,14 @@ def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
         yield config(128, 64, 16, 8, 3, 65536)
         yield config(32, 32, 16, 4, 2, 65536)
         return
-    block_k = 128 // number  # the same bytes in either precision
+    block_k = 128 // item_bytes
     yield config(128, 128, block_k, 8, 3, 65536)
     if spec.inputs[0] > WIDE_FIRST:
-        # A wide first layer is most of the work, and its sums are long: smaller tiles, of which three or four are on a
-        # multiprocessor at once, hide its waits. A game's minibatch also has few tiles of 128 rows for as many
-        # multiprocessors.
+        # A wide first layer dominates, and its sums are long. Smaller tiles, of which a multiprocessor holds three or
+        # four, hide the latency. Besides, a game's minibatch has few tiles of 128 rows for all multiprocessors.
         yield config(64, 128, block_k, 4, 3, 65536)
     yield config(128, 128, block_k, 8, 3, 16384)
     yield config(128, 64, block_k, 4, 3, 65536)
-    # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's
-    # head.
+    # Below 64 rows Triton uses neither wgmma nor tcgen05, and Triton 3.6 cannot compile the latter for a shared
+    # trunk's head.
     yield config(32, 64, 16, 4, 2, 65536)

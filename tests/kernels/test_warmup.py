@@ -1,6 +1,4 @@
-"""What keeps a GPU from running kernels is a sentence: also what Triton raises of a kernel that does not compile for
-it.
-"""
+"""Warmup of kernels: the reason why a GPU cannot run them is a sentence, also if Triton fails to compile one."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from operant.kernels.rehearsal import Rehearsed  # noqa: E402
+from operant.kernels.warmup import Launcher  # noqa: E402
 
 
 @triton.jit
@@ -26,8 +24,8 @@ def around(x, SIDE: tl.constexpr):
     refused(x, SIDE)
 
 
-class Launching(Rehearsed):
-    """What a test says, in place of a GPU."""
+class Launching(Launcher):
+    """Learner whose `fits` is given by a test."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -1,5 +1,5 @@
-"""Launches of kernels, and the rehearsal of them that says whether a GPU can run them: they are compiled, and nothing
-is launched. Knows no kernel.
+"""Kernel launches, and a warmup that compiles a learner's kernels without launching them, to check that a GPU can run
+them. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from triton import CompilationError, TritonError
 from triton.runtime import driver
 
 
-class Rehearsed:
-    """What launches kernels by `launch` alone, so that it can be rehearsed. A class says in `fits` what that is."""
+class Launcher:
+    """Base of learners: all kernels are launched by `launch`, which a warmup turns into compilation alone."""
 
-    _asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
+    _asked: int | None = None  # during a warmup: largest shared memory of the kernels compiled, bytes
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel, or in a rehearsal only compile it."""
+        """Launch a kernel; during a warmup only compile it."""
         if self._asked is None:
             kernel[grid](*arguments, **options)
         else:
             self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
 
     def fits(self) -> bool:
-        """Whether a GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
+        """Whether the GPU has enough shared memory for all kernels. Compiles them without a launch."""
         raise NotImplementedError
 
     def unsupported_reason(self, precision: str) -> str | None:
-        """What keeps a GPU from running the kernels, in a sentence; None where nothing does. `precision`: of their
-        products.
-        """
+        """The reason why the GPU cannot run the kernels, as a sentence, or None. `precision`: of their products."""
         try:
             return (
                 None
@@ -45,30 +43,28 @@ class Rehearsed:
 
     @staticmethod
     def _max_shared(device: torch.device) -> int:
-        """The most shared memory that a program may take on a GPU, in bytes."""
+        """Shared memory that a program may use on a GPU, bytes."""
         return int(
             driver.active.utils.get_device_properties(
                 torch.cuda.current_device() if device.index is None else device.index
             )["max_shared_mem"]
         )
 
-    def _has_room(self, device: torch.device, *works: Callable[[], None]) -> bool:
-        """Whether there is shared memory for what each of `works` launches, which is only compiled."""
+    def _fits_shared(self, device: torch.device, *calls: Callable[[], None]) -> bool:
+        """Compile the kernels that `calls` launch; whether each fits into the GPU's shared memory."""
         with torch.cuda.device(device):
             self._asked = 0
             try:
-                for work in works:
-                    work()
+                for call in calls:
+                    call()
             finally:
                 asked, self._asked = self._asked, None
             return asked <= self._max_shared(device)
 
 
 def cannot_compile(error: BaseException) -> str:
-    """The sentence for what compiling a kernel has raised: there is no C compiler, or Triton does not know the GPU or
-    cannot compile the kernel for it.
-    """
-    # the innermost says what is wrong, those around it where
+    """Sentence for an error raised by compiling a kernel: no C compiler, an unknown GPU, or a Triton limitation."""
+    # The innermost error names the cause, the outer ones the location.
     while isinstance(error, CompilationError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -1,8 +1,7 @@
-"""Q networks for boards in fused kernels: one convolution of 3 x 3, a dense layer and a head (`net.cnn = "minatar"`),
-as launches over an algorithm's buffers.
+"""Convolution engine: Q-networks of one 3 x 3 convolution, a dense layer and a head (`net.cnn = "minatar"`).
 
-Five launches are an update, however small the minibatch: the dense layer by rows of places, the head and the loss,
-gradients by places, sums, and Adam's step. Knows what is launched when; the kernels are `operant.kernels.board`.
+An update is five launches, however small the minibatch: the dense layer by rows of positions, head and loss, gradients
+by positions, reduction, and Adam. The kernels are `operant.kernels.convolution`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 
 import torch
 
-from operant.kernels.board import (
+from operant.kernels.convolution import (
     BLOCK,
     act_on_rows,
-    backward_places,
+    backward_positions,
     backward_rows,
     bootstrap_boards,
     forward_rows,
@@ -27,30 +26,29 @@ from operant.kernels.ops.reduce import REDUCE_COLUMNS
 
 log = logging.getLogger("operant.kernels")
 
-PLACES, TILE, HEAD_TILE = 2, 128, 16
-"""Places of a program of the gradient, samples that it takes at a time at most, and samples of a program of the head.
-"""
-LEAST, MOST = 64, 2048
-"""Samples of a minibatch: a program of the head takes 1 / 32 of many, and more than 64 would not fit."""
-LARGEST = 10
-"""A board's sides, at most, its rim included: a program holds the dense weight of a row of places."""
+POSITIONS, TILE, HEAD_TILE = 2, 128, 16
+"""Positions per program of the gradient kernel, its largest tile of samples, and samples per program of the head."""
+MIN_SAMPLES, MAX_SAMPLES = 64, 2048
+"""Samples of a minibatch: a program of the head takes 1 / 32 of them, and more than 64 would not fit."""
+MAX_SIDE = 10
+"""Largest side of a board, rim included: a program holds the dense weight of one row of positions."""
 
 
 @dataclass(frozen=True)
-class BoardSpec:
-    """One network as plain numbers. Places of parameters are those in the flat vector; widths are powers of two."""
+class ConvolutionSpec:
+    """Sizes of one network, and the offsets of its parameters in the flat vector. Widths are powers of two."""
 
-    observation: int
-    width: int  # of the board, with its rim
+    observation: int  # bytes of an observation
+    width: int  # of the board, rim included
     planes: int
-    down: int  # places of the convolution
-    across: int
-    taps: int
+    down: int  # rows of positions of the convolution
+    across: int  # positions of a row
+    taps: int  # inputs of a filter, 9 planes
     taps_pad: int
     filters: int
     hidden: int
-    columns: int  # of the dense weight
-    head_rows: int
+    columns: int  # inputs of the dense layer, down x across x filters
+    head_rows: int  # actions
     out_pad: int
     legal: bool
     precision: str  # "ieee", "tf32" or "bf16"
@@ -58,15 +56,15 @@ class BoardSpec:
     filter_weight: int
     filter_bias: int
     filter_gain: int
-    filter_shift: int
+    filter_norm_bias: int
     weight: int
     weight_size: int
     bias: int
     gain: int
-    shift: int
+    norm_bias: int
     head_weight: int
     head_bias: int
-    small: int  # numbers of all parameters but the dense weight
+    small: int  # number of parameters without the dense weight
 
 
 def _power_of_two(number: int) -> bool:
@@ -74,12 +72,10 @@ def _power_of_two(number: int) -> bool:
 
 
 def unsupported_reason(policy: Any, layout: Any) -> str | None:
-    """The sentence that says why a convolutional network cannot run fused, or None where it can. `layout`: of the
-    minibatches.
-    """
+    """The reason why a convolutional network cannot run in these kernels, a sentence, or None."""
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
-    channels, places = config.channels or (16,), shape[1] - 2
+    channels, across = config.channels or (16,), shape[1] - 2
     if (
         config.cnn != "minatar"
         or not config.layer_norm
@@ -92,26 +88,30 @@ def unsupported_reason(policy: Any, layout: Any) -> str | None:
         asked = f"net.channels is {list(channels)}, net.hidden {list(config.hidden)}"
         return f"fused kernels for boards take 16, 32 or 64 channels and 32, 64, 128 or 256 hidden units, and {asked}"
     fits = (
-        max(shape[:2]) <= LARGEST
-        and _power_of_two(places)
-        and places % PLACES == 0
+        max(shape[:2]) <= MAX_SIDE
+        and _power_of_two(across)
+        and across % POSITIONS == 0
         and 9 * shape[2] <= 128
         and policy.distribution.parameter_rows <= 32
     )
     if policy.env.pixels or policy.env.mask_size or not fits:
-        return "the board's shape or its actions are none that fused kernels read"
-    if layout.block != BLOCK.value or not LEAST <= layout.samples <= MOST or not _power_of_two(layout.samples):
-        return f"a minibatch of {layout.samples} samples is none of 64, 128, 256 ... {MOST} of 32, 64, 96 ... lanes"
+        return "fused kernels do not support this shape of board or these actions"
+    samples = layout.samples
+    if layout.block != BLOCK.value or not MIN_SAMPLES <= samples <= MAX_SAMPLES or not _power_of_two(samples):
+        return (
+            f"a minibatch of {samples} samples does not suit fused kernels: use a multiple of {BLOCK.value} lanes, and "
+            f"{MIN_SAMPLES}, {2 * MIN_SAMPLES}, ... or {MAX_SAMPLES} samples"
+        )
     return None
 
 
-def describe(policy: Any, precision: str) -> BoardSpec:
-    """The spec of a policy that has no `unsupported_reason`."""
-    begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
+def describe(policy: Any, precision: str) -> ConvolutionSpec:
+    """Spec of a policy without an `unsupported_reason`."""
+    offsets = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
     height, width, planes = (*policy.env.observation.shape, 1)[:3]
     (filters,), (hidden,) = policy.net.config.channels or (16,), policy.net.config.hidden
     columns, taps = (height - 2) * (width - 2) * filters, 9 * planes
-    return BoardSpec(
+    return ConvolutionSpec(
         observation=policy.env.observation.size,
         width=width,
         planes=planes,
@@ -127,24 +127,24 @@ def describe(policy: Any, precision: str) -> BoardSpec:
         legal=False,
         precision="ieee" if precision == "fp32" else precision,
         norm_epsilon=1e-5,
-        filter_weight=begin["body.filters.0.weight"],
-        filter_bias=begin["body.filters.0.bias"],
-        filter_gain=begin["body.norm_gains.0"],
-        filter_shift=begin["body.norm_biases.0"],
-        weight=begin["weights.0"],
+        filter_weight=offsets["body.filters.0.weight"],
+        filter_bias=offsets["body.filters.0.bias"],
+        filter_gain=offsets["body.norm_gains.0"],
+        filter_norm_bias=offsets["body.norm_biases.0"],
+        weight=offsets["weights.0"],
         weight_size=hidden * columns,
-        bias=begin["biases.0"],
-        gain=begin["norm_gains.0"],
-        shift=begin["norm_biases.0"],
-        head_weight=begin["head_weight"],
-        head_bias=begin["head_bias"],
+        bias=offsets["biases.0"],
+        gain=offsets["norm_gains.0"],
+        norm_bias=offsets["norm_biases.0"],
+        head_weight=offsets["head_weight"],
+        head_bias=offsets["head_bias"],
         small=policy.flat.values.numel() - hidden * columns,
     )
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """In place of a tile config: there is nothing to choose."""
+    """Stands for the tile config: this engine has a fixed tiling."""
 
     chunks: int
 
@@ -152,15 +152,15 @@ class Tiling:
         return ""
 
 
-class BoardLearner(Learner):
-    """A program a row of places and 32 samples; of the gradient a program two places."""
+class ConvolutionLearner(Learner):
+    """One program per row of positions and 32 samples in the forward pass, per two positions in the backward pass."""
 
     spec: Any
 
     def __init__(self, policy: Any, task: Any, precision: str) -> None:
         spec = describe(policy, precision)
         samples = task.layout.samples
-        self._groups = spec.across // PLACES
+        self._groups = spec.across // POSITIONS
         self._head_tile = max(HEAD_TILE, samples // 32)
         rows = max(32, 1 << (self._groups * spec.down - 1).bit_length())
         super().__init__(spec, task, Tiling(1))  # type: ignore[arg-type]
@@ -169,20 +169,18 @@ class BoardLearner(Learner):
         self._partial = torch.zeros(rows, self._width, device=device)
         self._squares = torch.zeros(self._groups * spec.down + spec.small // REDUCE_COLUMNS.value, device=device)
         self._row_sums = torch.zeros(spec.down, max(samples, self._lanes), spec.hidden, device=device)
-        self._gradient_z = torch.zeros(samples, spec.hidden, device=device)
+        self._grad_z = torch.zeros(samples, spec.hidden, device=device)
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches
-        nothing.
-        """
-        return self._has_room(
+        """Whether the GPU has enough shared memory for all kernels. Compiles them without a launch."""
+        return self._fits_shared(
             self.policy.device, lambda: self.act(0), lambda: self.bootstrap(finals=True), lambda: self.update(1)
         )
 
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions of step t, and what else the algorithm's `sample` writes."""
+        """Act at step t on all lanes."""
         self._forward(t, self._lanes, act=True)
         self.launch(
             act_on_rows,
@@ -199,6 +197,7 @@ class BoardLearner(Learner):
         )
 
     def _forward(self, first: int, samples: int, *, act: bool) -> None:
+        """Compute the rows' contributions to the dense layer, of step `first` or of blocks from `first` on."""
         self.launch(
             forward_rows,
             (samples // BLOCK.value, self.spec.down),
@@ -216,9 +215,7 @@ class BoardLearner(Learner):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """The value of the observation after the last step, and with `finals` of the true final observations of
-        truncated episodes.
-        """
+        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
         first = 0 if finals else self._steps
         self.launch(
             bootstrap_boards,
@@ -237,7 +234,7 @@ class BoardLearner(Learner):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """The gradient of minibatch k's loss: the dense weight's, and rows of partial sums of the others'."""
+        """Compute minibatch k's gradient of the dense weight, and partial sums of all others."""
         spec, samples, first = self.spec, self._samples, k * self.layout.shards * self.layout.shard_blocks
         self._forward(first, samples, act=False)
         self.launch(
@@ -249,7 +246,7 @@ class BoardLearner(Learner):
             samples,
             self.work.samples(),
             self._values,
-            self._gradient_z,
+            self._grad_z,
             self._partial,
             self._width,
             self._lanes,
@@ -260,13 +257,13 @@ class BoardLearner(Learner):
             num_stages=1,
         )
         self.launch(
-            backward_places,
+            backward_positions,
             (self._groups, spec.down),
             self.buffers.rollout.observation,
             self.buffers.order,
             first,
             self._values,
-            self._gradient_z,
+            self._grad_z,
             self._gradient,
             self._squares,
             self._partial,
@@ -274,14 +271,14 @@ class BoardLearner(Learner):
             samples,
             self._lanes,
             SPEC=spec,
-            PLACES=PLACES,
+            POSITIONS=POSITIONS,
             TILE=min(TILE, samples),
             num_warps=8,
             num_stages=1,
         )
 
     def reduce(self) -> None:
-        """The rest of the gradient from its rows of partial sums, and the update's numbers."""
+        """Reduce partial sums to the rest of the gradient, and record the loss terms."""
         self.launch(
             reduce_small,
             (self._width // REDUCE_COLUMNS.value,),
@@ -298,15 +295,15 @@ class BoardLearner(Learner):
         )
 
 
-def build(task: Any, precision: str) -> tuple[BoardLearner | None, str | None]:
-    """The fused kernels over a task's buffers; or None, and the sentence that says why."""
+def build(task: Any, precision: str) -> tuple[ConvolutionLearner | None, str | None]:
+    """Learner of a task and None; or None and the reason, a sentence."""
     steps, lanes = task.buffers.rollout.reward.shape
     reason = unsupported_reason(task.policy, task.layout)
     if reason is None and (steps + 1) * lanes * task.policy.env.observation.size >= 1 << 31:
-        reason = f"an iteration of {steps} steps of {lanes:,} boards holds more than 2^31 numbers"
+        reason = f"an iteration of {steps} steps of {lanes:,} boards holds more than 2^31 values"
     if reason is not None:
         return None, reason
-    learner = BoardLearner(task.policy, task, precision)
+    learner = ConvolutionLearner(task.policy, task, precision)
     if task.policy.device.type == "cuda" and (reason := learner.unsupported_reason(precision)) is not None:
         return None, reason
     log.info("kernels: fused, for boards")

@@ -1,0 +1,92 @@
+"""Observations as the first layer reads them, in Triton: one-hot encoding, normalization, and the bias column.
+
+Shapes: T steps, N lanes, O features of an observation, K = `SPEC.columns` columns after one-hot encoding, padded to
+`SPEC.columns_pad`. Column K is constant 1 and multiplies the bias, which is column K of the first weight.
+
+Normalizer tables (see `operant.kernels.feature_table.FeatureTable`):
+
+| observation                                     | table  | rows                                            |
+|-------------------------------------------------|--------|-------------------------------------------------|
+| features alike (numeric, or k categories each)  | (2, O) | mean, inv_std                                   |
+| numeric and categorical (SPEC.partial_one_hot)  | (4, K) | feature, category (-1: numeric), mean, inv_std  |
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.ops.linear import round_to_tf32
+
+
+@triton.jit
+def feature_of(column, normalizer_ptr, SPEC: tl.constexpr):
+    """Feature index of each column (columns); columns from K on get an index >= O, which loads mask."""
+    if SPEC.partial_one_hot:
+        return tl.load(normalizer_ptr + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
+    else:
+        return column // SPEC.categories if SPEC.categories > 0 else column
+
+
+@triton.jit
+def one_hot(x, column, normalizer_ptr, SPEC: tl.constexpr):
+    """One-hot encode gathered features x (rows, columns): 1 or 0 for a category, numeric features unchanged.
+
+    x holds feature `feature_of(column)` in each column. A value outside of the k categories encodes as zeros.
+    """
+    if SPEC.partial_one_hot:
+        category = tl.load(normalizer_ptr + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
+        return tl.where(category < 0.0, x, tl.where(x.to(tl.float32) == category, 1, 0).to(x.dtype))
+    elif SPEC.categories > 0:
+        equal = (x.to(tl.int32) == (column % SPEC.categories)[None, :]) & (column < SPEC.columns)[None, :]
+        return tl.where(equal, 1, 0).to(x.dtype)
+    else:
+        return x
+
+
+@triton.jit
+def normalize(features, column, normalizer_ptr, SPEC: tl.constexpr):
+    """Normalize encoded features (rows, columns) to float32, clipped to +-10, and set the bias column to 1."""
+    x = features.to(tl.float32)
+    if SPEC.normalize:
+        in_bounds = column < SPEC.columns
+        if SPEC.partial_one_hot:
+            normalizer_ptr += 2 * SPEC.columns
+        mean = tl.load(normalizer_ptr + column, mask=in_bounds, other=0.0)
+        inv_std = tl.load(normalizer_ptr + SPEC.columns + column, mask=in_bounds, other=0.0)
+        x = (x - mean[None, :]) * inv_std[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+    return tl.where((column == SPEC.columns)[None, :], 1.0, x)
+
+
+@triton.jit
+def first_operand(x, SPEC: tl.constexpr):
+    """Round the first layer's input to tf32, in bf16 as well: raw observations may differ little and need the bits.
+
+    Bytes that are not normalized are exact in tf32.
+    """
+    return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else round_to_tf32(x)
+
+
+@triton.jit
+def load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+    """Load the first layer's input at step t for some lanes: (rows, columns_pad) float32, not yet rounded.
+
+    | parameter       | shape        | meaning                        |
+    |-----------------|--------------|--------------------------------|
+    | observation_ptr | (T + 1, O, N)| float32 or uint8               |
+    | lane            | (rows)       | lanes to load                  |
+    | in_bounds       | (rows)       | rows to load; others are zero  |
+    | t, lanes        | scalars      | step, N                        |
+    """
+    column = tl.arange(0, SPEC.columns_pad)
+    feature = feature_of(column, normalizer_ptr, SPEC)
+    mask = in_bounds[:, None] & (feature < SPEC.observation)[None, :]
+    x = tl.load(observation_ptr + (t * SPEC.observation + feature[None, :]) * lanes + lane[:, None], mask=mask, other=0)
+    return normalize(one_hot(x, column, normalizer_ptr, SPEC), column, normalizer_ptr, SPEC)
+
+
+@triton.jit
+def load_features(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+    """`load_normalized`, rounded as the first product's operand."""
+    return first_operand(load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC), SPEC)

@@ -1,0 +1,234 @@
+"""Packing for the per-layer engine, in Triton: padded weights, and samples gathered from a rollout.
+
+The kernels of `layers` read buffers without masks. Weights are therefore packed into zero-padded matrices before use,
+and the first layer's inputs `x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in
+`x`; `load_bytes` converts them inside the first product.
+
+Knows no activation and no loss.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.network import column_mask
+from operant.kernels.observations import feature_of, first_operand, normalize, one_hot
+from operant.kernels.ops.linear import add_product, round_to_tf32, rounded_operand
+
+# GATHERED BYTES
+
+
+@triton.jit
+def load_bytes(x_ptr, row, column, normalizer_ptr, SPEC: tl.constexpr):
+    """Load gathered bytes (rows, columns) of `x_ptr` (capacity, inputs[0]) as the first product's operand."""
+    x = tl.load(
+        x_ptr + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0
+    )
+    features = normalize(x, column, normalizer_ptr, SPEC)
+    return features.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(features, SPEC)
+
+
+@triton.jit
+def add_bytes_product(
+    x_ptr, normalizer_ptr, w_ptr, row, column, total, SPEC: tl.constexpr, IN: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """`add_tile_product` of gathered bytes `x_ptr` (capacity, IN) and weights `w_ptr` (outputs, IN)."""
+    k = tl.arange(0, BLOCK_K)
+    b = w_ptr + column[None, :] * IN + k[:, None]
+    for start in range(0, IN, BLOCK_K):
+        a = load_bytes(x_ptr, row, start + k, normalizer_ptr, SPEC)
+        total = add_product(a, tl.load(b + start), total, SPEC)
+    return total
+
+
+# WEIGHTS
+
+
+@triton.jit
+def weight_offset(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Offsets of a layer's weight elements (outputs, inputs) in the flat vector, and a mask without padding.
+
+    Layer 0 has its bias as the column after the inputs. Layer L is the head: rows of the distribution, then the value.
+    """
+    if LAYER == 0:
+        unit = tower * SPEC.hidden[0] + row
+        offset = tl.where(
+            column < SPEC.columns, SPEC.first_weight + unit * SPEC.columns + column, SPEC.first_bias + unit
+        )
+        mask = (row < SPEC.hidden[0]) & (column <= SPEC.columns)
+    elif len(SPEC.hidden) > LAYER:
+        offset = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + row) * SPEC.hidden[LAYER - 1] + column
+        mask = (row < SPEC.hidden[LAYER]) & (column < SPEC.hidden[LAYER - 1])
+    else:
+        offset = tl.where(row < SPEC.head_rows, SPEC.head_weight + row * SPEC.hidden[-1], SPEC.value_weight) + column
+        mask = column_mask(row, tower, SPEC) & (column < SPEC.hidden[-1])
+    return offset, mask
+
+
+@triton.jit
+def _pack_layer(params_ptr, first_ptr, packed_ptr, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Pack rows (16, 1) of one layer's weight, 64 columns at a time."""
+    OUT: tl.constexpr = SPEC.widths[LAYER]
+    IN: tl.constexpr = SPEC.inputs[LAYER]
+    STEP: tl.constexpr = IN if IN < 64 else 64
+    for start in range(0, IN, STEP):
+        column = start + tl.arange(0, STEP)[None, :]
+        offset, mask = weight_offset(row, column, tower, SPEC, LAYER)
+        weights = tl.load(params_ptr + offset, mask=mask, other=0.0)
+        if LAYER == 0:
+            target_ptr = first_ptr + (tower * OUT + row) * IN + column
+            if SPEC.bytes:
+                tl.store(target_ptr, rounded_operand(weights, SPEC))
+            else:
+                tl.store(target_ptr, weights if SPEC.precision == "ieee" else round_to_tf32(weights))
+        else:
+            weight_ptr = packed_ptr + SPEC.packed[2 * LAYER - 2]
+            tl.store(weight_ptr + (tower * OUT + row) * IN + column, rounded_operand(weights, SPEC))
+            transpose_ptr = packed_ptr + SPEC.packed[2 * LAYER - 1]
+            tl.store(transpose_ptr + (tower * IN + column) * OUT + row, rounded_operand(weights, SPEC))
+
+
+@triton.jit
+def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
+    """Pack all weights as operands, zero-padded. Grid: (max(widths) / 16, L + 1, towers).
+
+    | parameter  | shape                        | meaning                                                         |
+    |------------|------------------------------|-----------------------------------------------------------------|
+    | params_ptr | (P)                          | parameters                                                      |
+    | first_ptr  | (towers, H_0, inputs[0])     | layer 0's weight, written; float32 unless the inputs are bytes  |
+    | packed_ptr | (SPEC.packed[-1])            | per later layer the weight (towers, outputs, inputs), then its  |
+    |            |                              | transpose (towers, inputs, outputs), written                    |
+    """
+    start, layer, tower = tl.program_id(0) * 16, tl.program_id(1), tl.program_id(2)
+    row = (start + tl.arange(0, 16))[:, None]
+    for k in tl.static_range(len(SPEC.widths)):
+        if (layer == k) & (start < SPEC.widths[k]):
+            _pack_layer(params_ptr, first_ptr, packed_ptr, row, tower, SPEC, k)
+
+
+# SAMPLES
+
+
+@triton.jit
+def chunk_begin(minibatch, chunk):
+    """Offset of a chunk's first block in `minibatch.order`, and its number of blocks.
+
+    A chunk lies inside one shard. The last chunks of a shard may be short or empty.
+    """
+    shard, within = chunk // minibatch.shard_chunks, chunk % minibatch.shard_chunks
+    first = tl.minimum(within * minibatch.chunk_blocks, minibatch.shard_blocks)
+    blocks = tl.minimum(minibatch.chunk_blocks, minibatch.shard_blocks - first)
+    return minibatch.first_block + shard * minibatch.shard_blocks + first, blocks
+
+
+@triton.jit
+def needed(truncated_ptr, offset, in_bounds, TRUNCATED_ONLY: tl.constexpr):
+    """Whether to compute a tile: always, or with TRUNCATED_ONLY if one of its lanes was truncated."""
+    if TRUNCATED_ONLY:
+        return tl.sum(tl.load(truncated_ptr + offset, mask=in_bounds, other=0).to(tl.int32), axis=0) > 0
+    else:
+        return True
+
+
+@triton.jit
+def _store_features(
+    inputs, x_ptr, rounded_ptr, sample, t, in_bounds, row, lanes, SPEC: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Encode samples t N + n (rows) into rows of `x_ptr`, and in bf16 into `rounded_ptr` as operands.
+
+    Program 1 takes BLOCK_N columns.
+    """
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    feature = feature_of(column, inputs.normalizer, SPEC)
+    offset = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
+    observation = tl.load(
+        inputs.observation + offset, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0
+    )
+    target = row[:, None] * SPEC.inputs[0] + column[None, :]
+    if SPEC.bytes:
+        tl.store(x_ptr + target, one_hot(observation, column, inputs.normalizer, SPEC))
+    else:
+        features = first_operand(normalize(observation, column, inputs.normalizer, SPEC), SPEC)
+        tl.store(x_ptr + target, features)
+        if SPEC.precision == "bf16":
+            tl.store(rounded_ptr + target, rounded_operand(features, SPEC))
+
+
+# GATHER KERNELS
+#
+# Grid of each: (tiles of BLOCK_M rows, inputs[0] / BLOCK_N).
+#
+# | parameter     | shape                  | meaning                                                               |
+# |---------------|------------------------|-----------------------------------------------------------------------|
+# | inputs        | struct                 | `Inputs`: observations (T + 1, O, N), normalizer                      |
+# | x_ptr         | (capacity, inputs[0])  | encoded samples, written: uint8, or float32 rounded to tf32           |
+# | rounded_ptr   | (capacity, inputs[0])  | in bf16: the same as operands, written                                |
+# | lanes         | int                    | N                                                                     |
+# | BLOCK         | int                    | neighbouring lanes of a block                                         |
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def gather(
+    inputs,
+    truncated_ptr,
+    x_ptr,
+    rounded_ptr,
+    first,
+    count,
+    lanes,
+    SPEC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TRUNCATED_ONLY: tl.constexpr,
+):
+    """Gather `count` consecutive samples, whole blocks from block `first` of the rollout on."""
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A mask of blocks instead of rows: all rows of a block are loaded or none, so the compiler vectorizes the loads.
+    in_bounds = row // BLOCK < count // BLOCK
+    block = first + row // BLOCK
+    sample = block * BLOCK + row % BLOCK  # t N + n
+    if needed(truncated_ptr, sample, in_bounds, TRUNCATED_ONLY):
+        _store_features(
+            inputs, x_ptr, rounded_ptr, sample, block // (lanes // BLOCK), in_bounds, row, lanes, SPEC, BLOCK_N
+        )
+
+
+@triton.jit(do_not_specialize=["minibatch", "first_chunk", "slot"])
+def gather_chunks(
+    minibatch,
+    inputs,
+    x_ptr,
+    rounded_ptr,
+    first_chunk,
+    slot,
+    lanes,
+    SPEC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gather the chunks of a minibatch from chunk `first_chunk` on, each into `slot` rows of `x_ptr`.
+
+    Rows after a chunk's last sample hold an encoded empty observation.
+    """
+    start = tl.program_id(0) * BLOCK_M
+    begin, blocks = chunk_begin(minibatch, first_chunk + start // slot)
+    # multiple_of: a slot has whole tiles, so the compiler sees which rows lie in one block, and vectorizes the loads.
+    offset = tl.multiple_of(start % slot, BLOCK_M) + tl.arange(0, BLOCK_M)
+    in_bounds = offset // BLOCK < blocks
+    block = tl.load(minibatch.order + begin + offset // BLOCK, mask=in_bounds, other=0)
+    sample = block * BLOCK + offset % BLOCK  # t N + n
+    _store_features(
+        inputs,
+        x_ptr,
+        rounded_ptr,
+        sample,
+        block // (lanes // BLOCK),
+        in_bounds,
+        start + tl.arange(0, BLOCK_M),
+        lanes,
+        SPEC,
+        BLOCK_N,
+    )
