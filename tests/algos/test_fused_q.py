@@ -141,11 +141,11 @@ def test_pqns_kernels_compile(env, precision, net, shape):
 
 def made_for_board(game, precision, lanes, **config):
     """The kernels of a trainer of a board that has no GPU to launch them on."""
-    from operant.kernels.dense import board
+    from operant.kernels.dense import convolution
 
     net = mlp.Config(**{**BOARD, "hidden": [128]})
     pqn = PQN(DeviceWorld(find(game), lanes, seed=1), PQN.Config(**config, kernels="torch"), net, seed=1, steps=100)
-    learner, reason = board.build(fused.task(pqn.backend), precision)
+    learner, reason = convolution.build(fused.task(pqn.backend), precision)
     assert learner is not None, reason
     return learner
 
