@@ -93,7 +93,7 @@ class CodeStore:
         """
         try:
             with self._open_folder() as root:
-                sizes = [at.st_size for name, at in _entries(root) if _KEY.fullmatch(name)]
+                sizes = [status.st_size for name, status in _entries(root) if _KEY.fullmatch(name)]
         except OSError:
             return 0, 0
         return len(sizes), sum(sizes)
@@ -109,16 +109,16 @@ class CodeStore:
             self._check(os.fstat(descriptor), ".", stat.S_ISDIR)
             yield descriptor
 
-    def _check(self, found: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
+    def _check(self, status: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
         """Raise UntrustedError unless the file is of the expected kind, owned by this user and not writable by
         others.
         """
         problem = None
-        if not is_kind(found.st_mode):
+        if not is_kind(status.st_mode):
             problem = "is of the wrong kind"
-        elif found.st_uid != os.geteuid():
+        elif status.st_uid != os.geteuid():
             problem = "belongs to another user"
-        elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             problem = "can be written by others"
         if problem is not None:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
@@ -128,14 +128,14 @@ class CodeStore:
         writers.
         """
         entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
-        total = sum(at.st_size for _, at in entries)
-        wanted = self._limit_bytes if total <= self._limit_bytes else self._limit_bytes * 3 // 4
-        for name, at in entries:
-            abandoned = name.startswith(".") and time.time() - at.st_mtime > _ABANDONED_S
-            if abandoned or (total > wanted and _KEY.fullmatch(name)):
+        total = sum(status.st_size for _, status in entries)
+        target_bytes = self._limit_bytes if total <= self._limit_bytes else self._limit_bytes * 3 // 4
+        for name, status in entries:
+            abandoned = name.startswith(".") and time.time() - status.st_mtime > _ABANDONED_S
+            if abandoned or (total > target_bytes and _KEY.fullmatch(name)):
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=root)
-                total -= at.st_size
+                total -= status.st_size
 
 
 @contextlib.contextmanager
@@ -153,8 +153,8 @@ def _header(key: str, payload: bytes) -> bytes:
 
 
 def _entries(root: int) -> list[tuple[str, os.stat_result]]:
-    found = []
+    entries = []
     for name in os.listdir(root):
         with contextlib.suppress(FileNotFoundError):  # deleted by another process
-            found.append((name, os.stat(name, dir_fd=root, follow_symlinks=False)))
-    return found
+            entries.append((name, os.stat(name, dir_fd=root, follow_symlinks=False)))
+    return entries

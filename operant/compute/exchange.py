@@ -24,7 +24,7 @@ class Link(NamedTuple):
 
 
 class Exchange(Protocol):
-    """One rank's end of the exchange. All operations are collective: same order and shapes on every rank."""
+    """Endpoint of a rank. All operations are collective: same order and shapes on every rank."""
 
     counts: bool  # whether the current exchange belongs to an iteration and is timed
 

@@ -193,12 +193,12 @@ def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
     Names that begin with `but` are left out: numba has its CUDA settings only once numba-cuda was imported.
     """
     plain = (bool, int, float, str, type(None))
-    kept = {
+    settings = {
         name: value
         for name, value in vars(module).items()
         if name.isupper() and not name.endswith("NUM_THREADS") and not name.startswith(but)
     }
-    return sorted((name, repr(value)) for name, value in kept.items() if isinstance(value, plain))
+    return sorted((name, repr(value)) for name, value in settings.items() if isinstance(value, plain))
 
 
 def _described(kind: Any) -> Any:

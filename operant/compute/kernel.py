@@ -201,9 +201,7 @@ class Kernel:
 
 @functools.cache
 def _numba_stream(device: torch.device, handle: int) -> Any:
-    """One of torch's few streams as a numba stream. Cached: numba creates a class per stream and keeps the last hundred
-    alive.
-    """
+    """Torch stream as a numba stream. Cached: numba creates a class per stream and keeps the last hundred alive."""
     from numba import cuda
 
     return cuda.external_stream(handle)

@@ -28,9 +28,9 @@ def essence(error: BaseException) -> str:
     sentence = re.sub(r" for '[^']*', defined at .*| ?Raised from .*", "", sentence)
     place = _place(error, text)
     if "failed to unpack" in sentence or "wrong tuple length" in sentence:
-        for names, wanted in _RETURNED.items():
+        for names, requirement in _RETURNED.items():
             if names in text or names in place:
-                return wanted
+                return requirement
     sentence = sentence.rstrip(".")
     return f"{place}: {sentence}" if place else sentence
 

@@ -46,12 +46,12 @@ def importing() -> Iterator[None]:
     be collected.
     """
     gc.collect()  # garbage must not be frozen
-    was_on, known = gc.isenabled(), len(sys.modules)
+    was_on, modules_before = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if len(sys.modules) > known:
+        if len(sys.modules) > modules_before:
             gc.freeze()
         if was_on:
             gc.enable()

@@ -86,10 +86,10 @@ class Game:
         self._draw, self._lives = np.random.default_rng(seed), 0
         machine.reset_game()
         # A restored state would be followed by the action before it if actions are sticky.
-        first, shown, alike = machine.cloneState(), self._shown(), not self._sticky
+        first, screen, alike = machine.cloneState(), self._shown(), not self._sticky
         for _ in range(ALIKE - 1 if alike else 0):
             machine.reset_game()
-            alike = alike and self._shown() == shown
+            alike = alike and self._shown() == screen
         self._start = first if alike else None
 
     def _shown(self) -> tuple[bytes, bytes]:

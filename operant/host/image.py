@@ -27,7 +27,7 @@ def resize_weights(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
     """
     start = np.arange(after) * before
     first = start // after
-    count = max(-(-(at + before) // after) - at // after for at in start.tolist())
+    count = max(-(-(pixel + before) // after) - pixel // after for pixel in start.tolist())
     index = np.minimum(first + np.arange(count)[:, None], before - 1)
     low, high = (
         np.maximum(index * after, start),
@@ -45,7 +45,7 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     rows, row_weights = resize_weights(before[0], height)
     columns, column_weights = resize_weights(before[1], width)
     values = picture.astype(np.int32)
-    values = sum(values[at] * weight[:, None, None] for at, weight in zip(rows, row_weights, strict=True))
-    values = sum(values[:, at] * weight[:, None] for at, weight in zip(columns, column_weights, strict=True))
-    whole, rest = np.divmod(values, before[0] * before[1])
-    return (whole + (2 * rest + (whole & 1) > before[0] * before[1])).astype(np.uint8)
+    values = sum(values[index] * weight[:, None, None] for index, weight in zip(rows, row_weights, strict=True))
+    values = sum(values[:, index] * weight[:, None] for index, weight in zip(columns, column_weights, strict=True))
+    whole, remainder = np.divmod(values, before[0] * before[1])
+    return (whole + (2 * remainder + (whole & 1) > before[0] * before[1])).astype(np.uint8)

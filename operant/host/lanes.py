@@ -77,10 +77,10 @@ class Blocks:
     side: np.ndarray
 
     def __init__(self, memory: Any, shape: BlockLayout) -> None:
-        self.shape, at = shape, 0
+        self.shape, offset = shape, 0
         for name, (size, kind) in shape.columns().items():
-            setattr(self, name, np.frombuffer(memory, kind, math.prod(size), at).reshape(size))
-            at += _padded(size, kind)
+            setattr(self, name, np.frombuffer(memory, kind, math.prod(size), offset).reshape(size))
+            offset += _padded(size, kind)
 
 
 class LaneError(Exception):
@@ -184,9 +184,9 @@ class LaneGroup:
     def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
         """Write the legal actions of a lane; all if the environment gives none or allows none."""
         if self._blocks.shape.mask:
-            row, at = self._blocks.legal[lane], 0
+            row, first = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask
             for count in sizes:  # a choice without a legal value has no distribution
-                if not row[at : at + count].any():
-                    row[at : at + count] = 1
-                at += count
+                if not row[first : first + count].any():
+                    row[first : first + count] = 1
+                first += count

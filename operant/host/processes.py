@@ -146,12 +146,12 @@ class LaneProcesses:
     def ready(self, *, wait: bool) -> list[int]:
         """Buffers whose step is complete, with `wait` at least one; call `finish` for each. Only with `independent`."""
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
-        numbers, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
-        if wait and not numbers:
+        descriptors, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
+        if wait and not descriptors:
             raise self._timeout_error("step", self._timeout_s, list(working.values()))
-        found = [self._receive(working[number], "step", [working[number]]) for number in numbers]
-        self._stepped.update(found)
-        return found
+        buffers = [self._receive(working[number], "step", [working[number]]) for number in descriptors]
+        self._stepped.update(buffers)
+        return buffers
 
     def close(self) -> None:
         """End the processes and close the environments."""
@@ -189,23 +189,20 @@ class LaneProcesses:
         )
 
     def _timeout_error(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
-        where = self._current_lane(workers[0])
+        lane = self._current_lane(workers[0])
         for worker in workers:
             worker.process.kill()
         advice = "env.timeout_s allows more, env.threads=0 steps the lanes in one process, for a debugger"
-        return EnvironmentFailedError(
-            f"{self._name}: `{call}` of {where} did not return within {limit_s:g} s: {advice}"
-        )
+        return EnvironmentFailedError(f"{self._name}: `{call}` of {lane} did not return within {limit_s:g} s: {advice}")
 
     def _exit_error(self, worker: _Worker, call: str) -> EnvironmentFailedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(5)
         code = worker.process.returncode
         how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        where = self._current_lane(worker)
+        lane = self._current_lane(worker)
         return EnvironmentFailedError(
-            f"{self._name}: the process of {where} ended {how} in `{call}`: env.threads=0 steps the lanes in "
-            "one process"
+            f"{self._name}: the process of {lane} ended {how} in `{call}`: env.threads=0 steps the lanes in one process"
         )
 
     def _current_lane(self, worker: _Worker) -> str:
@@ -225,28 +222,28 @@ def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # process that receives an extra lane of an uneven buffer
     for buffer in buffers:
-        each, more, at = *divmod(len(buffer), processes), 0
+        base, extra, start = *divmod(len(buffer), processes), 0
         for k in range(processes):
-            count = each + (k < more)
-            shares[(first + k) % processes].append(buffer[at : at + count])
-            at += count
-        first += more
+            count = base + (k < extra)
+            shares[(first + k) % processes].append(buffer[start : start + count])
+            start += count
+        first += extra
     return shares
 
 
 def _start(memory_fd: int, own: Sequence[range]) -> _Worker:
     """Start a worker process that inherits the memory, its socket and this process's stderr."""
-    here, there = socket.socketpair()
-    command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
-    with there:
+    parent_end, child_end = socket.socketpair()
+    command = [sys.executable, "-c", _PROGRAM, _HOME, str(child_end.fileno()), str(memory_fd), str(os.getpid())]
+    with child_end:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=2,
-            pass_fds=(there.fileno(), memory_fd),
+            pass_fds=(child_end.fileno(), memory_fd),
             env={**_SINGLE_THREADED, **os.environ},
         )
-    return _Worker(process, here, tuple(lane for lanes in own for lane in lanes))
+    return _Worker(process, parent_end, tuple(lane for lanes in own for lane in lanes))
 
 
 def _end(workers: list[_Worker]) -> None:

@@ -125,8 +125,12 @@ def _game(source: Source, kwargs: dict[str, Any]) -> Game:
 
 def _without_screen() -> dict[str, str]:
     """Environment variables for headless rendering and quiet imports."""
-    found = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "XDG_RUNTIME_DIR": tempfile.gettempdir()}
-    return found if "DISPLAY" in os.environ else {**found, "MUJOCO_GL": _drawing_library()}
+    variables = {
+        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "XDG_RUNTIME_DIR": tempfile.gettempdir(),
+    }
+    return variables if "DISPLAY" in os.environ else {**variables, "MUJOCO_GL": _drawing_library()}
 
 
 @functools.cache
@@ -169,17 +173,19 @@ def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
     path, _, function = source.name.rpartition(":")
     file, maker = Path(path), maker_of(source)
     takes = inspect.signature(maker).parameters
-    if draws and ("render_mode" in takes or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())):
+    if draws and (
+        "render_mode" in takes or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values())
+    ):
         kwargs["render_mode"] = "rgb_array"
     try:
-        made = maker(**kwargs)
+        env = maker(**kwargs)
     except Exception as error:
         raise SourceError(
             f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}"
         ) from error
-    if not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
-        raise SourceError(f"{file.name}:{function} returned {type(made).__name__}: it should be a gymnasium.Env")
-    return made
+    if not all(hasattr(env, name) for name in ("reset", "step", "action_space")):
+        raise SourceError(f"{file.name}:{function} returned {type(env).__name__}: it should be a gymnasium.Env")
+    return env
 
 
 _MODULES: dict[tuple[str, str], Any] = {}
@@ -282,7 +288,7 @@ class Outcome(NamedTuple):
 
 
 class Lane:
-    """One environment instance with rows in and out. Never resets by itself: `reset` begins an episode."""
+    """Environment instance with rows in and out. Never resets by itself: `reset` begins an episode."""
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self.env = make(source, draws=draws)
@@ -339,13 +345,14 @@ class Lane:
 
     def picture(self) -> np.ndarray:
         """Picture from `render`, (H, W, 3) bytes. Raises SourceError if it returns none."""
-        shown = self.env.render()
-        found = np.asarray(shown[-1] if isinstance(shown, list) and shown else shown)
-        if found.ndim != 3 or found.shape[2] < 3:
+        rendered = self.env.render()
+        picture = np.asarray(rendered[-1] if isinstance(rendered, list) and rendered else rendered)
+        if picture.ndim != 3 or picture.shape[2] < 3:
             raise SourceError(
-                f"`render` returned {type(shown).__name__} of the shape {found.shape}: a picture is (H, W, 3) bytes"
+                f"`render` returned {type(rendered).__name__} of the shape {picture.shape}: a picture is (H, W, "
+                f"3) bytes"
             )
-        return found[..., :3].astype(np.uint8)
+        return picture[..., :3].astype(np.uint8)
 
     def close(self) -> None:
         """Close the environment."""

@@ -150,15 +150,15 @@ def observation(space: Any) -> Observation:
         raise UnsupportedSpaceError("it has no entries")
     alike = [_choices(part.space) for part in leaves]
     in_bytes = all(
-        str(part.space.dtype) == "uint8" if found is None else found[0].max() <= _CATEGORIES
-        for part, found in zip(leaves, alike, strict=True)
+        str(part.space.dtype) == "uint8" if choices is None else choices[0].max() <= _CATEGORIES
+        for part, choices in zip(leaves, alike, strict=True)
     )
     return _bytes(leaves, alike) if in_bytes else _floats(leaves, alike)
 
 
 def _numbers(space: Any) -> int:
-    found = _choices(space)
-    return math.prod(space.shape) if found is None else len(found[0])
+    choices = _choices(space)
+    return math.prod(space.shape) if choices is None else len(choices[0])
 
 
 def _picture(space: Any) -> Observation:
@@ -178,25 +178,25 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
     """Row of bytes: categorical features and numeric uint8."""
     categories: list[int] = []
     high: list[float] = []
-    fields, plans, at = [], [], 0
-    for part, found in zip(leaves, choices, strict=True):
+    fields, plans, offset = [], [], 0
+    for part, choice in zip(leaves, choices, strict=True):
         count = _numbers(part.space)
-        if found is None:
+        if choice is None:
             categories += [0] * count
             high += np.asarray(part.space.high, np.float64).ravel().tolist()
         else:
-            categories += [int(k) if k > 1 else 0 for k in found[0]]
-            high += [float(k - 1) for k in found[0]]
-        fields.append(Field(part.name, at, at + count))
-        plans.append((part.path, slice(at, at + count), 0 if found is None else found[1]))
-        at += count
+            categories += [int(k) if k > 1 else 0 for k in choice[0]]
+            high += [float(k - 1) for k in choice[0]]
+        fields.append(Field(part.name, offset, offset + count))
+        plans.append((part.path, slice(offset, offset + count), 0 if choice is None else choice[1]))
+        offset += count
 
     def write(value: Any, row: np.ndarray) -> None:
-        for path, where, least in plans:
-            row[where] = np.asarray(_reach(value, path)).ravel() - least
+        for path, columns, least in plans:
+            row[columns] = np.asarray(_reach(value, path)).ravel() - least
 
     return Observation(
-        at, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write
+        offset, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write
     )
 
 
@@ -204,32 +204,32 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
     """Row of float32: one-hot, 0 and 1, and plain values."""
     low: list[float] = []
     high: list[float] = []
-    fields, at = [], 0
+    fields, offset = [], 0
     plans: list[tuple[Any, ...]] = []
-    for part, found in zip(leaves, choices, strict=True):
-        plain = found is None or part.space.__class__.__name__ == "MultiBinary"
-        count = _numbers(part.space) if plain else int(found[0].sum())
-        fields.append(Field(part.name, at, at + count))
-        if found is None:
+    for part, choice in zip(leaves, choices, strict=True):
+        plain = choice is None or part.space.__class__.__name__ == "MultiBinary"
+        count = _numbers(part.space) if plain else int(choice[0].sum())
+        fields.append(Field(part.name, offset, offset + count))
+        if choice is None:
             scale = 1 / 255 if str(part.space.dtype) == "uint8" else 1.0
             low += (np.asarray(part.space.low, np.float64).ravel() * scale).tolist()
             high += (np.asarray(part.space.high, np.float64).ravel() * scale).tolist()
-            plans.append((part.path, at, at + count, None, None, scale))
+            plans.append((part.path, offset, offset + count, None, None, scale))
         else:
             low += [0.0] * count
             high += [1.0] * count
-            places = None if plain else at + np.concatenate([[0], np.cumsum(found[0])[:-1]]).astype(np.int64)
-            plans.append((part.path, at, at + count, places, None if plain else found[1], 1.0))
-        at += count
+            one_hot = None if plain else offset + np.concatenate([[0], np.cumsum(choice[0])[:-1]]).astype(np.int64)
+            plans.append((part.path, offset, offset + count, one_hot, None if plain else choice[1], 1.0))
+        offset += count
 
     def write(value: Any, row: np.ndarray) -> None:
-        for path, start, stop, places, least, scale in plans:
-            numbers = np.asarray(_reach(value, path)).ravel()
-            if places is None:
-                row[start:stop] = numbers if scale == 1.0 else numbers * scale
+        for path, start, stop, one_hot, least, scale in plans:
+            values = np.asarray(_reach(value, path)).ravel()
+            if one_hot is None:
+                row[start:stop] = values if scale == 1.0 else values * scale
             else:
                 row[start:stop] = 0.0
-                row[places + (numbers - least)] = 1.0
+                row[one_hot + (values - least)] = 1.0
 
     only = leaves[0]
     if len(leaves) == 1 and not only.path and choices[0] is None and str(only.space.dtype) != "uint8":
@@ -237,7 +237,7 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
         def write(value: Any, row: np.ndarray) -> None:  # the common case
             row[:] = np.asarray(value).reshape(-1)
 
-    return Observation(at, "float32", tuple(low), tuple(high), (), 0, tuple(fields), write)
+    return Observation(offset, "float32", tuple(low), tuple(high), (), 0, tuple(fields), write)
 
 
 # ACTIONS
@@ -246,15 +246,15 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
 def action(space: Any) -> Action:
     """Row description of an action space. Raises UnsupportedSpaceError for a mix of choices and continuous values."""
     leaves = list(parts(space, "action"))
-    found = [_choices(part.space) for part in leaves]
-    if all(choices is None for choices in found) and leaves:
+    choices_of_leaves = [_choices(part.space) for part in leaves]
+    if all(choices is None for choices in choices_of_leaves) and leaves:
         low, high = (
-            np.concatenate([np.asarray(getattr(part.space, side), np.float64).ravel() for part in leaves])
-            for side in ("low", "high")
+            np.concatenate([np.asarray(getattr(part.space, bound), np.float64).ravel() for part in leaves])
+            for bound in ("low", "high")
         )
         return Action((), tuple(low.tolist()), tuple(high.tolist()), False, _reader(space))
-    if all(choices is not None for choices in found) and leaves:
-        sizes = tuple(int(n) for choices in found if choices is not None for n in choices[0])
+    if all(choices is not None for choices in choices_of_leaves) and leaves:
+        sizes = tuple(int(n) for choices in choices_of_leaves if choices is not None for n in choices[0])
         single = len(leaves) == 1 and type(space).__name__ == "Discrete"
         return Action(sizes, (), (), not single, _reader(space))
     raise UnsupportedSpaceError("its action mixes discrete choices with a Box: use one kind")
@@ -271,19 +271,19 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
         shape, kind = space.shape, space.dtype
         return lambda row: row.reshape(shape).astype(kind)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        found = _choices(space)
-        assert found is not None
-        least, shape, kind = found[1], space.shape, space.dtype
+        choices = _choices(space)
+        assert choices is not None
+        least, shape, kind = choices[1], space.shape, space.dtype
         return lambda row: (row + least).reshape(shape).astype(kind)
     inner = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
-    readers, at = [], 0
+    readers, offset = [], 0
     for key, part in inner:
         count = sum(_numbers(leaf.space) for leaf in parts(part))
-        readers.append((key, slice(at, at + count), _reader(part)))
-        at += count
+        readers.append((key, slice(offset, offset + count), _reader(part)))
+        offset += count
     if isinstance(space, spaces.Dict):
-        return lambda row: {key: read(row[where]) for key, where, read in readers}
-    return lambda row: tuple(read(row[where]) for _, where, read in readers)
+        return lambda row: {key: read(row[columns]) for key, columns, read in readers}
+    return lambda row: tuple(read(row[columns]) for _, columns, read in readers)
 
 
 # BATCHES
@@ -314,15 +314,15 @@ def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
 
 def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
     """Legal actions, (H) of 0 and 1, from `info` or a Dict observation; None if neither has them."""
-    found = info.get(MASK) if isinstance(info, dict) else None
-    if found is None and isinstance(value, dict):
-        found = value.get(MASK)
-    if found is None or not sizes:
+    mask = info.get(MASK) if isinstance(info, dict) else None
+    if mask is None and isinstance(value, dict):
+        mask = value.get(MASK)
+    if mask is None or not sizes:
         return None
     flat = (
-        np.concatenate([np.asarray(one).ravel() for one in found])
-        if isinstance(found, tuple | list)
-        else np.asarray(found).ravel()
+        np.concatenate([np.asarray(part).ravel() for part in mask])
+        if isinstance(mask, tuple | list)
+        else np.asarray(mask).ravel()
     )
     if len(flat) != sum(sizes):
         return None

@@ -71,13 +71,13 @@ class UserVector(Vector):
     def make(self) -> Any:
         """Vector environment from a user's function."""
         _reject_keys(self.source, (*_OWN_KEYS, "time_limit"), "a vector environment does that itself")
-        made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
-        if getattr(made, "num_envs", None) != self.count:
+        env = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
+        if getattr(env, "num_envs", None) != self.count:
             raise SourceError(
                 f"{self.source.name}(num_envs={self.count}) should return a VectorEnv with that num_envs "
-                f"(got {getattr(made, 'num_envs', 'none')})"
+                f"(got {getattr(env, 'num_envs', 'none')})"
             )
-        return made
+        return env
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
         """Reset all lanes: observations and info."""
@@ -136,10 +136,10 @@ class EnvPoolVector(Vector):
         return Step(observation, reward, terminated, truncated, final, info)
 
 
-def _reject_keys(source: Source, keys: Sequence[str], why: str) -> None:
+def _reject_keys(source: Source, keys: Sequence[str], reason: str) -> None:
     for key in keys:
         if getattr(source, key) != Source._field_defaults[key]:
-            raise SourceError(f"env.{key} is {getattr(source, key)!r}: {why}")
+            raise SourceError(f"env.{key} is {getattr(source, key)!r}: {reason}")
 
 
 def vector_class(source: Source) -> type[Vector] | None:
@@ -171,26 +171,28 @@ class VectorGroup(LaneGroup):
                     call(buffer)
                     self._blocks.busy[lanes] = 0
             except Exception as error:
-                where = f"{lanes[0]} to {lanes[-1]}" if lanes else "-"
+                lane_range = f"{lanes[0]} to {lanes[-1]}" if lanes else "-"
                 raise LaneError(
-                    where, name, self._blocks.action[lanes].tolist() if name == "step" else None, error
+                    lane_range, name, self._blocks.action[lanes].tolist() if name == "step" else None, error
                 ) from error
 
         return guarded
 
     def make(self, buffer: int) -> None:
         """Make the environments of all buffers."""
-        made = vector_class(self._source)
-        assert made is not None
-        self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
-        one = next(vector for vector in self._vectors if vector is not None)
-        self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
+        vector_type = vector_class(self._source)
+        assert vector_type is not None
+        self._vectors = [
+            vector_type(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers
+        ]
+        first = next(vector for vector in self._vectors if vector is not None)
+        self._view, self._action = view_of(self._source, first), spaces.action(first.single_action_space)
         # Fast path for one Box and one Discrete: all rows are one copy (pictures unchanged).
-        self._kind, space = one.single_action_space.dtype, one.single_observation_space
+        self._kind, space = first.single_action_space.dtype, first.single_observation_space
         self._channels_first = channels_first(space)
         self._plain = self._channels_first or (type(space).__name__ == "Box" and str(space.dtype) != "uint8")
         self._start = (
-            int(one.single_action_space.start) if type(one.single_action_space).__name__ == "Discrete" else None
+            int(first.single_action_space.start) if type(first.single_action_space).__name__ == "Discrete" else None
         )
 
     def reset(self, buffer: int) -> None:
@@ -228,13 +230,13 @@ class VectorGroup(LaneGroup):
             if not self._blocks.shape.mask:
                 return
         for k, lane in enumerate(lanes):
-            one = spaces.select(value, k)
+            observation = spaces.select(value, k)
             if not self._plain:
-                self._view.frame(one, rows[lane])
-            found = info.get(spaces.MASK) if isinstance(info, dict) else None
+                self._view.frame(observation, rows[lane])
+            masks = info.get(spaces.MASK) if isinstance(info, dict) else None
             self._write_mask(
                 lane,
-                spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes),
+                spaces.mask_of({} if masks is None else {spaces.MASK: masks[k]}, observation, self._action.sizes),
                 self._action.sizes,
             )
 

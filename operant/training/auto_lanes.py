@@ -54,8 +54,8 @@ def resolve(config: Config, device: torch.device, *, report: Callable[[str], Non
         total = building.with_lanes(config, lanes * ranks)
         if fits(building.with_lanes(config, lanes), device):
             building.require_shared(total, ranks)
-            why = f" (more would leave run.steps fewer than {MIN_ITERATIONS} iterations)" if 2 * lanes > useful else ""
-            report(f"env.lanes = auto: {total.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{why}")
+            note = f" (more would leave run.steps fewer than {MIN_ITERATIONS} iterations)" if 2 * lanes > useful else ""
+            report(f"env.lanes = auto: {total.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{note}")
             return total
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
     raise DeviceError(

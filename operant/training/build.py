@@ -44,7 +44,7 @@ def build(
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
-    where = {
+    placement = {
         "seed": config.run.seed,
         "device": device,
         "params": config.params,
@@ -62,18 +62,18 @@ def build(
             environment, hosting=hosting._replace(processes=max(1, hosting.processes // exchange.ranks))
         )
     world = (
-        worlds.BridgedWorld(environment, lanes, **where, buffers=config.env.buffers)
+        worlds.BridgedWorld(environment, lanes, **placement, buffers=config.env.buffers)
         if bridged
-        else worlds.make(environment, lanes, **where)
+        else worlds.make(environment, lanes, **placement)
     )
-    made = algos.load(config.algo_name)(
+    algo = algos.load(config.algo_name)(
         world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined
     )
-    made.scheduled = changing | {
+    algo.scheduled = changing | {
         key: (config.scheduled[key], world.changing[name]) for name, key in config.changing.items()
     }
-    set_scheduled(made, 0)
-    return cast("Algorithm", made)
+    set_scheduled(algo, 0)
+    return cast("Algorithm", algo)
 
 
 def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
@@ -116,9 +116,9 @@ def require_shared(config: Config, ranks: int) -> None:
 def _completed(settings: Any, chosen: object) -> Any:
     """Algorithm configuration with `chosen` values for the keys it leaves open, validated like any other value."""
     left_open = {key for key, value in settings if value in ("", None)}
-    taken = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
+    values = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
     try:
-        return type(settings).model_validate({**settings.model_dump(), **taken})
+        return type(settings).model_validate({**settings.model_dump(), **values})
     except ValidationError as error:
         raise ConfigError(
             "run.json", [f"chosen.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
@@ -127,18 +127,18 @@ def _completed(settings: Any, chosen: object) -> Any:
 
 def make_actor(config: Config, device: torch.device) -> Actor:
     """Actor of a configuration with initial parameters, without training buffers."""
-    made = algos.load(config.algo_name).make_actor(
+    actor = algos.load(config.algo_name).make_actor(
         config.environment, config.algo, config.net, device, seed=config.run.seed
     )
-    return cast("Actor", made)
+    return cast("Actor", actor)
 
 
 def estimate(config: Config, lanes: int | None = None) -> Estimate:
     """Bytes and FLOPs of an iteration, by default with the configuration's own number of lanes."""
-    found = algos.load(config.algo_name).estimate(
+    result = algos.load(config.algo_name).estimate(
         config.environment, config.algo, config.net, config.lanes if lanes is None else lanes
     )
-    return cast("Estimate", found)
+    return cast("Estimate", result)
 
 
 def with_lanes(config: Config, lanes: int) -> Config:

@@ -88,15 +88,15 @@ class GroupExchange:
     def gather(self, rows: Tensor) -> Tensor:
         """All-gather rows (k, ...) in rank order, (W k, ...)."""
         began_s = time.perf_counter()
-        own = rows.detach().contiguous()
-        gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
+        local = rows.detach().contiguous()
+        gathered = torch.empty((self.ranks * len(local), *local.shape[1:]), dtype=local.dtype, device=local.device)
         # as bytes: not every dtype is supported
-        theirs, mine = gathered.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8)
+        gathered_bytes, local_bytes = gathered.view(-1).view(torch.uint8), local.view(-1).view(torch.uint8)
         try:
             if self.device.type == "cuda":
-                dist.all_gather_into_tensor(theirs, mine, group=self._group)
+                dist.all_gather_into_tensor(gathered_bytes, local_bytes, group=self._group)
             else:
-                self._group._allgather_base(theirs, mine).wait()
+                self._group._allgather_base(gathered_bytes, local_bytes).wait()
         except RuntimeError as error:
             time.sleep(_LAST_WORD_S)  # the watching thread knows the cause and exits this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
@@ -106,11 +106,11 @@ class GroupExchange:
 
     def agree(self, text: str) -> str:
         """Broadcast rank 0's text, up to 255 bytes."""
-        own = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
+        local = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
         counts, self.counts = self.counts, False  # not part of an iteration
-        found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
+        first = self.gather(local.to(self.device)[None])[0].cpu()  # sync: before a run begins
         self.counts = counts
-        return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
+        return bytes(first.tolist()).rstrip(b"\0").decode()  # sync: the same
 
     def link(self, width: int, programs: int) -> Link | None:
         """None: process groups have no memory that kernels share."""
@@ -218,11 +218,11 @@ class SymmetricExchange(GroupExchange):
             self._mark_untimed(f"have {_COUNTERS} kernels or more that exchange")
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
-    def _mark_untimed(self, why: str) -> None:
+    def _mark_untimed(self, reason: str) -> None:
         """Mark the exchange time as unknown from now on: a part of it would be too low."""
         if self._in_kernel and not self._untimed:
             log.info(
-                "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why
+                "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", reason
             )
         self._untimed = True
 
@@ -252,17 +252,17 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
     able = (
         not multi_node and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
     )
-    found = None
+    symmetric = None
     if able:
         try:
-            found = SymmetricExchange(rank, ranks, dist.group.WORLD, device, in_kernel=asked == "kernel")
-            found.gather(torch.zeros(1, 8, device=device))
+            symmetric = SymmetricExchange(rank, ranks, dist.group.WORLD, device, in_kernel=asked == "kernel")
+            symmetric.gather(torch.zeros(1, 8, device=device))
         except (RuntimeError, ImportError) as error:
             log.warning("exchange: no symmetric memory between the GPUs (%s)", str(error).splitlines()[0])
-            found = None
+            symmetric = None
     # All ranks must agree: if one lacks symmetric memory, none uses it.
-    everyone = plain.gather(torch.tensor([[float(found is not None)]], device=device))
-    return found if found is not None and bool(everyone.min() > 0) else plain  # sync: before a run begins
+    everyone = plain.gather(torch.tensor([[float(symmetric is not None)]], device=device))
+    return symmetric if symmetric is not None and bool(everyone.min() > 0) else plain  # sync: before a run begins
 
 
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool = False) -> GroupExchange:
@@ -349,23 +349,23 @@ class RankMetrics:
 
         `done` iterations so far; `iterations` and `training_s` of this record.
         """
-        found = {}
+        values = {}
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
-            said = (
+            reported = (
                 rank_metrics(self._device, self._exchange, done)
                 if rank == self._exchange.rank
                 else self._group.rank_metrics.get(rank, {})
             )
-            theirs, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
+            done_there, spent_s = reported.get("iterations", math.nan), reported.get("exchange_s", math.nan)
             before, before_s, recorded, recorded_s = self._before.get(rank, (math.nan, math.nan, 0, 0.0))
-            if not theirs - before < _LEAST_ITERATIONS and self._recorded > recorded:
+            if not done_there - before < _LEAST_ITERATIONS and self._recorded > recorded:
                 iteration_s = max(self._training_s - recorded_s, 1e-9) / (self._recorded - recorded)
-                self._before[rank] = (theirs, spent_s, self._recorded, self._training_s)
-                self._shares[rank] = (spent_s - before_s) / (theirs - before) / iteration_s
-            found[f"gpu/{rank}/memory_bytes"] = said.get("memory_bytes", math.nan)
-            found[f"gpu/{rank}/exchange_share"] = self._shares.get(rank, math.nan)
-        return found
+                self._before[rank] = (done_there, spent_s, self._recorded, self._training_s)
+                self._shares[rank] = (spent_s - before_s) / (done_there - before) / iteration_s
+            values[f"gpu/{rank}/memory_bytes"] = reported.get("memory_bytes", math.nan)
+            values[f"gpu/{rank}/exchange_share"] = self._shares.get(rank, math.nan)
+        return values
 
 
 def rank_metrics(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
@@ -401,29 +401,29 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
     """A tier's tensors on the CPU as a single rank would have them. A collective call."""
-    found, exchange.counts = {}, False
+    tensors, exchange.counts = {}, False
     for name, tensor in algo.state(tier).items():
         if exchange.ranks == 1:
-            found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
+            tensors[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
         elif name in _SUMS:
-            found[name] = exchange.gather(tensor[None]).sum(0).to("cpu", copy=True)  # sync: a checkpoint
+            tensors[name] = exchange.gather(tensor[None]).sum(0).to("cpu", copy=True)  # sync: a checkpoint
         elif (axis := _lane_axis(name, tensor, algo.world.count)) is not None:
-            found[name] = _gathered(tensor, axis, algo.device, exchange)
+            tensors[name] = _gathered(tensor, axis, algo.device, exchange)
         else:
-            found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
+            tensors[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
     exchange.counts = True
-    return found
+    return tensors
 
 
 def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
     """Zeros on the CPU in the shapes that `whole_state` gives to some of this rank's tensors."""
-    found = {}
+    zeros = {}
     for name, tensor in own.items():
         shape = list(tensor.shape)
         if (axis := _lane_axis(name, tensor, algo.world.count)) is not None:
             shape[axis] *= exchange.ranks
-        found[name] = torch.zeros(shape, dtype=tensor.dtype)
-    return found
+        zeros[name] = torch.zeros(shape, dtype=tensor.dtype)
+    return zeros
 
 
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
@@ -431,12 +431,12 @@ def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) 
     if exchange.ranks == 1:
         return dict(whole)
     lanes = algo.world.count
-    found = {}
+    parts = {}
     for name, tensor in whole.items():
         if name in _SUMS:
-            found[name] = tensor if exchange.rank == 0 else torch.zeros_like(tensor)
+            parts[name] = tensor if exchange.rank == 0 else torch.zeros_like(tensor)
         elif (axis := _lane_axis(name, tensor, lanes * exchange.ranks)) is not None:
-            found[name] = tensor.narrow(axis, exchange.rank * lanes, lanes)
+            parts[name] = tensor.narrow(axis, exchange.rank * lanes, lanes)
         else:
-            found[name] = tensor
-    return found
+            parts[name] = tensor
+    return parts

@@ -54,7 +54,7 @@ class _Save(NamedTuple):
 
 
 class Trainer:
-    """One run, from its resolved configuration to its end."""
+    """Trainer of a run, from its resolved configuration to its end."""
 
     def __init__(
         self,
@@ -418,8 +418,13 @@ class Trainer:
 
     def _document(self) -> dict[str, Any]:
         """Scalars that a resumed run needs in addition to the tensors."""
-        found = {"step": self.step, "iteration": self.iteration, "evaluation": self._evaluation, "score": self._score}
-        return {**found, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
+        progress = {
+            "step": self.step,
+            "iteration": self.iteration,
+            "evaluation": self._evaluation,
+            "score": self._score,
+        }
+        return {**progress, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
         """Save a checkpoint and answer the requests for one."""
@@ -486,7 +491,7 @@ class Trainer:
         self.store.wait()
         self.store.quarantine(self.step, self.team.state(self.algo, "train"), self._document(), session=self.session)
         last, first = self.store.newest(), not_finite.first
-        kept = (
+        last_checkpoint = (
             f"the last finite checkpoint is that of step {last.manifest.step:,}"
             if last is not None
             else "there is no checkpoint yet"
@@ -496,6 +501,6 @@ class Trainer:
             began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
             where = f"{first.words(began, self.config.lanes)}; "
         raise DivergedError(
-            f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. "
+            f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {last_checkpoint}. "
             f"{not_finite.advice(self.config)}"
         )

@@ -302,14 +302,14 @@ class Meters:
         first_bad = int(self._host_bad)
         if first_bad == _NEVER:
             return None
-        odd = tuple(
+        columns = tuple(
             metric.name
             for metric in self._writer.metrics
             if metric.must_be_finite and not math.isfinite(values[metric.name])
         )
         self._not_finite_total += 1
         self._writer.set_nonfinite(self._not_finite_total)
-        return NotFinite(first_bad, self._nonfinite.located(), odd)
+        return NotFinite(first_bad, self._nonfinite.located(), columns)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (

@@ -39,8 +39,8 @@ class FirstNonFinite(NamedTuple):
         all lanes.
         """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
-        many = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
-        return f"{what} {self.value} in lane {self.lane} at step {began + (self.tick + 1) * lanes:,}{many}"
+        others = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
+        return f"{what} {self.value} in lane {self.lane} at step {began + (self.tick + 1) * lanes:,}{others}"
 
 
 def advice(config: Any, first: FirstNonFinite | None) -> str:
@@ -109,14 +109,14 @@ class NonFiniteCheck:
         """`first` (1) int64: index of the first bad iteration, below 0 while there is none; later iterations are
         skipped.
         """
-        where, (steps, lanes) = rollout.reward.device, rollout.reward.shape
+        device, (steps, lanes) = rollout.reward.device, rollout.reward.shape
         checked = (rollout.action, rollout.reward, rollout.observation)
         self._floats = [tensor for tensor in checked if tensor.dtype == torch.float32]
-        nothing = torch.zeros(steps, 0, lanes, dtype=torch.int32, device=where)
+        nothing = torch.zeros(steps, 0, lanes, dtype=torch.int32, device=device)
         bits = [tensor.view(torch.int32) if tensor.dtype == torch.float32 else nothing for tensor in checked]
-        self._code = torch.zeros(steps, lanes, dtype=torch.int8, device=where)
-        self.any = torch.zeros(1, dtype=torch.int32, device=where)
-        self._on_cpu, self._kernel = where.type == "cpu", kernel(nonfinite_body, where)
+        self._code = torch.zeros(steps, lanes, dtype=torch.int8, device=device)
+        self.any = torch.zeros(1, dtype=torch.int32, device=device)
+        self._on_cpu, self._kernel = device.type == "cpu", kernel(nonfinite_body, device)
         self._seen, self._found = bind(Checked(*bits)), bind(Result(first, self._code, self.any))
 
     def __call__(self) -> None:
@@ -130,11 +130,11 @@ class NonFiniteCheck:
     def located(self) -> FirstNonFinite | None:
         """First non-finite value, ordered by step and then lane; None if there is none."""
         code = self._code.cpu()  # sync: the run is over
-        places = code.nonzero()
-        if not len(places):
+        positions = code.nonzero()
+        if not len(positions):
             return None
-        tick, lane = map(int, places[0])
+        tick, lane = map(int, positions[0])
         kind, infinite = divmod(int(code[tick, lane]), 4)
         return FirstNonFinite(
-            _KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(places[:, 1].unique())
+            _KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(positions[:, 1].unique())
         )

@@ -73,10 +73,10 @@ class _Wire:
         if not data or len(self._rest) > _LONGEST_LINE:
             return None
         try:
-            found = [json.loads(line) for line in lines]
+            messages = [json.loads(line) for line in lines]
         except ValueError:
             return None
-        return found if all(isinstance(message, dict) for message in found) else None
+        return messages if all(isinstance(message, dict) for message in messages) else None
 
     def silent_s(self) -> float:
         """Seconds since the last message, excluding time in which this process was suspended."""
@@ -146,12 +146,12 @@ class Leader:
             look()
         if not self._joined.is_set():
             missing = [str(rank) for rank in range(1, self.ranks) if rank not in self._wires]
-            which = (
+            who = (
                 f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.ranks} did not join within "
                 f"{timeout_s:g} s"
             )
             raise MachineError(
-                f"{which}: see their logs, and whether their hosts reach {' or '.join(self.addresses)} and share this "
+                f"{who}: see their logs, and whether their hosts reach {' or '.join(self.addresses)} and share this "
                 "run's folder"
             )
 
@@ -264,11 +264,11 @@ class Leader:
 
 def _addresses() -> list[str]:
     """Addresses by which other hosts may reach this one."""
-    found = []
+    addresses = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: yields the source address of the outward route
-        found.append(probe.getsockname()[0])
-    return [*found, socket.gethostname(), "127.0.0.1"]
+        addresses.append(probe.getsockname()[0])
+    return [*addresses, socket.gethostname(), "127.0.0.1"]
 
 
 # OTHER RANKS
@@ -357,12 +357,12 @@ class Follower:
 
 def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
     """Connection to rank 0 after admission, and the messages received after it."""
-    deadline_s, seen = time.monotonic() + join_s, False
+    deadline_s, has_address = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
         address_file = runs.read_json(folder / ADDRESS_FILE)
         addresses, port = address_file.get("addresses"), runs.integer_of(address_file, "port")
         for address in addresses if isinstance(addresses, list) and port else ():
-            seen = True
+            has_address = True
             with contextlib.suppress(OSError):
                 wire = _Wire(socket.create_connection((str(address), port or 0), timeout=5.0))
                 wire.send(token=address_file.get("token"), **hello)
@@ -375,7 +375,7 @@ def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int)
                     raise MachineError(str(answer[0]["over"]))
         time.sleep(_TRY_S)
     where, rank = runs.display_path(folder), f"rank {hello['rank']} on {hello['host']}"
-    if seen:
+    if has_address:
         raise MachineError(
             f"{rank} could not join rank 0 within {join_s:g} s; its address is in {where}/{ADDRESS_FILE}: check that "
             "this host can reach it"

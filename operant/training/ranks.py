@@ -64,10 +64,10 @@ def placement(environment: Mapping[str, str]) -> Placement:
         return int(word)
 
     rank, ranks = number(names[0], 0), number(names[1], 1)
-    found = Placement(rank, ranks, number(names[2], rank), number(names[3], ranks), launcher)
-    if found.ranks not in COUNTS or not found.rank < found.ranks:
-        raise UsageError(f"{launcher} has started {found.ranks} ranks: a run has 1, 2, 4 or 8")
-    return found
+    result = Placement(rank, ranks, number(names[2], rank), number(names[3], ranks), launcher)
+    if result.ranks not in COUNTS or not result.rank < result.ranks:
+        raise UsageError(f"{launcher} has started {result.ranks} ranks: a run has 1, 2, 4 or 8")
+    return result
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
@@ -88,11 +88,11 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
 
 def versions() -> dict[str, str]:
     """Package versions that must be equal on all ranks."""
-    found = {"operant": __version__}
+    installed = {"operant": __version__}
     for name in ("torch", "numba", "numpy", "triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 # DEVICES
@@ -127,26 +127,28 @@ def assign_gpus(
             f"CPU: run.gpus=0 run.ranks=2, "
             "or see `operant doctor`"
         )
-    named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
-    there = [index for index in named if index < visible]
-    if len(there) < len(named) and not resume:
-        missing = ", ".join(str(index) for index in named if index >= visible)
+    requested = (
+        list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
+    )
+    existing = [index for index in requested if index < visible]
+    if len(existing) < len(requested) and not resume:
+        missing = ", ".join(str(index) for index in requested if index >= visible)
         raise MachineError(
             f"run.gpus = {_plain(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}; there is no GPU "
             f"{missing}"
         )
-    if not there:
+    if not existing:
         raise MachineError(
             f"run.gpus = {_plain(run.gpus)}: these GPUs do not exist on this machine, which has {visible}: use "
             f"run.gpus=all"
         )
-    count = next(count for count in COUNTS if count <= len(there))
-    idle = [index for index in range(visible) if index not in there[:count]]
+    count = next(count for count in COUNTS if count <= len(existing))
+    idle = [index for index in range(visible) if index not in existing[:count]]
     note = None
-    if count < len(named) or (run.gpus == "all" and idle):
-        which, left = (", ".join(map(str, numbers)) or "none" for numbers in (there[:count], idle))
-        note = f"1, 2, 4 or 8 GPUs share a run: it trains on {which}; idle: {left}"
-    return Placement(this.rank, count, this.local_rank, count), tuple(there[:count]), note
+    if count < len(requested) or (run.gpus == "all" and idle):
+        used, unused = (", ".join(map(str, indices)) or "none" for indices in (existing[:count], idle))
+        note = f"1, 2, 4 or 8 GPUs share a run: it trains on {used}; idle: {unused}"
+    return Placement(this.rank, count, this.local_rank, count), tuple(existing[:count]), note
 
 
 def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placement, str, str | None]:
@@ -193,9 +195,9 @@ class LocalRanks:
             (folder / ADDRESS_FILE).unlink(missing_ok=True)  # left behind by a killed session
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
-                more = ["--rank", str(rank), "--ranks", str(ranks)]
+                arguments = ["--rank", str(rank), "--ranks", str(ranks)]
                 self._processes[rank] = subprocess.Popen(
-                    [*command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
 
     def ended(self) -> tuple[int, str] | None:

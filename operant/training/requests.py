@@ -335,8 +335,8 @@ class RequestThread:
         self._reporter.say(f"{request.verb} asked for by {request.by}", code="control")
 
     def _write_answers(self) -> None:
-        while (found := self._requests.take_answer()) is not None:
-            request, result, text = found
+        while (answer := self._requests.take_answer()) is not None:
+            request, result, text = answer
             self._inbox.settle(request, result, text)
             if request.name == self._last:
                 self._reporter.acknowledge(self._sequence, RESULTS.index(result))

@@ -50,6 +50,6 @@ class Rollout:
         return slot.action
 
     def step(self, t: int = 0, *, greedy: bool) -> None:
-        """One step of every lane, t steps after the last `World.advance`, which the caller calls."""
+        """Step every lane, t steps after the last `World.advance`, which the caller calls."""
         self.choose(t, greedy=greedy)
         self.world.step(self._bound, t)

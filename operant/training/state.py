@@ -77,16 +77,17 @@ class Snapshots:
         if replay is True or not self.replay_bytes:
             return bool(self.replay_bytes)
         free = self._store.replays.free_bytes()
-        why = "checkpoint.replay = false"
+        reason = "checkpoint.replay = false"
         if replay == "auto":
             most, limit = AUTO_BYTES, size(AUTO_BYTES)
             if free is not None and free * AUTO_SHARE < most:
                 most, limit = int(free * AUTO_SHARE), f"10 % of the {size(free)} free on the disk"
             if self.replay_bytes <= most:
                 return True
-            why = f"it is larger than {limit}"
+            reason = f"it is larger than {limit}"
         self.notes.append(
-            f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {why}. checkpoint.replay=true saves it"
+            f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {reason}. "
+            f"checkpoint.replay=true saves it"
         )
         return False
 
@@ -156,8 +157,8 @@ class Snapshots:
         if not task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
             self._task["task"] = document.get("task", 0)
             return document, None
-        why = "; ".join(task_changes) or "a later session had another environment"
-        return document, f"the best return is reset, since returns are no longer comparable: {why}"
+        reason = "; ".join(task_changes) or "a later session had another environment"
+        return document, f"the best return is reset, since returns are no longer comparable: {reason}"
 
 
 def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
@@ -202,30 +203,30 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
                 "another checkpoint"
             ],
         )
-    own, there = algo.state("train"), own_state(algo, checkpoint.tensors, exchange)
-    done, of_each = there.get(_ITERATION), algo.steps_per_iteration
+    own, saved = algo.state("train"), own_state(algo, checkpoint.tensors, exchange)
+    done, of_each = saved.get(_ITERATION), algo.steps_per_iteration
     if done is not None and int(done) * of_each != checkpoint.step:  # the horizon has changed
-        there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
-    odd = {
-        name: f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this "
+        saved[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
+    mismatches = {
+        name: f"{name}: the checkpoint has {tuple(saved[name].shape) if name in saved else 'nothing'}, this "
         f"configuration {tuple(here.shape)}"
         for name, here in own.items()
-        if name not in there or there[name].shape != here.shape
+        if name not in saved or saved[name].shape != here.shape
     }
     if lines := [
         f"does not fit checkpoint {checkpoint.path.name}: {line}"
-        for name, line in odd.items()
+        for name, line in mismatches.items()
         if not name.startswith(_WORLD) or name == _CLOCK
     ]:
         raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), lines)
     # State of another version of the environment or of an edited file does not match: only the clock continues.
-    lanes = {name: tensor for name, tensor in there.items() if name.startswith(_WORLD)}
-    reset_reason = bool(odd) or any(
+    lanes = {name: tensor for name, tensor in saved.items() if name.startswith(_WORLD)}
+    reset_reason = bool(mismatches) or any(
         name not in own or own[name].dtype != tensor.dtype for name, tensor in lanes.items()
     )
     if reset_reason:
         own = {name: here for name, here in own.items() if not name.startswith(_WORLD) or name == _CLOCK}
-    problem = find_nonfinite({name: there[name] for name in must_be_finite(algo) if name in own})
+    problem = find_nonfinite({name: saved[name] for name in must_be_finite(algo) if name in own})
     if problem is not None:
         raise BadFileError(
             f"{checkpoint.path.name} cannot be trained on: {problem}. To resume from an earlier checkpoint: --from "
@@ -233,7 +234,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
         )
     with torch.no_grad():
         for name, here in own.items():
-            here.copy_(there[name])
+            here.copy_(saved[name])
     algo.world.restored()
     return _OTHER_STATE if reset_reason else None if algo.world.resumes else "an outside environment cannot be saved"
 

@@ -67,8 +67,8 @@ class TargetEvaluator:
             first = self._first.run(number, interrupted=interrupted)
             if self._target is None or not first.mean >= self._target:
                 return Outcome(first)
-            second = self._confirm(number, self._target, interrupted)
-            return Outcome(second, first, reached=_next_lower_bound(second) >= self._target)
+            confirmation = self._confirm(number, self._target, interrupted)
+            return Outcome(confirmation, first, reached=_next_lower_bound(confirmation) >= self._target)
         except EvaluationInterruptedError:
             return None
 
@@ -93,12 +93,12 @@ class TargetEvaluator:
 
 def describe(outcome: Outcome, target: float) -> str:
     """Sentence about a confirming evaluation and its verdict."""
-    first, second = outcome.first, outcome.evaluation
+    first, confirmation = outcome.first, outcome.evaluation
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
     return (
-        f"the target {target:g} is reached by {_formatted(first)}; {second.episodes:,} fresh episodes, "
-        f"{_formatted(second)}, {verdict}"
+        f"the target {target:g} is reached by {_formatted(first)}; {confirmation.episodes:,} fresh episodes, "
+        f"{_formatted(confirmation)}, {verdict}"
     )
 
 

@@ -60,9 +60,9 @@ def step_slot(slot: Slot, step: int, window: int) -> Slot:
     """Slot of step t of a rollout: observation and legal actions at t + 1, the rest at t. For t = -1 (a reset): those
     of step 0.
     """
-    places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
+    indices = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
     return Slot(
-        *(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items())
+        *(None if buffer is None else buffer[indices.get(name, step)] for name, buffer in slot._asdict().items())
     )
 
 

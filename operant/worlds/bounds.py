@@ -81,10 +81,10 @@ class Colours(NamedTuple):
 class BoundsChecked:
     """Step, reset and shader with every index checked, on buffers between guard rows. `compile` compiles them.
 
-    `kept` loads code cached by an earlier process; `float64_places` is not available then.
+    `cached` loads code compiled by an earlier process; `float64_places` is not available then.
     """
 
-    def __init__(self, env: Env, lanes: int, params: Any = None, *, kept: bool = False) -> None:
+    def __init__(self, env: Env, lanes: int, params: Any = None, *, cached: bool = False) -> None:
         world, self.env, self.count = DeviceWorld(env, lanes, seed=1, params=params, every_final=True), env, lanes
         self.params, self.episodes = world.params, 0  # number of ended episodes
         self._whole: dict[str, torch.Tensor] = {}
@@ -109,7 +109,7 @@ class BoundsChecked:
                 _colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours)
             )
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
-        if kept:
+        if cached:
             self._shells = {
                 name: cache_cpu(shell, f"{name}, every index checked") for name, shell in self._shells.items()
             }
@@ -163,7 +163,7 @@ class BoundsChecked:
 
     def float64_places(self) -> list[str]:
         """Lines of the author's file that compute in float64."""
-        found = set()
+        lines = set()
         for name in self.calls:
             notes = self._notes(name)
             for statement in (statement for block in notes.blocks.values() for statement in block.body):
@@ -180,8 +180,8 @@ class BoundsChecked:
                 if notes.typemap[statement.target.name] == types.float64 or (
                     called is not None and types.float64 in called.args
                 ):
-                    found.add(statement.loc.line)
-        return [quoted(source_of(self.env), line) for line in sorted(found)]
+                    lines.add(statement.loc.line)
+        return [quoted(source_of(self.env), line) for line in sorted(lines)]
 
 
 def _checked_shell(body: Callable[..., Any]) -> Any:

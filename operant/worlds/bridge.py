@@ -101,7 +101,7 @@ class BridgedWorld(BufferedWorld):
     def _allocate_staging(self, slot: Slot) -> Slot:
         """Allocate the device copies of each buffer; returns the slot."""
         on_device = {name: block for name in COPIED_FIELDS if (block := getattr(slot, name)) is not None}
-        there = (
+        device_blocks = (
             on_device
             if self.device.type == "cpu"
             else {name: torch.empty_like(block, device=self.device) for name, block in on_device.items()}
@@ -109,10 +109,10 @@ class BridgedWorld(BufferedWorld):
         for part in self.buffers:
             pairs = (
                 []
-                if there is on_device
-                else [(block.t()[part], there[name].t()[part]) for name, block in on_device.items()]
+                if device_blocks is on_device
+                else [(block.t()[part], device_blocks[name].t()[part]) for name, block in on_device.items()]
             )
-            self._staging.append(Staging(pairs, {name: block[..., part] for name, block in there.items()}))
+            self._staging.append(Staging(pairs, {name: block[..., part] for name, block in device_blocks.items()}))
             self._actions.append(slot.action.t()[part])
         return slot
 
@@ -142,11 +142,11 @@ class BridgedWorld(BufferedWorld):
             self._pool.wait(self._orders[k])
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
-        here, part = self._slot, self.buffers[k]
-        found = np.flatnonzero(here.truncated[part]) if self.can_truncate else ()
-        if len(found):
-            lanes = torch.from_numpy(found) + part.start
-            slot.final_observation[:, lanes.to(self.device)] = here.final_observation[:, lanes].to(self.device)
+        host, part = self._slot, self.buffers[k]
+        truncated = np.flatnonzero(host.truncated[part]) if self.can_truncate else ()
+        if len(truncated):
+            lanes = torch.from_numpy(truncated) + part.start
+            slot.final_observation[:, lanes.to(self.device)] = host.final_observation[:, lanes].to(self.device)
 
     def _clip_actions(self, action: Tensor) -> None:
         if self._bounds is not None:

@@ -148,8 +148,8 @@ class BufferedWorld:
 
     def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
         staging, lanes = self._staging[k], self.buffers[k]
-        for host, there in staging.pairs:
-            there.copy_(host, non_blocking=True)
+        for host, device_block in staging.pairs:
+            device_block.copy_(host, non_blocking=True)
         for name in names:
             out = getattr(slot, name)
             if out is not None:

@@ -194,9 +194,13 @@ class DeviceWorld:
             )
         )
 
-    def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
+    def _pictures(self, observation: torch.Tensor | None) -> torch.Tensor | None:
         """Observations in kernel layout: pictures (O, N) as (N, H, W, 3), others unchanged."""
-        return seen.t().unflatten(1, self.spec.observation.shape) if seen is not None and self.spec.pixels else seen
+        return (
+            observation.t().unflatten(1, self.spec.observation.shape)
+            if observation is not None and self.spec.pixels
+            else observation
+        )
 
     def reset(self, slot: Slot) -> None:
         """Reset every lane and write the first observations to a bound slot. Counts as one tick."""
@@ -254,13 +258,13 @@ class DeviceWorld:
         # Few launches: each is half a percent of a short iteration, so sums are written in place.
         lanes, (gained, now) = self.lanes, self._parts
         gained[1].fill_(slot.reward.numel())
-        for numbers, place in (
+        for values, out in (
             (slot.terminated | slot.truncated, gained[0]),
             (slot.reward, gained[2]),
             (lanes.age, now[1]),
             (lanes.running[0], now[2]),
         ):
-            torch.sum(numbers, tuple(range(numbers.ndim)), dtype=torch.float64, out=place)
+            torch.sum(values, tuple(range(values.ndim)), dtype=torch.float64, out=out)
         sums = gained + self._before - now
         self._before.copy_(now)
         if lanes.finished is None:
@@ -272,13 +276,15 @@ class DeviceWorld:
     def state(self) -> dict[str, torch.Tensor]:
         """State that a resumed run needs, by name."""
         left_out = ("workspace", "seed", "changing")
-        kept = {
+        tensors = {
             name: value
             for name, value in self.lanes._asdict().items()
             if isinstance(value, torch.Tensor) and name not in left_out
         }
-        own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # name in checkpoints
-        return {**own, "carried": self._carried}
+        named = {
+            "cells" if name == "int_state" else name: value for name, value in tensors.items()
+        }  # name in checkpoints
+        return {**named, "carried": self._carried}
 
     def restored(self) -> None:
         """Nothing to apply: `state` returns the tensors in use."""

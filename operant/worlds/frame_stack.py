@@ -58,7 +58,7 @@ class FrameStack:
             values = ((red + green + blue + 32_768) >> 16)[..., None]
         for axis, pixels in self._taps:
             values = sum(
-                (values.index_select(axis, at) * weight for at, weight in pixels[1:]),
+                (values.index_select(axis, index) * weight for index, weight in pixels[1:]),
                 values.index_select(axis, pixels[0][0]) * pixels[0][1],
             )
         if self._taps:  # round to nearest, halves to even

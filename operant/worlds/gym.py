@@ -421,11 +421,11 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _checked_mode(mode: Any) -> AutoresetMode:
-    names = {found.name.lower(): found for found in AutoresetMode}
-    found = mode if isinstance(mode, AutoresetMode) else names.get(mode) if isinstance(mode, str) else None
-    if found is None:
+    names = {result.name.lower(): result for result in AutoresetMode}
+    result = mode if isinstance(mode, AutoresetMode) else names.get(mode) if isinstance(mode, str) else None
+    if result is None:
         raise UsageError(f"autoreset_mode is {mode!r}: it must be one of {', '.join(map(repr, names))}")
-    return found
+    return result
 
 
 def _checked_seed(seed: Any) -> int:

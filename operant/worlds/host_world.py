@@ -143,9 +143,9 @@ class HostWorld(BufferedWorld):
         ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
         if self._frames is not None and len(ended):
             lanes = torch.from_numpy(ended + part.start)
-            there = lanes.to(self.device)
-            slot.final_observation.t()[there] = self._frames.final(
-                self._blocks["final_observation"][lanes].to(self.device), there
+            on_gpu = lanes.to(self.device)
+            slot.final_observation.t()[on_gpu] = self._frames.final(
+                self._blocks["final_observation"][lanes].to(self.device), on_gpu
             )
         elif len(ended):
             self._copy_observation(
@@ -211,11 +211,11 @@ class HostWorld(BufferedWorld):
                 or (name == "final_observation" and not ended.any())
             ):
                 continue
-            here = rows[part]
-            if not math.isfinite(float(here.sum())) and len(found := np.argwhere(~np.isfinite(here))):
-                found = found[ended[found[:, 0]] != 0] if name == "final_observation" else found
-                if len(found):
-                    lane, column = int(found[0][0]) + part.start, int(found[0][1])
+            buffer = rows[part]
+            if not math.isfinite(float(buffer.sum())) and len(positions := np.argwhere(~np.isfinite(buffer))):
+                positions = positions[ended[positions[:, 0]] != 0] if name == "final_observation" else positions
+                if len(positions):
+                    lane, column = int(positions[0][0]) + part.start, int(positions[0][1])
                     raise EnvironmentFailedError(
                         self._not_finite_message(
                             name, lane, column, float(rows[lane, column]), list(map(float, blocks.action[lane])), call
@@ -294,8 +294,10 @@ class HostWorld(BufferedWorld):
         )
         self._blocks = {name: torch.from_numpy(getattr(steppers.blocks, name)) for name in names}
         if self.device.type == "cuda":  # pins all blocks; the first begins at the start of the memory
-            found = torch.cuda.cudart().cudaHostRegister(self._blocks["observation"].data_ptr(), self._shape.bytes(), 0)
-            self.pinned = int(found) == 0
+            error_code = torch.cuda.cudart().cudaHostRegister(
+                self._blocks["observation"].data_ptr(), self._shape.bytes(), 0
+            )
+            self.pinned = int(error_code) == 0
             # unpin before the memory is freed, with this object at the latest: `env.lanes = "auto"` makes several in
             # turn
             if self.pinned:
@@ -304,7 +306,7 @@ class HostWorld(BufferedWorld):
             else:
                 log.warning(
                     "the shared memory of the environments could not be pinned (CUDA error %d): copies are slower",
-                    int(found),
+                    int(error_code),
                 )
         self._actions = [self._blocks["action"][part] for part in self.buffers]
         self._staging = [
@@ -315,13 +317,13 @@ class HostWorld(BufferedWorld):
 
     def _allocate_staging(self, blocks: dict[str, Tensor]) -> Staging:
         """Allocate the device copies of a buffer's blocks, rows (n, ...)."""
-        there = (
+        device_blocks = (
             blocks
             if self.device.type == "cpu"
             else {name: torch.empty_like(block, device=self.device) for name, block in blocks.items()}
         )
-        pairs = [] if there is blocks else [(block, there[name]) for name, block in blocks.items()]
-        return Staging(pairs, {name: block.t() if block.ndim == 2 else block for name, block in there.items()})
+        pairs = [] if device_blocks is blocks else [(block, device_blocks[name]) for name, block in blocks.items()]
+        return Staging(pairs, {name: block.t() if block.ndim == 2 else block for name, block in device_blocks.items()})
 
 
 def _unpin_memory(address: int, device: torch.device) -> None:

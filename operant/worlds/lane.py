@@ -420,16 +420,16 @@ def shards_body(env: Env, params: Any, threads: int) -> Any:
         observe(scene, lane, slot.observation[:, lane], p, shard)
         write_legal(scene, lane, slot.legal[:, lane], p, shard)
 
-    one = write if write_legal is None else write_with_legal
+    write_shard = write if write_legal is None else write_with_legal
 
     @device
     def body(i, scene, slot, offset):
         count = uint32(scene.state.shape[1])
         thread, lane = uint32(uint32(i // count) + uint32(offset)), uint32(i % count)
         if threads == shards:
-            one(scene, lane, slot, thread)
+            write_shard(scene, lane, slot, thread)
         else:
             for shard in range(thread * shards // threads, (thread + 1) * shards // threads):
-                one(scene, lane, slot, uint32(shard))
+                write_shard(scene, lane, slot, uint32(shard))
 
     return body

@@ -52,7 +52,7 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
     yield (finding := declared(env))
     if not finding.passed:
         return
-    checked = BoundsChecked(env, LANES, params, kept=True)
+    checked = BoundsChecked(env, LANES, params, cached=True)
     yield (finding := compiles(checked))
     if not finding.passed:
         return
@@ -115,8 +115,8 @@ def _draws_inside(checked: BoundsChecked) -> Finding:
 
 def printing(env: Env) -> Iterator[Finding]:
     """Yield a warning if a function prints."""
-    if places := prints(env):
-        yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(places)}", warning=True)
+    if lines := prints(env):
+        yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(lines)}", warning=True)
 
 
 @contextlib.contextmanager

@@ -29,9 +29,9 @@ class Snapshot(NamedTuple):
         """
         for column, before in zip(_columns(world), self.columns, strict=True):
             column.copy_(torch.where(lanes, before, column))
-        for seen, before in ((slot.observation, self.slot.observation), (slot.legal, self.slot.legal)):
-            if seen is not None:
-                seen.copy_(torch.where(lanes, before, seen))
+        for current, before in ((slot.observation, self.slot.observation), (slot.legal, self.slot.legal)):
+            if current is not None:
+                current.copy_(torch.where(lanes, before, current))
         for outcome in (slot.reward, slot.terminated, slot.truncated):
             outcome.masked_fill_(lanes, 0)
 
