@@ -72,10 +72,14 @@ class Trainer:
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
         self.algo = build(config, device, chosen=document.get("chosen"), exchange=team.exchange)
+
+        # Progress, replaced by that of a checkpoint on a resume.
         self.iteration, self.step = 0, 0
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
         # Newest scheduled evaluation, the input of schedules; the one at the end of the run may be unscheduled.
         self._score = self._evaluation
+
+        # Checkpoints.
         self.store = Store(
             folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved
         )
@@ -93,12 +97,16 @@ class Trainer:
             saves=config.checkpoint.replay,
         )
         incomparable = None if start is None else self._restore(*start)
+
+        # Evaluation. From `begin` on, a stop waits for the end of an iteration.
         self.evaluator = TargetEvaluator(self.algo.actor, config) if config.eval.every else None
         requests.begin()
+
+        # Metrics file, history and live view.
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        # before the metrics file, whose readers need them
+        # The specs are written before the metrics file, whose readers need them.
         runs.write_specs(folder, specs_for(self.algo, team.exchange))
         self.writer = Writer(
             metrics_path,
@@ -115,14 +123,13 @@ class Trainer:
         self.watcher = Watcher(
             self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer
         )
+
+        # Requests and state.
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_lock, self._ended = threading.Lock(), False
-        self._files_checked_s, self._reported_write_errors, self._reported_absence, self._reported_unfinished = (
-            time.monotonic(),
-            False,
-            False,
-            False,
-        )
+        self._files_checked_s, self._reported = time.monotonic(), set[str]()  # problems reported once
+
+        # Announce the session.
         where = (
             f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on "
             f"{document.get('device_name', device)}"
@@ -180,8 +187,8 @@ class Trainer:
     def watch(self, mode: str, size: int, until_s: float) -> None:
         """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
         self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
-        if self.watcher.unavailable_reason and not self._reported_absence:
-            self._reported_absence = True
+        if self.watcher.unavailable_reason and "live view" not in self._reported:
+            self._reported.add("live view")
             self._event(f"the agent cannot be watched: {self.watcher.unavailable_reason}")
 
     # LOOP
@@ -354,8 +361,8 @@ class Trainer:
                     self.say("metrics.json had been deleted and was restored", level="warn", code="file")
 
     def _report_write_errors(self) -> None:
-        if self.writer.write_errors and not self._reported_write_errors:
-            self._reported_write_errors = True
+        if self.writer.write_errors and "write errors" not in self._reported:
+            self._reported.add("write errors")
             self.say(
                 "metrics.mm could not be written (is the disk full?): training continues, its metrics are incomplete",
                 level="warn",
@@ -398,8 +405,8 @@ class Trainer:
                 **outcome.document(target),
             }
         )
-        if result.unfinished and not self._reported_unfinished:
-            self._reported_unfinished = True
+        if result.unfinished and "unfinished" not in self._reported:
+            self._reported.add("unfinished")
             episodes = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
             line = (
                 f"{episodes} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can "
