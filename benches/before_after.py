@@ -36,15 +36,15 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "lstm": (
         *("env.name=pendulum_positions", "env.lanes=2048", "algo.horizon=32", "net.memory=lstm"),
-        *("net.memory_size=128", *FUSED),
+        *("net.hidden=[128]", "net.shared=true", *FUSED),
     ),
     "gru": (
         *("env.name=pendulum_positions", "env.lanes=2048", "algo.horizon=32", "net.memory=gru"),
-        *("net.memory_size=128", *FUSED),
+        *("net.hidden=[128]", "net.shared=true", *FUSED),
     ),
     "mingru": (
         *("env.name=pendulum_positions", "env.lanes=2048", "algo.horizon=32", "net.memory=mingru"),
-        *("net.memory_size=128", *FUSED),
+        *("net.hidden=[128]", "net.shared=true", *FUSED),
     ),
     "pqn": ("env.name=cartpole", "algo.name=pqn", "env.lanes=2048", "algo.horizon=16", "net.layer_norm=true", *FUSED),
     "pqn_convolution": (
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("env.name=pendulum", *SAC_SHAPE, "net.hidden=[128,128]", "net.activation=relu", "algo.critic=c51"),
         *("algo.v_min=-1000", "algo.v_max=10", *FUSED),
     ),
-    "sac_wide": ("env.name=pendulum", *SAC_SHAPE, "net.hidden=[512,512]", "net.activation=relu", *FUSED),
+    "sac_wide": ("env.name=pendulum", *SAC_SHAPE, "net.hidden=[512,256]", "net.activation=relu", *FUSED),
     "td3": (
         "env.name=pendulum",
         *SAC_SHAPE[1:],
