@@ -209,7 +209,7 @@ def acting(
     verdict = "equal" if not any(one["differ"] for one in told.values()) else "seen"
     return {
         "lanes": sizes["lanes"],
-        "at_once": ppo.backend.learner.at_once,
+        "at_once": ppo.backend.learner.acts_in_one_launch,
         **told,
         "kl": float(ppo.stats[3]),
         "verdict": verdict,

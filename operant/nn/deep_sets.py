@@ -62,7 +62,7 @@ class DeepSets(nn.Module):
     def __init__(self, env: Any, config: mlp.Config, generator: torch.Generator) -> None:
         super().__init__()
         k, M, last = env.observation.category_counts()[0], config.hidden[0], config.memory_layers
-        self.places, self._activation = env.observation.size, mlp.ACTIVATIONS[config.activation]
+        self.items, self._activation = env.observation.size, mlp.ACTIVATIONS[config.activation]
         self.register_buffer("categories", torch.arange(k, dtype=torch.uint8)[:, None], persistent=False)
 
         def weights(gain: float) -> nn.ParameterList:
@@ -83,7 +83,7 @@ class DeepSets(nn.Module):
 
     def initial_state(self, lanes: int) -> recurrent.State:
         """Recurrent state at an episode's start: zeros (R N, B) for each memory."""
-        return tuple(self.head_weight.new_zeros(rows * self.places, lanes) for rows in self._rows)
+        return tuple(self.head_weight.new_zeros(rows * self.items, lanes) for rows in self._rows)
 
     def forward(self, observation: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor]:
         """Codes (N, B) to head parameters (N, B) and values (B), for a network without memories."""

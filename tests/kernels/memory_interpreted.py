@@ -189,7 +189,7 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
         )
         for kernels in ("fused", "torch")
     )
-    ours.backend.learner.at_once &= whole
+    ours.backend.learner.acts_in_one_launch &= whole
     ours.backend.learner.shape = ours.backend.learner.shape.lean() if lean else ours.backend.learner.shape
     for _ in range(iterations):
         for ppo in (ours, theirs):

@@ -90,7 +90,7 @@ STEPS = [
 LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 
 
-def test_gradients_are_float64_autograds_over_unrolled_sequences():
+def test_gradients_equal_float64_autograd_over_unrolled_sequences():
     """Segments begin, end and begin anew anywhere; the same inputs give the same bits."""
     cases = [*GRADIENTS, *ROUNDED]
     asked = [*(("gradient", case) for case in cases), *(("steps", case) for case in STEPS)]
@@ -132,7 +132,7 @@ ROLLOUTS = [
 ]
 
 
-def test_iterations_are_those_of_the_torch_path():
+def test_iterations_equal_the_torch_path():
     """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one
     launch and a layer at a time.
     """
@@ -155,7 +155,7 @@ def test_iterations_are_those_of_the_torch_path():
         ("mingru", 64, "fp32", True),
     ],
 )
-def test_wide_memories_are_left_to_torch_in_fp32_alone(memory, units, precision, ours):
+def test_wide_memories_use_torch_in_fp32_only(memory, units, precision, ours):
     policy = trainer(
         wide(118, 3), NetConfig(shared=True, memory=memory, hidden=(units,)), kernels="torch", horizon=8, minibatches=1
     ).policy
@@ -172,7 +172,7 @@ def test_layers_of_a_memory_share_their_kernels():
                 "bf16", {"memory": "mingru", "hidden": (160,), "memory_layers": layers}, lanes=32
             )
             if kernel.__name__
-            in ("into_gates", "mingru_forward", "mingru_backward", "out_of_gates", "gate_weight_gradient")
+            in ("project_inputs", "mingru_forward", "mingru_backward", "input_gradient", "weight_gradient")
         }
         for layers in (2, 4)
     }

@@ -1,8 +1,7 @@
-"""Networks with a memory that learn from a rollout in a few Triton kernels: what `operant.nn.cells` and the dense
-layers around it compute, forward and back.
+"""Fused Triton kernels for recurrent policies: forward and backward passes of `operant.nn.cells` and of the dense
+layers around them, over rollouts.
 
-Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. What imports Triton is imported only where it
-is used. Knows no algorithm.
+Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. Modules that import Triton are imported on use.
 """
 
 from __future__ import annotations
@@ -25,58 +24,55 @@ __all__ = ["RecurrentLearner", "States", "build", "describe", "quicken"]
 log = logging.getLogger("operant.kernels")
 
 NARROW = 64
-"""Units of an LSTM whose weights a program of `quicken`'s kernels holds."""
+"""Largest LSTM, in units, whose weights one program of `lstm` holds."""
 
 
 def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
-    """As `operant.kernels.dense.build`, of a policy with a memory: the task's layout and order are those of segments.
+    """Create the kernels of a recurrent policy, as `operant.kernels.dense.build`. Layout and order of the task are
+    those of segments.
 
-    The tile config follows from the shapes alone, and with it the bits.
+    The tile config, and with it the bits, follow from the shapes alone.
     """
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     if kernels == "torch" or (kernels == "auto" and policy.device.type != "cuda"):
         return None
-    found: RecurrentLearner | str | None = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(
-        policy.device, precision
-    )
-    found = (
-        found
-        or (reason_for_torch(policy, precision) if kernels == "auto" else None)
-        or _learner(task, precision, states)
-    )
-    if not isinstance(found, str):
-        log.info("kernels: fused, with a memory, %s", found.config)
-        found.connect()
-        return found
+    reason = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(policy.device, precision)
+    if reason is None and kernels == "auto":
+        reason = reason_for_torch(policy, precision)
+    learner = reason or _learner(task, precision, states)
+    if not isinstance(learner, str):
+        log.info("kernels: fused, with a memory, %s", learner.config)
+        learner.connect()
+        return learner
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {found} (use "auto" or "torch")'])
-    log.info("kernels: torch instead of fused: %s", found)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {learner} (use "auto" or "torch")'])
+    log.info("kernels: torch instead of fused: %s", learner)
     return None
 
 
 def quicken(net: nn.Module, device: torch.device) -> None:
-    """Let a network's LSTMs go through their steps in two launches on a GPU, where they can, while torch does
-    the rest.
+    """Use the kernels of `lstm` for the LSTMs of a network on a GPU where they are supported. Torch computes the other
+    layers.
     """
     narrow: list[Any] = [
-        part
-        for part in net.modules()
-        if getattr(part, "kind", "") == "lstm" and getattr(part, "units", NARROW + 1) <= NARROW
+        module
+        for module in net.modules()
+        if getattr(module, "kind", "") == "lstm" and getattr(module, "units", NARROW + 1) <= NARROW
     ]
     if device.type != "cuda" or not narrow:
         return
-    reason = dense.machine_reason(device, "fp32") or _quickened(narrow, device)
+    reason = dense.machine_reason(device, "fp32") or _enable_lstm(narrow, device)
     if reason is not None:
-        log.info("kernels: torch's for the steps of an LSTM, too: %s", reason)
+        log.info("kernels: torch for the steps of the LSTM: %s", reason)
         return
-    log.info("kernels: our own for the steps of an LSTM")
+    log.info("kernels: fused for the steps of the LSTM")
 
 
-def _quickened(memories: list[Any], device: torch.device) -> str | None:
-    """Why they cannot be."""
+def _enable_lstm(memories: list[Any], device: torch.device) -> str | None:
+    """Enable the kernels of `lstm`, or return the reason why they are not supported."""
     from operant.kernels.recurrent import lstm
 
-    reason = lstm.Rehearsal(memories[0].units, device).unsupported_reason("fp32")
+    reason = lstm.Warmup(memories[0].units, device).unsupported_reason("fp32")
     if reason is None:
         for memory in memories:
             memory.lstm_function = lstm.Steps
@@ -84,21 +80,21 @@ def _quickened(memories: list[Any], device: torch.device) -> str | None:
 
 
 def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearner | str:
-    """The kernels, or why they cannot be on this machine."""
+    """Create the kernels, or return the reason why they are not supported on this machine."""
     from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 
     policy, on_gpu = task.policy, task.policy.device.type == "cuda"
     if states.starts.numel() >= 1 << 31:
-        return f"the states before the segments of an iteration are {states.starts.numel():,} numbers, more than 2^31"
+        return f"the states before an iteration's segments have {states.starts.numel():,} values, more than 2^31"
     spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
-    problem = ""
+    reason = ""
     for small in (False, True):
         config = tile_config(spec, shape, task.layout, task.chunks, small=small)
         if isinstance(config, str):
             return config
         learner = RecurrentLearner(spec, task, config, shape.lean() if small else shape, states)
-        reason = learner.unsupported_reason(precision) if on_gpu else None
-        if reason is None:
+        problem = learner.unsupported_reason(precision) if on_gpu else None
+        if problem is None:
             return learner
-        problem = reason
-    return problem
+        reason = problem
+    return reason

@@ -1,6 +1,21 @@
-"""Triton kernels that read observations for a memory. To act, a tile of lanes goes through encoder, cells and heads in
-one launch, the state updated in place; to learn, a minibatch's rows through the first layer, straight from where the
-rollout has them. Know no loss.
+"""Triton kernels that read observations for a recurrent policy.
+
+    act          encoder, cells and heads of a tile of lanes in one launch; the states are updated in place
+    first_layer  first layer of a minibatch's rows, read directly from the rollout
+
+| parameter        | shape            | meaning                                                       |
+|------------------|------------------|---------------------------------------------------------------|
+| inputs           | Inputs           | observations, normalizer, legal actions                       |
+| acting           | Acting           | outputs of acting: actions, log-probabilities, values         |
+| final            | Finals           | true final observations and their values                      |
+| parameters_ptr   | flat             | parameter vector of the policy                                |
+| first_weight_ptr | (columns, H)     | packed weight of the first layer                              |
+| packed_ptr       | (L, 2, K P, P)   | packed weights of the recurrent layers                        |
+| seq              | Sequences        | states and ends of episodes                                   |
+| x_ptr            | (rows, columns)  | features of the first layer, saved for its weight gradient    |
+| hidden_ptr       | (rows, H)        | activations of the first layer                                |
+| saved_ptr        | (rows, H)        | saved tensor of its activation                                |
+| t, lanes         |                  | step of the rollout, number of lanes                          |
 """
 
 from __future__ import annotations
@@ -11,72 +26,67 @@ import triton.language as tl
 from operant.kernels.network import column_mask, hidden_forward, load_last, load_network, out_bias
 from operant.kernels.observations import feature_of, first_operand, load_normalized, normalize, one_hot
 from operant.kernels.ops.activation import activate, saved_activation
-from operant.kernels.ops.linear import load_matrix, operand, select_column
-from operant.kernels.recurrent import cells
-
-kept = cells.kept
-held_weights, load_states, network_step, tile_step = (
-    cells.held_weights,
-    cells.load_states,
-    cells.network_step,
-    cells.tile_step,
-)
-add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
+from operant.kernels.ops.linear import add_product, load_matrix, operand, rounded_operand, select_column, zeros
+from operant.kernels.recurrent.cells import load_keep, load_states, load_weights, step_layers, step_units
 
 
 @triton.jit
-def _load_packed_first(first, column, SPEC: tl.constexpr):
-    """The first layer's packed weight as its product's right operand, (columns, H)."""
+def _load_packed_first(first_ptr, column, SPEC: tl.constexpr):
+    """Packed weight of the first layer as a right operand, (columns, H)."""
     unit = tl.arange(0, SPEC.hidden_pad[0])
-    return tl.load(first + unit[None, :] * SPEC.columns_pad + column[:, None])
+    return tl.load(first_ptr + unit[None, :] * SPEC.columns_pad + column[:, None])
 
 
 @triton.jit
 def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """What the first layer reads at step t, (rows, columns_pad), as its product takes it in learning, too: of bytes in
-    the precision of all others.
+    """Features of the first layer at step t, (BLOCK_M, columns_pad), as an operand; those of bytes in the precision of
+    all products, as in training.
     """
     x = load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC)
-    if SPEC.bytes:  # which would order the product's terms: see `act`
+    if SPEC.bytes:  # hides the bytes from the order of the product's terms, see `act`
         x = tl.max(tl.join(x, x), axis=2)
-    return stored(x, SPEC) if SPEC.bytes and SPEC.precision == "bf16" else first_operand(x, SPEC)
+    return rounded_operand(x, SPEC) if SPEC.bytes and SPEC.precision == "bf16" else first_operand(x, SPEC)
 
 
 @triton.jit
 def _first_product(x, weight, SPEC: tl.constexpr):
-    """The first layer before its activation: of other than bytes never with fewer bits than tf32."""
+    """Pre-activations of the first layer without bias, at least in tf32 for inputs other than bytes."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
-def _later_weights(parameters, SPEC: tl.constexpr):
-    """The encoder's later weights, as right operands, rounded as those that training packs."""
+def _later_weights(parameters_ptr, SPEC: tl.constexpr):
+    """Weights of the encoder's later layers as right operands, rounded as when they are packed."""
     weights = ()
     for k in tl.static_range(len(SPEC.weights)):
         weight = load_matrix(
-            parameters + SPEC.weights[k], SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]
+            parameters_ptr + SPEC.weights[k],
+            SPEC.hidden[k + 1],
+            SPEC.hidden[k],
+            SPEC.hidden_pad[k + 1],
+            SPEC.hidden_pad[k],
         )
-        weights = weights + (tl.trans(stored(weight, SPEC)),)
+        weights = weights + (tl.trans(rounded_operand(weight, SPEC)),)
     return weights
 
 
 @triton.jit
 def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """What the last hidden layer puts out, as an operand, from what the first one has computed: to the bit of
+    """Activations of the last hidden layer, an operand, from the pre-activations z of the first. Bit-identical to
     `operant.kernels.layers.forward_layer`.
     """
     h = _activations(z, network, SPEC, 0)
     for k in tl.static_range(len(SPEC.weights)):
-        z = add_dot(h, weights[k], zeros(BLOCK_M, SPEC.hidden_pad[k + 1]) + network[2][k][None, :], SPEC)
+        z = add_product(h, weights[k], zeros(BLOCK_M, SPEC.hidden_pad[k + 1]) + network[2][k][None, :], SPEC)
         h = _activations(z, network, SPEC, k + 1)
     return h
 
 
 @triton.jit
 def _activations(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    if SPEC.layer_norm:  # which reads what a product has stored
+    if SPEC.layer_norm:  # which reads what a product has rounded_operand
         z = operand(z, SPEC).to(tl.float32)
-    return stored(hidden_forward(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
+    return rounded_operand(hidden_forward(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
 
 
 @triton.jit
@@ -84,9 +94,9 @@ def _outputs_in_tiles(
     x,
     h,
     total,
-    packed,
-    parameters,
-    where,
+    packed_ptr,
+    parameters_ptr,
+    seq,
     lane,
     keep,
     in_bounds,
@@ -96,23 +106,26 @@ def _outputs_in_tiles(
     WRITE,
     UNITS: tl.constexpr,
 ):
-    """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some
-    units after the other.
+    """Accumulate the head's product (BLOCK_M, out_pad) over blocks of UNITS units, from input x and state h of the only
+    recurrent layer.
     """
     row = tl.arange(0, SPEC.out_pad)[None, :]
     mask = column_mask(row, 0, SPEC)
-    operand = stored(h * keep[:, None], SHAPE)
+    operand = rounded_operand(h * keep[:, None], SHAPE)
     for start in tl.range(0, SHAPE.pad, UNITS, num_stages=2):
         unit = start + tl.arange(0, UNITS)
-        out = tile_step(x, operand, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
-        place = row * SHAPE.units + unit[:, None]
+        out = step_units(x, operand, packed_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
+        offset = row * SHAPE.units + unit[:, None]
         head = tl.where(
             row < SPEC.head_rows,
-            parameters + SPEC.head_weight + place,
-            parameters + SPEC.value_weight + 0 * row + unit[:, None],
+            parameters_ptr + SPEC.head_weight + offset,
+            parameters_ptr + SPEC.value_weight + 0 * row + unit[:, None],
         )
-        total = add_dot(
-            out, stored(tl.load(head, mask=mask & (unit < SHAPE.units)[:, None], other=0.0), SHAPE), total, SHAPE
+        total = add_product(
+            out,
+            rounded_operand(tl.load(head, mask=mask & (unit < SHAPE.units)[:, None], other=0.0), SHAPE),
+            total,
+            SHAPE,
         )
     return total
 
@@ -122,10 +135,10 @@ def act(
     inputs,
     acting,
     final,
-    parameters,
-    first_weight,
-    packed,
-    where,
+    parameters_ptr,
+    first_weight_ptr,
+    packed_ptr,
+    seq,
     t,
     lanes,
     SPEC: tl.constexpr,
@@ -137,58 +150,58 @@ def act(
     BLOCK_M: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the
-    state after it; with LAST only the value.
+    """One step t of every lane: encoder, cells, heads. SAMPLE (see `operant.kernels.act.sample_and_store`) samples
+    actions from the outputs. LAST: value only.
 
-    With FINALS a tile of which a lane was truncated by the step before goes through the network twice: first with its
-    true final observations and the states before an episode's end is forgotten, for their values.
+    With FINALS a tile with a lane truncated by the previous step runs twice: first on its true final observations and
+    its state before the episode's end, for their values.
     """
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
-    cut = in_bounds & (lane < 0)
+    truncated = in_bounds & (lane < 0)
     if FINALS:
-        cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
-    # Triton orders a product's terms by the narrowest numbers that its operands are made of, here the bytes of `kept`.
-    # A reduction hides them: learning's order is acting's, too.
-    keep = kept(where, lane, t, in_bounds, lanes)
+        truncated = tl.load(seq.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
+    # Triton orders the terms of a product by the narrowest dtype that its operands derive from, here the bytes of
+    # `keep`. A reduction hides them, so that acting and learning sum in one order.
+    keep = load_keep(seq, lane, t, in_bounds, lanes)
     keep = tl.max(tl.join(keep, keep), axis=1)
-    # Weights, and what lanes remember, are asked for before anything waits.
-    if not SHAPE.in_tiles:
-        weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
-    held = held_weights(packed, SHAPE)
-    states = load_states(where, lane, in_bounds, lanes, SHAPE)
-    network, later = load_network(parameters, 0, SPEC, False), _later_weights(parameters, SPEC)
-    head_bias = out_bias(parameters, 0, SPEC)
-    if not SHAPE.in_tiles:
-        head = stored(load_last(parameters, 0, SPEC), SHAPE)
-    begin = 1
+    # Issue the loads of weights and states first.
+    if not SHAPE.act_tiled:
+        weight = _load_packed_first(first_weight_ptr, tl.arange(0, SPEC.columns_pad), SPEC)
+    weights = load_weights(packed_ptr, SHAPE)
+    states = load_states(seq, lane, in_bounds, lanes, SHAPE)
+    network, later = load_network(parameters_ptr, 0, SPEC, False), _later_weights(parameters_ptr, SPEC)
+    head_bias = out_bias(parameters_ptr, 0, SPEC)
+    if not SHAPE.act_tiled:
+        head = rounded_operand(load_last(parameters_ptr, 0, SPEC), SHAPE)
+    first_run = 1
     if FINALS:
-        begin = tl.where(tl.sum(cut.to(tl.int32), axis=0) > 0, 0, 1)
-    for turn in tl.range(begin, 2, num_stages=1):
-        # Of turn 0 the true final observations of step t - 1, of turn 1 what is seen now.
-        source, at = inputs.observation, t
-        if turn == 0:
+        first_run = tl.where(tl.sum(truncated.to(tl.int32), axis=0) > 0, 0, 1)
+    for run in tl.range(first_run, 2, num_stages=1):
+        # Run 0: the true final observations of step t - 1. Run 1: the observations of step t.
+        source, source_t = inputs.observation, t
+        if run == 0:
             source = final.observation
-            at = (t - 1) // WINDOW
-        x = _load_first_operand(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
-        if SHAPE.in_tiles:  # which takes the room of it afterwards
-            weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
+            source_t = (t - 1) // WINDOW
+        x = _load_first_operand(source, inputs.normalizer, lane, in_bounds, source_t, lanes, SPEC)
+        if SHAPE.act_tiled:  # loaded late: its registers are reused afterwards
+            weight = _load_packed_first(first_weight_ptr, tl.arange(0, SPEC.columns_pad), SPEC)
         x = _encoded(_first_product(x, weight, SPEC), later, network, SPEC, BLOCK_M)
-        remembered, write, out = (
-            tl.where(turn == 0, 1.0, keep),
-            (turn == 1) & (not LAST),
+        run_keep, write, out = (
+            tl.where(run == 0, 1.0, keep),
+            (run == 1) & (not LAST),
             zeros(BLOCK_M, SPEC.out_pad) + head_bias[None, :],
         )
-        if SHAPE.in_tiles:
+        if SHAPE.act_tiled:
             out = _outputs_in_tiles(
                 x,
                 states[0],
                 out,
-                packed,
-                parameters,
-                where,
+                packed_ptr,
+                parameters_ptr,
+                seq,
                 lane,
-                remembered,
+                run_keep,
                 in_bounds,
                 lanes,
                 SPEC,
@@ -197,49 +210,47 @@ def act(
                 UNITS,
             )
         else:
-            x = network_step(
-                x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write
+            x = step_layers(
+                x, states, weights, packed_ptr, parameters_ptr, seq, lane, run_keep, in_bounds, lanes, SHAPE, write
             )
-            out = add_dot(x, tl.trans(head), out, SHAPE)
+            out = add_product(x, tl.trans(head), out, SHAPE)
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
-        if turn == 0:
-            tl.store(final.value + (t - 1) * lanes + lane, value, mask=cut)
+        if run == 0:
+            tl.store(final.value + (t - 1) * lanes + lane, value, mask=truncated)
         elif LAST:
             tl.store(acting.value + t * lanes + lane, value, mask=in_bounds)
         else:
-            SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, 0, t, lanes, SPEC)
+            SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters_ptr, 0, t, lanes, SPEC)
 
 
 @triton.jit
 def first_layer(
-    where,
+    seq,
     inputs,
-    first_weight,
-    x,
-    hidden,
-    saved,
+    first_weight_ptr,
+    x_ptr,
+    hidden_ptr,
+    saved_ptr,
     lanes,
     SPEC: tl.constexpr,
     SHAPE: tl.constexpr,
     SAVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Of a minibatch's rows: what the first layer reads, as its weight's gradient takes it, its activations, and with
-    SAVE what their gradients need.
-    """
+    """First layer of a minibatch's rows: features, activations and, with SAVE, the saved tensor of the activation."""
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
-    block = tl.load(where.order + where.first + row // SHAPE.block)
+    block = tl.load(seq.order + seq.first + row // SHAPE.block)
     sample, t = block * SHAPE.block + row % SHAPE.block, block // (lanes // SHAPE.block)
     feature = feature_of(column, inputs.normalizer, SPEC)
-    place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
-    observed = tl.load(inputs.observation + place, mask=(feature < SPEC.observation)[None, :], other=0)
+    offset = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
+    observed = tl.load(inputs.observation + offset, mask=(feature < SPEC.observation)[None, :], other=0)
     features = first_operand(
         normalize(one_hot(observed, column, inputs.normalizer, SPEC), column, inputs.normalizer, SPEC), SPEC
     )
-    tl.store(x + row[:, None] * SPEC.columns_pad + column[None, :], stored(features, SPEC))
-    z = _first_product(features, _load_packed_first(first_weight, column, SPEC), SPEC)
-    h = stored(activate(z, SPEC), SPEC)
+    tl.store(x_ptr + row[:, None] * SPEC.columns_pad + column[None, :], rounded_operand(features, SPEC))
+    z = _first_product(features, _load_packed_first(first_weight_ptr, column, SPEC), SPEC)
+    h = rounded_operand(activate(z, SPEC), SPEC)
     target = row[:, None] * SPEC.hidden_pad[0] + tl.arange(0, SPEC.hidden_pad[0])[None, :]
-    tl.store(hidden + target, h)
+    tl.store(hidden_ptr + target, h)
     if SAVE:
-        tl.store(saved + target, saved_activation(z, h, SPEC))
+        tl.store(saved_ptr + target, saved_activation(z, h, SPEC))

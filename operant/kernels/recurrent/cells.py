@@ -1,14 +1,24 @@
-"""Triton building blocks of recurrent cells: where a lane's sequence lies, when it begins anew, and what a step
-computes. Know no network and no loss.
+"""Triton building blocks of recurrent cells (MinGRU, GRU, LSTM): indexing of sequences and one step of each cell.
 
-A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step
-l of lane j of block b is row (b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N):
-layer after layer, unit after unit; an LSTM's c behind all h.
+A *row* is a step of a lane. Rows of a minibatch are ordered block of lanes, step, lane: step l of lane j of block b is
+row (b L + l) BLOCK + j. When acting, every lane is a row. States are stored as in the rollout, (R, N): layer, unit; an
+LSTM's c after all h.
 
-Acting and learning are to compute the same bits, so what a compiler may choose is written out: a sum begins with its
-bias, or with what the input adds, and `tl.fma` says which product is not rounded.
+Acting and learning must compute the same bits. Choices that a compiler could make are therefore explicit: sums start
+with the bias or the input projection, and `tl.fma` determines which product is not rounded.
 
-Shape letters: P padded units, K gates, L steps of a segment, N lanes, R numbers of a lane's state.
+| parameter      | shape           | meaning                                                              |
+|----------------|-----------------|----------------------------------------------------------------------|
+| seq            | Sequences       | order of blocks, states, ends of episodes                            |
+| s              | (BLOCK_B)       | sequence index                                                       |
+| lane, t, row   | (BLOCK_B)       | lane, step of the rollout, row of a sequence's first step            |
+| unit           | (P)             | unit of the state                                                    |
+| keep           | (BLOCK_B)       | 0 where an episode begins, else 1                                    |
+| x, h, c        | (BLOCK_B, P)    | input, state and cell state of a layer                               |
+| weight_ptr     | (L, 2, K, P, P) | packed weights: input's, then recurrent, of each layer and gate      |
+| parameters_ptr | flat            | parameter vector of the policy, for biases                           |
+
+Shape letters: P padded units, K gates, L steps of a segment, N lanes, R rows of a lane's state.
 """
 
 from __future__ import annotations
@@ -16,21 +26,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.ops import activation, linear
+from operant.kernels.ops.activation import sigmoid, tanh
+from operant.kernels.ops.linear import add_product, rounded_operand
 
-add_dot, stored, zeros = linear.add_product, linear.rounded_operand, linear.zeros
-activation_gradient, sigmoid, tanh = activation.activation_gradient, activation.sigmoid, activation.tanh
-
-# PLACES
+# SEQUENCES
 
 
 @triton.jit
-def lanes_of(where, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr):
-    """Of sequences `s`: the lane, the first step's number in the rollout, and its row."""
+def sequence_index(seq, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr):
+    """Lane, first step and first row of sequences `s`."""
     if ACT:
-        return where.first + s, where.step + 0 * s, s
+        return seq.first + s, seq.step + 0 * s, s
     else:
-        block = tl.load(where.order + where.first + s // SHAPE.block * SHAPE.length, mask=in_bounds, other=0)
+        block = tl.load(seq.order + seq.first + s // SHAPE.block * SHAPE.length, mask=in_bounds, other=0)
         groups = lanes // SHAPE.block
         return (
             block % groups * SHAPE.block + s % SHAPE.block,
@@ -40,81 +48,79 @@ def lanes_of(where, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr)
 
 
 @triton.jit
-def present_of(where, s, count, FINALS: tl.constexpr):
-    """Which of sequences `s` there are, (rows): `count`, with FINALS of acting lanes those alone that were
-    truncated.
-    """
+def sequence_mask(seq, s, count, FINALS: tl.constexpr):
+    """Mask of valid sequences, (BLOCK_B): the first `count`, with FINALS only lanes that were truncated."""
     present = s < count
     if FINALS:
-        return present & (tl.load(where.truncated + where.sample + s, mask=present, other=0) != 0)
+        return present & (tl.load(seq.truncated + seq.sample + s, mask=present, other=0) != 0)
     else:
         return present
 
 
 @triton.jit
-def kept(where, lane, t, in_bounds, lanes):
-    """0 where an episode begins at step t, 1 elsewhere, (rows): the state before is multiplied by it."""
-    place, mask = (t - 1) * lanes + lane, in_bounds & (t > 0)
-    ended = tl.load(where.terminated + place, mask=mask, other=0) | tl.load(where.truncated + place, mask=mask, other=0)
+def load_keep(seq, lane, t, in_bounds, lanes):
+    """0 where an episode begins at step t, else 1, (BLOCK_B). The previous state is multiplied by it."""
+    offset, mask = (t - 1) * lanes + lane, in_bounds & (t > 0)
+    ended = tl.load(seq.terminated + offset, mask=mask, other=0) | tl.load(seq.truncated + offset, mask=mask, other=0)
     return tl.where(ended != 0, 0.0, 1.0)
 
 
 @triton.jit
-def state_place(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
-    """Where a layer's state lies, (lanes, units): of lanes as they are, or (K, R, N) of segments that begin
-    at steps t.
+def state_offset(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
+    """Offsets of a layer's state, (BLOCK_B, P): current states (R, N) with ACT, else initial states of segments (K, R,
+    N) that begin at steps t. CELL: 0 for h, 1 for an LSTM's c.
     """
-    place = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
-    return place if ACT else place + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
+    offset = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
+    return offset if ACT else offset + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
 
 
 @triton.jit
-def gate_bias(biases, gate, unit, SHAPE: tl.constexpr):
-    """A gate's bias, (1, units), of a layer's."""
-    return tl.load(biases + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
+def load_gate_bias(bias_ptr, gate, unit, SHAPE: tl.constexpr):
+    """Bias of a gate, (1, P)."""
+    return tl.load(bias_ptr + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
 
 
 @triton.jit
-def gate_weight(packed, gate, SHAPE: tl.constexpr):
-    """A gate's packed weight as a right operand, (inputs, units)."""
+def load_gate_weight(weight_ptr, gate, SHAPE: tl.constexpr):
+    """Packed weight of a gate as a right operand, (inputs, units)."""
     unit = tl.arange(0, SHAPE.pad)
-    return tl.load(packed + (gate * SHAPE.pad + unit[None, :]) * SHAPE.pad + unit[:, None])
+    return tl.load(weight_ptr + (gate * SHAPE.pad + unit[None, :]) * SHAPE.pad + unit[:, None])
 
 
 @triton.jit
-def gate_transposed(packed, gate, SHAPE: tl.constexpr):
-    """The same for the way back, (units, inputs)."""
+def load_gate_weight_transposed(weight_ptr, gate, SHAPE: tl.constexpr):
+    """Packed weight of a gate as a right operand of the backward pass, (units, inputs)."""
     unit = tl.arange(0, SHAPE.pad)
-    return tl.load(packed + (gate * SHAPE.pad + unit[:, None]) * SHAPE.pad + unit[None, :])
+    return tl.load(weight_ptr + (gate * SHAPE.pad + unit[:, None]) * SHAPE.pad + unit[None, :])
 
 
-# STEPS
+# ONE STEP OF A CELL
 
 
 @triton.jit
-def mingru_gates(hidden, gate, highway, SHAPE: tl.constexpr):
-    """The candidate, its slope, z and p."""
-    squashed = sigmoid(hidden, SHAPE.approximate)
-    candidate = tl.where(hidden >= 0.0, hidden + 0.5, squashed)
+def mingru_gates(c, z, p, SHAPE: tl.constexpr):
+    """Candidate c, its derivative, z and p from their pre-activations. c = x + 1/2 where x >= 0, else sigmoid(x)."""
+    sigmoid_c = sigmoid(c, SHAPE.approximate)
+    candidate = tl.where(c >= 0.0, c + 0.5, sigmoid_c)
     return (
         candidate,
-        tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)),
-        sigmoid(gate, SHAPE.approximate),
-        sigmoid(highway, SHAPE.approximate),
+        tl.where(c >= 0.0, 1.0, sigmoid_c * (1.0 - sigmoid_c)),
+        sigmoid(z, SHAPE.approximate),
+        sigmoid(p, SHAPE.approximate),
     )
 
 
 @triton.jit
-def mingru_step(hidden, gate, highway, x, h, SHAPE: tl.constexpr):
-    """The output and the state after: h + z (c - h), and x + p (h - x)."""
-    candidate, _slope, z, p = mingru_gates(hidden, gate, highway, SHAPE)
-    h = tl.fma(z, candidate - h, h)
+def mingru_step(c, z, p, x, h, SHAPE: tl.constexpr):
+    """Output x + p (h' - x) and next state h' = h + z (c - h), from the pre-activations of c, z and p."""
+    c, _derivative, z, p = mingru_gates(c, z, p, SHAPE)
+    h = tl.fma(z, c - h, h)
     return tl.fma(p, h - x, x), h
 
 
 @triton.jit
 def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
-    """The gates, and the candidate."""
+    """Gates i, f, o and candidate g from their pre-activations."""
     return (
         sigmoid(i, SHAPE.approximate),
         sigmoid(f, SHAPE.approximate),
@@ -124,59 +130,68 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def lstm_step(i, f, o, g, c, SHAPE: tl.constexpr):
-    """C and h after: f c + i g, and o tanh(c)."""
+def lstm_step(i, f, o, g, c, APPROXIMATE: tl.constexpr):
+    """Next c' = f c + i g and h' = o tanh(c')."""
     c = tl.fma(f, c, i * g)
-    return c, o * tanh(c, SHAPE.approximate)
+    return c, o * tanh(c, APPROXIMATE)
 
 
 @triton.jit
-def gru_step(share, recurrent, r, z, h, SHAPE: tl.constexpr):
-    """H after, from what the input adds to n, and W h + b of it: n + z (h - n), n = tanh(share + r (W h +
-    b)); and n.
+def lstm_step_backward(i, f, o, g, c, tanh_c, grad_h, grad_c):
+    """Backward pass of one LSTM step: gradients of the pre-activations of i, f, o and g; and of c'.
+
+    `c`: previous cell state; `tanh_c`: tanh(c'); `grad_h`, `grad_c`: gradients of h' = o tanh(c') and c' = f c + i g.
     """
-    n = tanh(tl.fma(r, recurrent, share), SHAPE.approximate)
+    grad_c += grad_h * o * (1.0 - tanh_c * tanh_c)
+    grad_i, grad_f = grad_c * g * i * (1.0 - i), grad_c * c * f * (1.0 - f)
+    return (grad_i, grad_f, grad_h * tanh_c * o * (1.0 - o), grad_c * i * (1.0 - g * g)), grad_c
+
+
+@triton.jit
+def gru_step(projected, recurrent, r, z, h, SHAPE: tl.constexpr):
+    """Next state h' = n + z (h - n) and n = tanh(projected + r recurrent), recurrent = W_n h + b_n."""
+    n = tanh(tl.fma(r, recurrent, projected), SHAPE.approximate)
     return tl.fma(z, h - n, n), n
 
 
-# A STEP OF THE WHOLE MEMORY, TO ACT
+# ONE STEP OF ALL LAYERS, TO ACT
 
 
 @triton.jit
-def held_weights(packed, SHAPE: tl.constexpr):
-    """All weights, as right operands, where they are few: layer after layer, the input's before the layer's own, gate
-    after gate. Otherwise none.
+def load_weights(weight_ptr, SHAPE: tl.constexpr):
+    """All weights as right operands, a tuple ordered layer, input's or recurrent, gate; empty unless
+    SHAPE.act_resident.
     """
-    COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.held else 0
-    held = ()
+    COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.act_resident else 0
+    weights = ()
     for k in tl.static_range(COUNT):
-        held = held + (gate_weight(packed, k, SHAPE),)
-    return held
+        weights = weights + (load_gate_weight(weight_ptr, k, SHAPE),)
+    return weights
 
 
 @triton.jit
-def _weight(held, packed, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH: tl.constexpr, GATE: tl.constexpr):
-    """A layer's weight of a gate: 0 its input's, 1 its own."""
-    PLACE: tl.constexpr = (LAYER * SHAPE.matrices + WHICH) * SHAPE.gates + GATE
-    if SHAPE.held:
-        return held[PLACE]
+def _weight(weights, weight_ptr, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH: tl.constexpr, GATE: tl.constexpr):
+    """Weight of a layer's gate, from registers or from memory. WHICH: 0 the input's, 1 the recurrent."""
+    INDEX: tl.constexpr = (LAYER * SHAPE.matrices + WHICH) * SHAPE.gates + GATE
+    if SHAPE.act_resident:
+        return weights[INDEX]
     else:
-        return gate_weight(packed, PLACE, SHAPE)
+        return load_gate_weight(weight_ptr, INDEX, SHAPE)
 
 
 @triton.jit
-def load_states(where, lane, in_bounds, lanes, SHAPE: tl.constexpr):
-    """Of each layer h, and of an LSTM c, (lanes, P) each."""
+def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
+    """States of all layers: h, and an LSTM's c, (BLOCK_B, P) each."""
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     COUNT: tl.constexpr = SHAPE.layers
     states = ()
     for k in tl.static_range(COUNT):
-        h = tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True), mask=mask, other=0.0)
+        h = tl.load(seq.state + state_offset(lane, 0, unit, lanes, SHAPE, k, 0, True), mask=mask, other=0.0)
         if SHAPE.kind == "lstm":
             states = states + (
                 h,
-                tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), mask=mask, other=0.0),
+                tl.load(seq.state + state_offset(lane, 0, unit, lanes, SHAPE, k, 1, True), mask=mask, other=0.0),
             )
         else:
             states = states + (h,)
@@ -184,166 +199,188 @@ def load_states(where, lane, in_bounds, lanes, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def network_step(x, states, held, packed, parameters, where, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
-    """All layers' step from what the first reads (rows, P), as an operand; where WRITE the state after is kept. The
-    last output, as an operand.
+def step_layers(
+    x, states, weights, weight_ptr, parameters_ptr, seq, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE
+):
+    """Step all layers from input x (BLOCK_B, P), an operand. Stores the next states where WRITE. Returns the last
+    output, an operand.
     """
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     LAYERS: tl.constexpr = SHAPE.layers
     for k in tl.static_range(LAYERS):
-        place = where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True)
+        offset = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, k, 0, True)
         if SHAPE.kind == "lstm":
             out, c = _lstm_step(
                 x,
                 states[2 * k] * keep[:, None],
                 states[2 * k + 1] * keep[:, None],
-                held,
-                packed,
-                parameters,
+                weights,
+                weight_ptr,
+                parameters_ptr,
                 unit,
                 SHAPE,
                 k,
             )
             h = out
-            tl.store(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), c, mask=mask & WRITE)
+            tl.store(seq.state + state_offset(lane, 0, unit, lanes, SHAPE, k, 1, True), c, mask=mask & WRITE)
         elif SHAPE.kind == "gru":
-            out = _gru_step(x, states[k] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
+            out = _gru_step(x, states[k] * keep[:, None], weights, weight_ptr, parameters_ptr, unit, SHAPE, k)
             h = out
         else:
-            out, h = _mingru_step(x, states[k] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
-        tl.store(place, h, mask=mask & WRITE)
-        x = stored(out, SHAPE)
+            out, h = _mingru_step(x, states[k] * keep[:, None], weights, weight_ptr, parameters_ptr, unit, SHAPE, k)
+        tl.store(offset, h, mask=mask & WRITE)
+        x = rounded_operand(out, SHAPE)
     return x
 
 
 @triton.jit
-def _share(x, h, weight, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
-    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`: rounded where it lies in memory in
-    training.
-    """
-    total = add_dot(
-        x, weight, tl.zeros_like(h) + gate_bias(parameters + SHAPE.input_biases[LAYER], GATE, unit, SHAPE), SHAPE
+def _input_projection(x, h, weight, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
+    """Input projection W x + b of a gate, (BLOCK_B, P), rounded as in training, where it is stored."""
+    total = add_product(
+        x,
+        weight,
+        tl.zeros_like(h) + load_gate_bias(parameters_ptr + SHAPE.input_biases[LAYER], GATE, unit, SHAPE),
+        SHAPE,
     )
-    return total if SHAPE.fused else stored(total, SHAPE).to(tl.float32)
+    return total if SHAPE.fused else rounded_operand(total, SHAPE).to(tl.float32)
 
 
 @triton.jit
-def _mingru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    first, second = _weight(held, packed, SHAPE, LAYER, 0, 0), _weight(held, packed, SHAPE, LAYER, 0, 1)
-    hidden = _share(x, h, first, parameters, unit, SHAPE, LAYER, 0)
-    third = _weight(held, packed, SHAPE, LAYER, 0, 2)
-    gate = _share(x, h, second, parameters, unit, SHAPE, LAYER, 1)
-    return mingru_step(hidden, gate, _share(x, h, third, parameters, unit, SHAPE, LAYER, 2), x.to(tl.float32), h, SHAPE)
+def _mingru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    first, second = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0), _weight(weights, weight_ptr, SHAPE, LAYER, 0, 1)
+    c = _input_projection(x, h, first, parameters_ptr, unit, SHAPE, LAYER, 0)
+    third = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 2)
+    z = _input_projection(x, h, second, parameters_ptr, unit, SHAPE, LAYER, 1)
+    p = _input_projection(x, h, third, parameters_ptr, unit, SHAPE, LAYER, 2)
+    return mingru_step(c, z, p, x.to(tl.float32), h, SHAPE)
 
 
 @triton.jit
-def _gate(
+def _pre_activation(
     x,
     h,
     weight,
-    held,
-    packed,
-    parameters,
+    weights,
+    weight_ptr,
+    parameters_ptr,
     unit,
     SHAPE: tl.constexpr,
     LAYER: tl.constexpr,
     GATE: tl.constexpr,
     NEXT: tl.constexpr,
 ):
-    """A gate before it is squashed, from its input's share on; and the input's weight of gate NEXT. Weights are asked
-    for a product ahead.
-    """
-    own = _weight(held, packed, SHAPE, LAYER, 1, GATE)
-    share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, GATE)
-    following = _weight(held, packed, SHAPE, LAYER, 0, NEXT)
-    return add_dot(stored(h, SHAPE), own, share, SHAPE), following
+    """Pre-activation of a gate, and the input weight of gate NEXT. Weights are loaded one product ahead."""
+    own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, GATE)
+    projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, GATE)
+    following = _weight(weights, weight_ptr, SHAPE, LAYER, 0, NEXT)
+    return add_product(rounded_operand(h, SHAPE), own, projected, SHAPE), following
 
 
 @triton.jit
-def _lstm_step(x, h, c, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
-    i, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 3)
-    g, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 3, 1)
-    f, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
-    o, _last = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
+def _lstm_step(x, h, c, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
+    i, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 3)
+    g, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 3, 1)
+    f, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 1, 2)
+    o, _last = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 2, 2)
     i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
-    c, h = lstm_step(i, f, o, g, c, SHAPE)
+    c, h = lstm_step(i, f, o, g, c, SHAPE.approximate)
     return h, c
 
 
 @triton.jit
-def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
-    r, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 1)
-    z, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
-    own = _weight(held, packed, SHAPE, LAYER, 1, 2)
-    share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, 2)
-    recurrent = add_dot(
-        stored(h, SHAPE),
+def _gru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
+    r, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 1)
+    z, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 1, 2)
+    own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, 2)
+    projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, 2)
+    recurrent = add_product(
+        rounded_operand(h, SHAPE),
         own,
-        tl.zeros_like(h) + gate_bias(parameters + SHAPE.state_biases[LAYER], 0, unit, SHAPE),
+        tl.zeros_like(h) + load_gate_bias(parameters_ptr + SHAPE.state_biases[LAYER], 0, unit, SHAPE),
         SHAPE,
     )
-    return gru_step(share, recurrent, sigmoid(r, SHAPE.approximate), sigmoid(z, SHAPE.approximate), h, SHAPE)[0]
+    return gru_step(projected, recurrent, sigmoid(r, SHAPE.approximate), sigmoid(z, SHAPE.approximate), h, SHAPE)[0]
 
 
 @triton.jit
-def _tile_product(x, packed, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
-    """Total + what a layer's input or state (rows, P) adds to a gate of some units, in a network of one layer."""
-    place = (
-        packed
+def _tile_product(x, weight_ptr, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
+    """Accumulate total + W x of a gate for some units. WHICH: 0 the input's weight, 1 the recurrent. For networks of
+    one layer.
+    """
+    offset = (
+        weight_ptr
         + ((WHICH * SHAPE.gates + GATE) * SHAPE.pad + unit[None, :]) * SHAPE.pad
         + tl.arange(0, SHAPE.pad)[:, None]
     )
-    return add_dot(x, tl.load(place), total, SHAPE)
+    return add_product(x, tl.load(offset), total, SHAPE)
 
 
 @triton.jit
-def _tile_share(x, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """What a layer's input adds to a gate of some units, rounded as where it lies in memory in training."""
+def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+    """Input projection of a gate for some units, rounded as in training, where it is stored."""
     total = _tile_product(
-        x, packed, 0, GATE, unit, zero + gate_bias(parameters + SHAPE.input_biases[0], GATE, unit, SHAPE), SHAPE
+        x,
+        weight_ptr,
+        0,
+        GATE,
+        unit,
+        zero + load_gate_bias(parameters_ptr + SHAPE.input_biases[0], GATE, unit, SHAPE),
+        SHAPE,
     )
-    return stored(total, SHAPE).to(tl.float32)
+    return rounded_operand(total, SHAPE).to(tl.float32)
 
 
 @triton.jit
-def _tile_gate(x, h, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """A gate of some units before it is squashed."""
-    return _tile_product(h, packed, 1, GATE, unit, _tile_share(x, packed, parameters, GATE, unit, zero, SHAPE), SHAPE)
+def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+    """Pre-activation of a gate for some units."""
+    return _tile_product(
+        h,
+        weight_ptr,
+        1,
+        GATE,
+        unit,
+        _tile_input_projection(x, weight_ptr, parameters_ptr, GATE, unit, zero, SHAPE),
+        SHAPE,
+    )
 
 
 @triton.jit
-def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
-    """Some units' step of a GRU or an LSTM of one layer, from what it reads and all units' state, operands (rows, P)
-    both; where WRITE the state after is kept.
-
-    Their output (rows, units), as an operand.
+def step_units(x, h, weight_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
+    """Step some units of a GRU or an LSTM of one layer, from input x and state h of all units, operands (BLOCK_B, P).
+    Stores their next state where WRITE. Returns their output, an operand.
     """
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
-    place = where.state + state_place(lane, 0, unit, lanes, SHAPE, 0, 0, True)
-    last = where.state + state_place(lane, 0, unit, lanes, SHAPE, 0, SHAPE.kind == "lstm", True)
+    offset = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, 0, 0, True)
+    last = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, 0, SHAPE.kind == "lstm", True)
     own = tl.load(last, mask=mask, other=0.0) * keep[:, None]  # of an LSTM c
     zero = tl.zeros_like(own)
-    first = sigmoid(_tile_gate(x, h, packed, parameters, 0, unit, zero, SHAPE), SHAPE.approximate)
-    second = sigmoid(_tile_gate(x, h, packed, parameters, 1, unit, zero, SHAPE), SHAPE.approximate)
+    first = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 0, unit, zero, SHAPE), SHAPE.approximate)
+    second = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 1, unit, zero, SHAPE), SHAPE.approximate)
     if SHAPE.kind == "lstm":
-        third = sigmoid(_tile_gate(x, h, packed, parameters, 2, unit, zero, SHAPE), SHAPE.approximate)
+        third = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 2, unit, zero, SHAPE), SHAPE.approximate)
         c, out = lstm_step(
             first,
             second,
             third,
-            tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate),
+            tanh(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 3, unit, zero, SHAPE), SHAPE.approximate),
             own,
-            SHAPE,
+            SHAPE.approximate,
         )
         tl.store(last, c, mask=mask & WRITE)
     else:
-        share = _tile_share(x, packed, parameters, 2, unit, zero, SHAPE)
+        projected = _tile_input_projection(x, weight_ptr, parameters_ptr, 2, unit, zero, SHAPE)
         recurrent = _tile_product(
-            h, packed, 1, 2, unit, zero + gate_bias(parameters + SHAPE.state_biases[0], 0, unit, SHAPE), SHAPE
+            h,
+            weight_ptr,
+            1,
+            2,
+            unit,
+            zero + load_gate_bias(parameters_ptr + SHAPE.state_biases[0], 0, unit, SHAPE),
+            SHAPE,
         )
-        out, _n = gru_step(share, recurrent, first, second, own, SHAPE)
-    tl.store(place, out, mask=mask & WRITE)
-    return stored(out, SHAPE)
+        out, _n = gru_step(projected, recurrent, first, second, own, SHAPE)
+    tl.store(offset, out, mask=mask & WRITE)
+    return rounded_operand(out, SHAPE)

@@ -1,7 +1,7 @@
-"""A policy with a memory as launches of fused kernels: the layers of `operant.kernels.dense`, and between encoder and
-heads the cells over whole segments.
+"""Fused kernels of a recurrent policy: the layers of `operant.kernels.dense`, with recurrent cells over whole segments
+between encoder and heads.
 
-Acting is one launch where a program can hold the network, otherwise a launch a layer. Knows no algorithm.
+Acting is one launch where a program can hold the network, otherwise one launch for each layer.
 """
 
 from __future__ import annotations
@@ -15,72 +15,70 @@ import torch
 from torch import Tensor
 
 from operant.kernels.dense import per_layer
-from operant.kernels.recurrent import act, products, unroll
-from operant.kernels.recurrent.shape import Finals, Shape, States, Where
+from operant.kernels.recurrent import act, projections, unroll
+from operant.kernels.recurrent.shape import Finals, Sequences, Shape, States
 
 ACT_WIDTH, ACT_COLUMNS = 128, 256
-"""Of a network that acts in one launch: units, and columns of the first layer, padded."""
+"""Limits of acting in one launch: units and columns of the first layer, padded."""
 
 ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8, 16), "wide": (64, 8, 32), "wide, 32 bits": (32, 8, 16)}, 64
-"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps;
-and, where it does not hold the weights of a GRU or an LSTM, units that it works out at a time.
+"""Tiles of acting in one launch, for up to 64 units and for more: lanes (fewer, if that gives ACT_PROGRAMS programs),
+warps, and units computed at a time where the weights of a GRU or an LSTM are not in registers.
 """
 
 FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
-"""Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
+"""Limit of a first layer that reads the rollout directly: columns, padded; and rows of its tile."""
 
 FEW_LANES, MANY_LANES = 16, 32
-"""Lanes of a program, where each of its steps has products: these take 16 at least. On an H200, 32 are faster once
-there are enough programs.
+"""Lanes of a program with products in every step, which need 16 at least. On an H200 32 are faster with enough
+programs.
 """
 
 MANY_GATED, MANY_MINGRU = 4096, 8192
-"""Lanes of a minibatch from which on a program takes many: of GRU and LSTM, and of MinGRU on the way back."""
+"""Lanes of a minibatch from which a program takes MANY_LANES: GRU and LSTM; backward pass of MinGRU."""
 
-SCAN_NUMBERS, SCAN_NUMBERS_OF_A_STEP = 512, 4096
-"""Units of lanes of a program of MinGRU's scan alone, and where it has one step, which reads a state of many lanes,
-unit after unit.
-"""
+SCAN_VALUES, SCAN_VALUES_OF_A_STEP = 512, 4096
+"""State values (lanes x units) of a program of MinGRU's scan over segments, and over a single step."""
 
-MOST_CHUNKS, MOST_PARTIAL = 64, 64 << 20
-"""Parts of a minibatch whose gradients are summed one by one: so many, and of a large network as many as have so many
-numbers together.
-"""
+MAX_CHUNKS, MAX_PARTIAL_VALUES = 64, 64 << 20
+"""Largest number of chunks of a minibatch, and of values of all their partial gradients."""
 
 SMALL = 32
-"""Rows of the tiles that any GPU takes (see `operant.kernels.tile_config`)."""
+"""Rows of tiles that fit any GPU (see `operant.kernels.tile_config`)."""
 
 MICROBATCH_BYTES = 4 << 30
-"""What the buffers of a microbatch may take."""
+"""Largest size of a microbatch's buffers."""
 
 
 def tile_config(
-    spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None, *, small: bool = False
+    spec: per_layer.Spec, shape: Shape, layout: Any, chunks: int | None, *, small: bool = False
 ) -> per_layer.PerLayer | str:
-    """How the kernels of a minibatch are cut, or the sentence that says why they cannot be. `cut` is the layout of
-    segments, `chunks` what is asked for.
+    """Tile config of a minibatch's kernels, or the reason why there is none. `layout`: of the segments; `chunks`:
+    configured number.
 
-    A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no
-    room for others, or no products of them.
+    A chunk holds whole segments and a multiple of whole tiles: nothing is masked. `small`: tiles for GPUs with little
+    shared memory, or without the larger matrix instructions.
     """
-    numbers = (
+    weight_values = (
         sum(deep * wide for deep, wide in zip(spec.inputs, spec.widths, strict=True))
         + shape.layers * shape.matrices * shape.matrix
     )
-    most_chunks = min(MOST_CHUNKS, MOST_PARTIAL // numbers) / (cut.shards * cut.ranks)
-    per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(most_chunks))
-    rows = cut.shard_blocks // max(per_shard, 1) * cut.length * cut.block
-    if cut.shard_blocks % per_shard or rows % 16:
+    most_chunks = min(MAX_CHUNKS, MAX_PARTIAL_VALUES // weight_values) / (layout.shards * layout.ranks)
+    per_shard = (
+        chunks // layout.shards if chunks else math.gcd(layout.shard_blocks, per_layer.power_of_two(most_chunks))
+    )
+    rows = layout.shard_blocks // max(per_shard, 1) * layout.length * layout.block
+    if layout.shard_blocks % per_shard or rows % 16:
         return (
-            f"a minibatch has {cut.shard_blocks * cut.shards * cut.block:,} segments of {cut.length} steps, of "
-            "which kernels make no chunks of whole tiles"
+            f"a minibatch has {layout.shard_blocks * layout.shards * layout.block:,} segments of {layout.length} "
+            "steps, which do not form chunks of whole tiles"
         )
     wide = spec.precision != "ieee"
     block_m = math.gcd(rows, 128 if wide else 64)
     block_k = min(block_m, 64 if spec.precision == "bf16" else 32 if wide else 16)
-    number = 2 if spec.precision == "bf16" else 4
+    item_bytes = 2 if spec.precision == "bf16" else 4
     row_bytes = (
-        number
+        item_bytes
         * (
             3 * sum(spec.hidden_pad)
             + 2 * spec.out_pad
@@ -90,28 +88,28 @@ def tile_config(
         + 8 * spec.inputs[0]
     )
     most = min(MICROBATCH_BYTES // row_bytes, (2**31 - 1) // max(shape.columns, *spec.inputs))
-    microbatch = max(rows, min(cut.samples, most))
-    count = per_shard * cut.shards
+    microbatch = max(rows, min(layout.samples, most))
+    count = per_shard * layout.shards
     if small:
         return per_layer.PerLayer(min(block_m, SMALL), 64, 16, 4, 2, count, microbatch)
     return per_layer.PerLayer(block_m, 128 if wide else 64, block_k, 8 if block_m >= 128 else 4, 3, count, microbatch)
 
 
 class RecurrentLearner(per_layer.PerLayerLearner):
-    """One policy's fused kernels, over the states that the algorithm keeps."""
+    """Kernels of one policy, over states that the algorithm owns."""
 
     def __init__(
         self, spec: per_layer.Spec, task: per_layer.Task, config: per_layer.PerLayer, shape: Shape, states: States
     ) -> None:
-        """The task's layout and order are those of segments."""
-        self._segments, cut = task.buffers.order, task.layout
+        """Layout and order of the task are those of segments."""
+        self._segments, layout = task.buffers.order, task.layout
         steps = torch.zeros(
             self._segments.shape[0],
             self._segments.shape[1] * shape.length,
             dtype=torch.int32,
             device=self._segments.device,
         )
-        layout = cut._replace(steps=cut.steps * shape.length, length=1)
+        layout = layout._replace(steps=layout.steps * shape.length, length=1)
         super().__init__(spec, task.replace(layout=layout, buffers=task.buffers._replace(order=steps)), config)
         self.shape, self._states, device = shape, states, self.policy.device
         kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
@@ -120,23 +118,21 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             return torch.zeros(self._capacity, width, dtype=kind, device=device)
 
         layers, P = shape.layers, shape.pad
-        # What the layers of the memory put out, the last of which the head reads; a GRU's and an LSTM's gates are kept
-        # for the way back, as is what a step begins with.
+        # For each recurrent layer: outputs (the last layer's are the head's input), saved gates, h_{t-1} and c_{t-1}.
         self._outputs = [rows(P) for _ in range(layers)]
         self._gates = [rows(shape.columns) for _ in range(layers)]
-        self._before = [rows(P) for _ in range(layers)]
-        self._cells_before = [rows(P) if shape.kind == "lstm" else self._before[k] for k in range(layers)]
-        self._by_output = [rows(P), rows(P)]
+        self._previous = [rows(P) for _ in range(layers)]
+        self._previous_cell = [rows(P) if shape.kind == "lstm" else self._previous[k] for k in range(layers)]
+        self._grad_output = [rows(P), rows(P)]
         self._hidden.append(self._outputs[-1][None])
         self._memory = torch.zeros(layers * shape.matrices * shape.matrix, dtype=kind, device=device)
-        # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are
-        # those that end so.
+        # The head's backward pass ends at its input, without an activation below, as for normalized layers.
         self._head_spec = replace(spec, layer_norm=True)
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # A tile of observations has a power of two of columns; padded to 192 they go a layer at a time.
+        self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # The columns of a tile must be a power of two; 192 columns run layer by layer.
         narrow = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS and spec.inputs[0].bit_count() == 1
-        self.at_once = narrow and (shape.kind == "mingru" or shape.held or shape.in_tiles)
-        self._reads_at_once = (
+        self.acts_in_one_launch = narrow and (shape.kind == "mingru" or shape.act_resident or shape.act_tiled)
+        self._reads_in_place = (
             spec.hidden_pad[0] <= ACT_WIDTH
             and spec.inputs[0] <= FIRST_COLUMNS
             and not spec.bytes
@@ -144,42 +140,42 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         )
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot
-        act at once acts a layer at a time.
-        """
-        # An episode's end asks for more than the first step does.
-        self.at_once = self.at_once and self._fits_shared(self.policy.device, lambda: self.act(0), lambda: self.act(1))
+        """Whether the GPU has enough shared memory. A network that does not fit in one launch acts layer by layer."""
+        # Steps after the first need more shared memory, for final observations.
+        self.acts_in_one_launch = self.acts_in_one_launch and self._fits_shared(
+            self.policy.device, lambda: self.act(0), lambda: self.act(1)
+        )
         return super().fits()
 
     @property
     def act_tile(self) -> str:
-        """Which tile acts."""
+        """Key of ACT_TILES."""
         if max(self.spec.hidden_pad) <= 64:
             return "narrow"
         return "wide" if self.spec.precision == "bf16" else "wide, 32 bits"
 
     @property
     def starts(self) -> Tensor:
-        """What lanes remember before each segment, (K, R, N)."""
+        """States before each segment, (K, R, N)."""
         return self._states.starts
 
     @property
     def _most_rows(self) -> int:
-        """Of a tile that goes through more than one product; on a small GPU of few."""
+        """Largest rows of a tile with more than one product; fewer on a small GPU."""
         return SMALL // 2 if self.config.block_k == 16 and self.config.stages == 2 else FIRST_BLOCK_M
 
-    # WHAT KERNELS TAKE
+    # ARGUMENTS
 
     @property
-    def _cells(self) -> Shape:
-        """The shape without the places of parameters: layers, and networks that read other observations, share the
-        kernels that know no more.
+    def _cell_shape(self) -> Shape:
+        """Shape without parameter offsets: layers, and networks with other inputs, share the kernels that do not need
+        them.
         """
         return replace(self.shape, input_weights=(), input_biases=(), state_weights=(), state_biases=())
 
-    def _where(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Where:
+    def _sequences(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Sequences:
         rollout = self.buffers.rollout
-        return Where(
+        return Sequences(
             self.buffers.order,
             first,
             step,
@@ -190,11 +186,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         )
 
     def _weights(self, layer: int, which: int = 0) -> Tensor:
-        """A layer's packed weights: 0 its input's, 1 its own."""
+        """Packed weights of a layer. `which`: 0 the input's, 1 the recurrent."""
         return self._memory[(layer * self.shape.matrices + which) * self.shape.matrix :]
 
     def _row_tiling(self, wide: int, deep: int) -> dict[str, int]:
-        """Of a product of rows."""
+        """Tiling of a product over rows."""
         return {
             **self._tiling(wide, deep),
             "BLOCK_M": self.config.block_m,
@@ -207,10 +203,12 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         super()._pack()
         shape, block = self.shape, 16
         grid = (shape.gates * shape.pad // block, shape.layers, shape.matrices)
-        self.launch(products.pack_weights, grid, self._values, self._memory, SHAPE=shape, BLOCK=block, num_warps=4)
+        self.launch(projections.pack_weights, grid, self._values, self._memory, SHAPE=shape, BLOCK=block, num_warps=4)
 
-    def _remember(self, where: Where, count: int, *, acting: bool, write: bool, truncated_only: bool = False) -> None:
-        """The memory's layers over what the encoder has put out: `count` sequences, of one step each when acting."""
+    def _forward_memory(
+        self, seq: Sequences, count: int, *, acting: bool, write: bool, truncated_only: bool = False
+    ) -> None:
+        """Run the recurrent layers over the encoder's output: `count` sequences, of one step each when acting."""
         shape = self.shape
         rows = count if acting else count * shape.length
         x = self._hidden[self._last - 1]
@@ -219,32 +217,32 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if not shape.fused:
                 tiles = self._row_tiling(shape.gates * shape.pad, shape.pad)
                 self.launch(
-                    products.into_gates,
+                    projections.project_inputs,
                     (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
-                    where,
+                    seq,
                     x,
                     self._weights(k),
                     biases,
                     self._gates[k],
                     rows,
-                    SHAPE=self._cells,
+                    SHAPE=self._cell_shape,
                     FINALS=truncated_only,
                     **tiles,
                 )
             options: dict[str, Any] = {
-                "SHAPE": self._cells,
+                "SHAPE": self._cell_shape,
                 "ACT": acting,
                 "WRITE": write,
                 **self._cell_options(count, acting=acting),
             }
             options |= {"STEPS": 1 if acting else shape.length, "FINALS": truncated_only}
             grid = (-(-count // options["BLOCK_B"]),)
-            gates, output, before = self._gates[k], self._outputs[k], self._before[k]
+            gates, output, before = self._gates[k], self._outputs[k], self._previous[k]
             if shape.kind == "mingru":
                 self.launch(
                     unroll.mingru_forward,
                     grid,
-                    where,
+                    seq,
                     x,
                     gates,
                     self._weights(k),
@@ -261,7 +259,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 self.launch(
                     unroll.gru_forward,
                     grid,
-                    where,
+                    seq,
                     gates,
                     self._weights(k, 1),
                     biases,
@@ -276,12 +274,12 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 self.launch(
                     unroll.lstm_forward,
                     grid,
-                    where,
+                    seq,
                     gates,
                     self._weights(k, 1),
                     output,
                     before,
-                    self._cells_before[k],
+                    self._previous_cell[k],
                     count,
                     self._lanes,
                     k,
@@ -289,16 +287,16 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 )
             x = output
 
-    def _cell_options(self, count: int, *, acting: bool = False, back: bool = False) -> dict[str, int]:
-        """How a cell's kernels over so many lanes are launched."""
+    def _cell_options(self, count: int, *, acting: bool = False, backward: bool = False) -> dict[str, int]:
+        """Launch options of a cell's kernel over `count` sequences."""
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
             return {
-                "BLOCK_B": max(1, (SCAN_NUMBERS_OF_A_STEP if acting else SCAN_NUMBERS) // shape.pad),
+                "BLOCK_B": max(1, (SCAN_VALUES_OF_A_STEP if acting else SCAN_VALUES) // shape.pad),
                 "num_warps": 8 if acting else 4,
             }
         many = shape.pad <= ACT_WIDTH and count >= (
-            MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1
+            MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if backward else count + 1
         )
         return {
             "BLOCK_B": MANY_LANES if many else FEW_LANES,
@@ -308,18 +306,18 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, log-probabilities and values of step t, and with it of episodes that step t - 1 truncated V of what
-        they saw last.
+        """Compute actions, log-probabilities and values of step t, and the values of the true final observations of
+        episodes that step t - 1 truncated.
         """
-        if self.at_once:
-            self._act_at_once(t, finals=t > 0 and self._states.finals, last=False)
+        if self.acts_in_one_launch:
+            self._act_in_one_launch(t, finals=t > 0 and self._states.finals, last=False)
             return
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         for first, count in self._microbatches(self._lanes):
             self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // self.layout.block, count)
             self._forward(t * self._lanes + first, count)
-            self._remember(self._where(first, t, acting=True), count, acting=True, write=True)
+            self._forward_memory(self._sequences(first, t, acting=True), count, acting=True, write=True)
             self.launch(
                 per_layer.act_head,
                 (-(-count // self._head_block_m), 1),
@@ -338,21 +336,21 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 **tiling,
             )
 
-    def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
+    def _act_in_one_launch(self, t: int, *, finals: bool, last: bool) -> None:
         rollout, (block_m, warps, units) = self.buffers.rollout, ACT_TILES[self.act_tile]
         block_m = max(16, min(block_m, self._most_rows, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
-        seen = rollout.final_observation if finals else rollout.observation
-        window = self._steps // len(seen) if finals else 1
+        observation = rollout.final_observation if finals else rollout.observation
+        window = self._steps // len(observation) if finals else 1
         self.launch(
             act.act,
             (-(-self._lanes // block_m),),
             self._inputs(),
             self.work.acting(),
-            Finals(seen, self.buffers.final_value),
+            Finals(observation, self.buffers.final_value),
             self._values,
             self._first,
             self._memory,
-            self._where(0, 0, acting=True),
+            self._sequences(0, 0, acting=True),
             t,
             self._lanes,
             SPEC=self.spec,
@@ -367,13 +365,13 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         )
 
     def final_values(self, t: int) -> None:
-        """V of the true final observations of episodes that step t truncated, with the state before it is forgotten. A
-        network that acts at once knows them.
+        """Compute the values of true final observations of episodes that step t truncated, with the state before it is
+        reset. Acting in one launch computes them with the next step.
         """
-        if self.at_once:
+        if self.acts_in_one_launch:
             return
         for first, count in self._microbatches(self._lanes):
-            self._see(
+            self._estimate_values(
                 self.buffers.rollout.final_observation,
                 self.buffers.final_value,
                 t,
@@ -384,14 +382,14 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             )
 
     def bootstrap(self, finals: bool) -> None:
-        """V of the observation after the last step, and of a network that acts at once with `finals` of what episodes
-        saw last that this step truncated.
+        """Compute the values after the last step; when acting in one launch, with `finals` also those of the final
+        observations.
         """
-        if self.at_once:
-            self._act_at_once(self._steps, finals=finals, last=True)
+        if self.acts_in_one_launch:
+            self._act_in_one_launch(self._steps, finals=finals, last=True)
             return
         for first, count in self._microbatches(self._lanes):
-            self._see(
+            self._estimate_values(
                 self.buffers.rollout.observation,
                 self.work.values(),
                 self._steps,
@@ -401,7 +399,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 truncated_only=False,
             )
 
-    def _see(
+    def _estimate_values(
         self,
         observation: Tensor,
         value: Tensor,
@@ -412,7 +410,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         *,
         truncated_only: bool,
     ) -> None:
-        """V of observations of step t, which the state does not remember; it is forgotten where an episode has ended
+        """Compute values of observations of step t without updating the state, which is reset where an episode ended
         before step `forgotten` (0: nowhere).
         """
         tiling = self._head_tiling(0)
@@ -420,8 +418,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         sample = t * self._lanes + first
         self._gather(observation, sample // self.layout.block, count, truncated_only=truncated_only)
         self._forward(sample, count, truncated_only=truncated_only)
-        self._remember(
-            self._where(first, forgotten, acting=True, sample=sample),
+        self._forward_memory(
+            self._sequences(first, forgotten, acting=True, sample=sample),
             count,
             acting=True,
             write=False,
@@ -449,21 +447,19 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     # UPDATE
 
     def begin(self) -> None:
-        """What an update needs to know of the whole rollout, its learning rate, and the order of its
-        segments' steps.
-        """
+        """Prepare an update: statistics of the rollout, learning rate, order of the segments' steps."""
         super().begin()
         L, groups, block = self.shape.length, self.layout.groups, self._segments[:, :, None]  # (E, M, 1)
         step = torch.arange(L, dtype=torch.int32, device=block.device)
         self.buffers.order.view(*self._segments.shape, L).copy_((block // groups * L + step) * groups + block % groups)
 
-    def forward(self, k: int, first_chunk: int) -> Where:
-        """What the heads read of minibatch k's chunks from `first_chunk` on, as many as are taken at a time; and where
-        their segments lie.
+    def forward(self, k: int, first_chunk: int) -> Sequences:
+        """Forward pass of minibatch k's chunks from `first_chunk` on, as many as fit the buffers. Returns their
+        sequences.
         """
         tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
-        where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
-        if self._reads_at_once:
+        seq = self._sequences(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
+        if self._reads_in_place:
             block_m = math.gcd(
                 self._capacity,
                 min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2),
@@ -471,7 +467,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             self.launch(
                 act.first_layer,
                 (self._capacity // block_m,),
-                where,
+                seq,
                 self._inputs(),
                 self._first,
                 self._rounded,
@@ -498,80 +494,78 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 SPEC=self.spec,
                 **tiling,
             )
-        self._forward(0, self._capacity, save=True, begin=1 if self._reads_at_once else 0)
-        self._remember(where, self._capacity // shape.length, acting=False, write=False)
-        return where
+        self._forward(0, self._capacity, save=True, begin=1 if self._reads_in_place else 0)
+        self._forward_memory(seq, self._capacity // shape.length, acting=False, write=False)
+        return seq
 
     def backward(self, k: int) -> None:
-        """The gradient of minibatch k's loss as rows of partial sums."""
+        """Gradient of minibatch k's loss, as rows of partial sums."""
         self._pack()
         shape = self.shape
         for first_chunk in range(0, self.config.chunks, self._slots):
-            where = self.forward(k, first_chunk)
-            self._gradient_head(k, first_chunk, self._head_spec, self._by_output[0])
-            self._gradient_memory(where, first_chunk)
+            seq = self.forward(k, first_chunk)
+            self._gradient_head(k, first_chunk, self._head_spec, self._grad_output[0])
+            self._backward_memory(seq, first_chunk)
             self._gradient_layers()
             self._sum(first_chunk)
             if self._last > 1 and not self.spec.layer_norm:  # the bias below the memory
-                place, block = self.spec.biases[-1], math.gcd(self._slot, max(16, 4096 // shape.pad))
+                offset, block = self.spec.biases[-1], math.gcd(self._slot, max(16, 4096 // shape.pad))
                 self.launch(
-                    products.sum_rows,
+                    projections.bias_gradient,
                     (self._slots,),
                     self._gradients[self._last - 1],
-                    self._partial[first_chunk:, place:],
+                    self._partial[first_chunk:, offset:],
                     self._slot,
                     self._width,
-                    SHAPE=self._cells,
+                    SHAPE=self._cell_shape,
                     BLOCK=block,
                     num_warps=4,
                 )
 
-    def _gradient_memory(self, where: Where, first_chunk: int) -> None:
-        """Through the memory's layers, from the last to the first, to what the last hidden layer computes; each with
-        its weights' gradients.
-        """
+    def _backward_memory(self, seq: Sequences, first_chunk: int) -> None:
+        """Backward pass through the recurrent layers to the last hidden layer, with the gradients of their weights."""
         shape, last = self.shape, self._last - 1
         count = self._capacity // shape.length
-        gradient, other = self._by_output
+        gradient, next_gradient = self._grad_output
         for k in reversed(range(shape.layers)):
             x = self._outputs[k - 1] if k > 0 else self._hidden[last]
-            back = other if k > 0 else self._gradients[last]
-            slope = k == 0 and not self.spec.layer_norm
+            grad_x = next_gradient if k > 0 else self._gradients[last]
+            through_activation = k == 0 and not self.spec.layer_norm
             options: dict[str, Any] = {
-                "SHAPE": self._cells,
+                "SHAPE": self._cell_shape,
                 "STEPS": shape.length,
-                **self._cell_options(count, back=True),
+                **self._cell_options(count, backward=True),
             }
             grid = (-(-count // options["BLOCK_B"]),)
             gates, lanes = self._gates[k], self._lanes
             if shape.kind == "mingru":
-                into = back if shape.fused else gradient  # in place: a row's is read before it is written
+                into = grad_x if shape.fused else gradient  # in place: a row is read before it is written
                 self.launch(
                     unroll.mingru_backward,
                     grid,
-                    where,
+                    seq,
                     x,
                     gates,
                     self._weights(k),
                     self._values[shape.input_biases[k] :],
-                    self._before[k],
+                    self._previous[k],
                     gradient,
                     self._saved[last],
                     into,
                     count,
                     lanes,
                     SPEC=self.spec,
-                    SLOPE=slope and shape.fused,
+                    ACTIVATION=through_activation and shape.fused,
                     **options,
                 )
             else:
                 self.launch(
                     unroll.gated_backward,
                     grid,
-                    where,
+                    seq,
                     gates,
                     self._weights(k, 1),
-                    self._cells_before[k],
+                    self._previous_cell[k],
                     gradient,
                     count,
                     lanes,
@@ -580,36 +574,36 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if not shape.fused:
                 tiles = self._row_tiling(shape.pad, shape.gates * shape.pad)
                 self.launch(
-                    products.out_of_gates,
+                    projections.input_gradient,
                     (shape.pad // tiles["BLOCK_N"], self._capacity // tiles["BLOCK_M"]),
                     gates,
                     self._weights(k),
                     gradient,
                     self._saved[last],
-                    back,
+                    grad_x,
                     SPEC=self.spec,
-                    SHAPE=self._cells,
+                    SHAPE=self._cell_shape,
                     ADD=shape.kind == "mingru",
-                    SLOPE=slope,
+                    ACTIVATION=through_activation,
                     **tiles,
                 )
-            with self._beside(k > 0):
-                self._sum_memory(k, x, first_chunk)
-            gradient, other = other, gradient
-        if self._side is not None and shape.layers > 1:  # a graph takes no stream that has not branched off it
-            torch.cuda.current_stream().wait_stream(self._side)
+            with self._on_side_stream(k > 0):
+                self._sum_weight_gradients(k, x, first_chunk)
+            gradient, next_gradient = next_gradient, gradient
+        if self._side_stream is not None and shape.layers > 1:  # a CUDA graph must join every stream it forked
+            torch.cuda.current_stream().wait_stream(self._side_stream)
 
-    def _beside(self, wanted: bool) -> contextlib.AbstractContextManager[object]:
-        """Where `wanted`, a stream of its own: a cell's way back leaves much of a GPU free, on which a layer's sums go
-        on beside the next one's.
+    def _on_side_stream(self, enabled: bool) -> contextlib.AbstractContextManager[object]:
+        """Context of a second stream if `enabled`: a cell's backward pass occupies few multiprocessors, so the weight
+        gradients of a layer overlap it.
         """
-        if self._side is None or not wanted:
+        if self._side_stream is None or not enabled:
             return contextlib.nullcontext()
-        self._side.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self._side)
+        self._side_stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._side_stream)
 
-    def _sum_memory(self, k: int, x: Tensor, first_chunk: int) -> None:
-        """The gradients of a memory layer's weights and biases, summed over each chunk's rows."""
+    def _sum_weight_gradients(self, k: int, x: Tensor, first_chunk: int) -> None:
+        """Gradients of a recurrent layer's weights and biases, summed over each chunk's rows."""
         shape = self.shape
         tiles = {
             **self._tiling(shape.pad, min(self.config.block_m, self.config.block_k)),
@@ -618,7 +612,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         grid = (shape.gates * shape.pad // tiles["BLOCK_M"] * (shape.pad // tiles["BLOCK_N"]), self._slots)
         rows, gates = self._partial[first_chunk:], self._gates[k]
         self.launch(
-            products.gate_weight_gradient,
+            projections.weight_gradient,
             grid,
             gates,
             x,
@@ -626,7 +620,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             rows[:, shape.input_biases[k] :],
             self._slot,
             self._width,
-            SHAPE=self._cells,
+            SHAPE=self._cell_shape,
             BIASES=True,
             RECURRENT=False,
             **tiles,
@@ -634,15 +628,15 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         if shape.kind != "mingru":
             biases = rows[:, shape.state_biases[k] :] if shape.kind == "gru" else rows
             self.launch(
-                products.gate_weight_gradient,
+                projections.weight_gradient,
                 grid,
                 gates,
-                self._before[k],
+                self._previous[k],
                 rows[:, shape.state_weights[k] :],
                 biases,
                 self._slot,
                 self._width,
-                SHAPE=self._cells,
+                SHAPE=self._cell_shape,
                 BIASES=shape.kind == "gru",
                 RECURRENT=True,
                 **tiles,

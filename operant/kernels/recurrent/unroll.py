@@ -1,13 +1,34 @@
-"""Triton kernels of recurrent cells over segments: forward, and back through time. A program owns its lanes for all
-steps. Know no network and no loss.
+"""Triton kernels of recurrent cells over segments: forward pass and backpropagation through time.
 
-MinGRU's gates do not depend on the state: they are worked out before, for all rows at once, or where they are used
-(SHAPE.fused), forward and back alike. Those of GRU and LSTM do: a program holds the recurrent weights, or goes through
-them in parts at each step. Its gates' buffer holds first what the input adds, then the gates, and on the way back their
-gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked
-out again.
+A program owns BLOCK_B sequences for all their steps and keeps the recurrent state in registers.
 
-The loop over steps is not pipelined (`num_stages=1`): what a step needs of memory is asked for a step ahead, by hand.
+- MinGRU: the gates do not depend on the state. They are computed before by `projections.project_inputs`, or here with
+  SHAPE.fused, in the backward pass again.
+- GRU and LSTM: a program holds the recurrent weights (SHAPE.resident), or streams them from memory at every step in
+  blocks of SHAPE.block_k units.
+
+Parameters of all kernels; a *row* is a step of a lane (see `cells`), P the padded units:
+
+| parameter       | shape            | meaning                                                                       |
+|-----------------|------------------|-------------------------------------------------------------------------------|
+| seq             | Sequences        | lanes, steps and initial states of the sequences                              |
+| x_ptr           | (rows, P)        | input of the layer                                                            |
+| gates_ptr       | (rows, columns)  | input projections; then gates (saved); then, in the backward pass, gradients  |
+| weight_ptr      | (gates, P, P)    | packed weights: MinGRU's of the input, otherwise the recurrent ones           |
+| bias_ptr        | (gates, M)       | biases of MinGRU's input weights; of a GRU b_n of the recurrent ones, (M)     |
+| output_ptr      | (rows, P)        | outputs of the layer                                                          |
+| previous_ptr    | (rows, P)        | h_{t-1} (of an LSTM's backward pass c_{t-1}), 0 where an episode begins       |
+| grad_output_ptr | (rows, P)        | gradient of the outputs                                                       |
+| grad_x_ptr      | (rows, P)        | gradient of the inputs                                                        |
+| saved_ptr       | (rows, P)        | saved tensor of the activation below                                          |
+| count           |                  | sequences                                                                     |
+| lanes           |                  | N                                                                             |
+| layer           |                  | index of the layer in the recurrent state                                     |
+
+ACT: one step of all lanes with the current states, nothing saved. WRITE: store the final states. FINALS: truncated
+lanes only. The outputs h and c of a step are recomputed in the backward pass from what is saved.
+
+Loops over steps are not pipelined by the compiler (`num_stages=1`): every step loads the operands of the next one.
 """
 
 from __future__ import annotations
@@ -15,85 +36,123 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.recurrent import cells
+from operant.kernels.ops.activation import activation_gradient, sigmoid, tanh
+from operant.kernels.ops.linear import add_product, rounded_operand, zeros
+from operant.kernels.recurrent.cells import (
+    gru_step,
+    load_gate_bias,
+    load_gate_weight,
+    load_gate_weight_transposed,
+    load_keep,
+    lstm_gates,
+    lstm_step,
+    lstm_step_backward,
+    mingru_gates,
+    mingru_step,
+    sequence_index,
+    sequence_mask,
+    state_offset,
+)
 
-add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
-gate_bias, gate_transposed, gate_weight = cells.gate_bias, cells.gate_transposed, cells.gate_weight
-gru_step, kept = cells.gru_step, cells.kept
-lanes_of, lstm_gates, lstm_step, mingru_gates = cells.lanes_of, cells.lstm_gates, cells.lstm_step, cells.mingru_gates
-present_of = cells.present_of
-sigmoid, state_place = cells.sigmoid, cells.state_place
+# SEQUENCES AND GATES
 
 
 @triton.jit
-def _held(packed, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Weights of all gates, as a tuple of operands."""
+def _sequences(seq, count, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr, FINALS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Sequences of a program: units (P), validity, mask (BLOCK_B, P), lanes, first steps and first rows (BLOCK_B)."""
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, SHAPE.pad)
+    valid = sequence_mask(seq, s, count, FINALS)
+    mask = valid[:, None] & (unit < SHAPE.pad)[None, :]
+    lane, t, row = sequence_index(seq, s, valid, lanes, SHAPE, ACT)
+    return unit, valid, mask, lane, t, row
+
+
+@triton.jit
+def _offsets(row, unit, SHAPE: tl.constexpr):
+    """Offsets of rows in buffers (rows, P) and (rows, columns), (BLOCK_B, P) each."""
+    return row[:, None] * SHAPE.pad + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+
+
+@triton.jit
+def _load_weights(weight_ptr, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Weights of all gates as right operands, a tuple of (P, P)."""
     GATES: tl.constexpr = SHAPE.gates
-    held = ()
+    weights = ()
     for k in tl.static_range(GATES):
-        held = held + (gate_transposed(packed, k, SHAPE) if TRANSPOSED else gate_weight(packed, k, SHAPE),)
-    return held
+        weights = weights + (
+            load_gate_weight_transposed(weight_ptr, k, SHAPE) if TRANSPOSED else load_gate_weight(weight_ptr, k, SHAPE),
+        )
+    return weights
 
 
 @triton.jit
-def _biases(biases, unit, SHAPE: tl.constexpr):
-    """An input's biases of all gates."""
+def _load_biases(bias_ptr, unit, SHAPE: tl.constexpr):
+    """Biases of all gates, a tuple of (1, P)."""
     GATES: tl.constexpr = SHAPE.gates
-    held = ()
+    biases = ()
     for k in tl.static_range(GATES):
-        held = held + (gate_bias(biases, k, unit, SHAPE),)
-    return held
+        biases = biases + (load_gate_bias(bias_ptr, k, unit, SHAPE),)
+    return biases
 
 
 @triton.jit
-def _three(buffer, place, mask, SHAPE: tl.constexpr):
+def _load_3_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
     """Gates 0, 1 and 2 of rows, in float32."""
-    first = tl.load(buffer + place, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
-    return first, second, tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
+    first = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
+    return first, second, tl.load(gates_ptr + offset + 2 * SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _four(buffer, place, mask, SHAPE: tl.constexpr):
-    """All four, as they are stored."""
+def _load_4_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
+    """All four gates of rows, in the dtype of the buffer."""
     first, second = (
-        tl.load(buffer + place, mask=mask, other=0.0),
-        tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0),
+        tl.load(gates_ptr + offset, mask=mask, other=0.0),
+        tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0),
     )
     return (
         first,
         second,
-        tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0),
-        tl.load(buffer + place + 3 * SHAPE.pad, mask=mask, other=0.0),
+        tl.load(gates_ptr + offset + 2 * SHAPE.pad, mask=mask, other=0.0),
+        tl.load(gates_ptr + offset + 3 * SHAPE.pad, mask=mask, other=0.0),
     )
 
 
 @triton.jit
-def _store_four(buffer, place, mask, values, SHAPE: tl.constexpr):
+def _to_f32(gates):
+    """Four gates in float32."""
+    return gates[0].to(tl.float32), gates[1].to(tl.float32), gates[2].to(tl.float32), gates[3].to(tl.float32)
+
+
+@triton.jit
+def _store_4_gates(gates_ptr, offset, mask, gates, SHAPE: tl.constexpr):
     for k in tl.static_range(4):
-        tl.store(buffer + place + k * SHAPE.pad, stored(values[k], SHAPE), mask=mask)
+        tl.store(gates_ptr + offset + k * SHAPE.pad, rounded_operand(gates[k], SHAPE), mask=mask)
 
 
 # MINGRU
 
 
 @triton.jit
-def _worked_out(x, weights, biases, SHAPE: tl.constexpr):
-    """What MinGRU's gates are made of, from a layer's input (rows, P)."""
+def _mingru_projections(x, weights, biases, SHAPE: tl.constexpr):
+    """Pre-activations W x + b of MinGRU's candidate, z and p, from inputs x (BLOCK_B, P)."""
     zero = tl.zeros(x.shape, tl.float32)
-    first, second = add_dot(x, weights[0], zero + biases[0], SHAPE), add_dot(x, weights[1], zero + biases[1], SHAPE)
-    return first, second, add_dot(x, weights[2], zero + biases[2], SHAPE)
+    candidate, z = (
+        add_product(x, weights[0], zero + biases[0], SHAPE),
+        add_product(x, weights[1], zero + biases[1], SHAPE),
+    )
+    return candidate, z, add_product(x, weights[2], zero + biases[2], SHAPE)
 
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def mingru_forward(
-    where,
-    x,
-    gates,
-    packed,
-    input_biases,
-    output,
-    before,
+    seq,
+    x_ptr,
+    gates_ptr,
+    weight_ptr,
+    bias_ptr,
+    output_ptr,
+    previous_ptr,
     count,
     lanes,
     layer,
@@ -104,181 +163,188 @@ def mingru_forward(
     STEPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read
-    where they are not worked out here.
+    """MinGRU forward pass: inputs (rows, P) to outputs (rows, P), with h_{t-1} saved for the backward pass.
+
+    h' = h + z (c - h), output x + p (h' - x). Without SHAPE.fused the pre-activations (rows, 3 P) are read from
+    `gates_ptr`.
     """
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = present_of(where, s, count, FINALS)
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
+    unit, valid, mask, lane, t, row = _sequences(seq, count, lanes, SHAPE, ACT, FINALS, BLOCK_B)
     weights = ()
     biases = ()
     if SHAPE.fused:
-        weights = _held(packed, SHAPE, False)
-        biases = _biases(input_biases, unit, SHAPE)
-    own = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT)
-    own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
-    h = tl.load(where.state + own, mask=own_mask, other=0.0)
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    features, keep = tl.load(x + place, mask=mask, other=0.0), kept(where, lane, t, present, lanes)
+        weights = _load_weights(weight_ptr, SHAPE, False)
+        biases = _load_biases(bias_ptr, unit, SHAPE)
+    state = state_offset(lane, t, unit, lanes, SHAPE, layer, 0, ACT)
+    state_mask = valid[:, None] & (unit < SHAPE.units)[None, :]
+    h = tl.load(seq.state + state, mask=state_mask, other=0.0)
+    offset, gate_offset = _offsets(row, unit, SHAPE)
+    x, keep = tl.load(x_ptr + offset, mask=mask, other=0.0), load_keep(seq, lane, t, valid, lanes)
     for step in tl.range(0, STEPS, num_stages=1):
-        more = mask & (step + 1 < STEPS)
-        next_features = tl.load(x + place + SHAPE.block * PAD, mask=more, other=0.0)
-        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
+        has_next = mask & (step + 1 < STEPS)
+        next_x = tl.load(x_ptr + offset + SHAPE.block * SHAPE.pad, mask=has_next, other=0.0)
+        next_keep = load_keep(seq, lane, t + step + 1, valid & (step + 1 < STEPS), lanes)
         h *= keep[:, None]
         if not ACT:
-            tl.store(before + place, stored(h, SHAPE), mask=mask)
+            tl.store(previous_ptr + offset, rounded_operand(h, SHAPE), mask=mask)
         if SHAPE.fused:
-            made = _worked_out(features, weights, biases, SHAPE)
+            projected = _mingru_projections(x, weights, biases, SHAPE)
         else:
-            made = _three(gates, gate_place, mask, SHAPE)
-        out, h = cells.mingru_step(made[0], made[1], made[2], features.to(tl.float32), h, SHAPE)
-        tl.store(output + place, stored(out, SHAPE), mask=mask)
-        features = next_features
+            projected = _load_3_gates(gates_ptr, gate_offset, mask, SHAPE)
+        out, h = mingru_step(projected[0], projected[1], projected[2], x.to(tl.float32), h, SHAPE)
+        tl.store(output_ptr + offset, rounded_operand(out, SHAPE), mask=mask)
+        x = next_x
         keep = next_keep
-        place += SHAPE.block * PAD
-        gate_place += SHAPE.block * SHAPE.columns
+        offset += SHAPE.block * SHAPE.pad
+        gate_offset += SHAPE.block * SHAPE.columns
     if WRITE:
-        tl.store(where.state + own, h, mask=own_mask)
+        tl.store(seq.state + state, h, mask=state_mask)
 
 
 @triton.jit(do_not_specialize=["count"])
 def mingru_backward(
-    where,
-    x,
-    gates,
-    packed,
-    input_biases,
-    before,
-    gradient,
-    saved,
-    by_features,
+    seq,
+    x_ptr,
+    gates_ptr,
+    weight_ptr,
+    bias_ptr,
+    previous_ptr,
+    grad_output_ptr,
+    saved_ptr,
+    grad_x_ptr,
     count,
     lanes,
     SPEC: tl.constexpr,
     SHAPE: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    SLOPE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
-    """From the gradient in a layer's outputs (rows, P): those in the gates, into `gates`; and in its inputs, with
-    SHAPE.fused all of it, otherwise without what the gates pass on. With SLOPE, through the activation of the layer
-    below, too, from what that has `saved`.
+    """MinGRU backward pass: grad_output (rows, P) to the gradients of the pre-activations, in `gates_ptr`, and grad_x.
+
+    grad_x includes the share of the gates with SHAPE.fused only; `projections.input_gradient` adds it otherwise. With
+    ACTIVATION grad_x also passes through the activation of the layer below, whose saved tensor is `saved_ptr`.
     """
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
+    unit, valid, mask, lane, t, row = _sequences(seq, count, lanes, SHAPE, False, False, BLOCK_B)
     weights = ()
     transposed = ()
     biases = ()
     if SHAPE.fused:
-        weights = _held(packed, SHAPE, False)
-        transposed = _held(packed, SHAPE, True)
-        biases = _biases(input_biases, unit, SHAPE)
+        weights = _load_weights(weight_ptr, SHAPE, False)
+        transposed = _load_weights(weight_ptr, SHAPE, True)
+        biases = _load_biases(bias_ptr, unit, SHAPE)
     row += (STEPS - 1) * SHAPE.block
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh, of the steps behind
-    features, own = tl.load(x + place, mask=mask, other=0.0), tl.load(before + place, mask=mask, other=0.0)
-    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
+    offset, gate_offset = _offsets(row, unit, SHAPE)
+    grad_h = zeros(BLOCK_B, SHAPE.pad)  # of later steps
+    x, previous = tl.load(x_ptr + offset, mask=mask, other=0.0), tl.load(previous_ptr + offset, mask=mask, other=0.0)
+    grad_output, keep = (
+        tl.load(grad_output_ptr + offset, mask=mask, other=0.0),
+        load_keep(seq, lane, t + STEPS - 1, valid, lanes),
+    )
     for step in tl.range(0, STEPS, num_stages=1):
-        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
-        next_features, next_own = (
-            tl.load(x + following, mask=more, other=0.0),
-            tl.load(before + following, mask=more, other=0.0),
+        has_next, next_offset = mask & (step + 1 < STEPS), offset - SHAPE.block * SHAPE.pad
+        next_x, next_previous = (
+            tl.load(x_ptr + next_offset, mask=has_next, other=0.0),
+            tl.load(previous_ptr + next_offset, mask=has_next, other=0.0),
         )
-        next_outer = tl.load(gradient + following, mask=more, other=0.0)
-        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
+        next_grad_output = tl.load(grad_output_ptr + next_offset, mask=has_next, other=0.0)
+        next_keep = load_keep(seq, lane, t + STEPS - 2 - step, valid & (step + 1 < STEPS), lanes)
         if SHAPE.fused:
-            made = _worked_out(features, weights, biases, SHAPE)
+            projected = _mingru_projections(x, weights, biases, SHAPE)
         else:
-            made = _three(gates, gate_place, mask, SHAPE)
-        candidate, slope, z, p = mingru_gates(made[0], made[1], made[2], SHAPE)
-        h, g, xf = own.to(tl.float32), outer.to(tl.float32), features.to(tl.float32)
-        # The output is x + p (h' - x), and h' = h + z (c - h).
-        carried += g * p
-        by_highway = stored(g * (h + z * (candidate - h) - xf) * p * (1.0 - p), SHAPE)
-        by_gate = stored(carried * (candidate - h) * z * (1.0 - z), SHAPE)
-        by_hidden = stored(carried * z * slope, SHAPE)
-        tl.store(gates + gate_place, by_hidden, mask=mask)
-        tl.store(gates + gate_place + PAD, by_gate, mask=mask)
-        tl.store(gates + gate_place + 2 * PAD, by_highway, mask=mask)
-        back = g * (1.0 - p)
+            projected = _load_3_gates(gates_ptr, gate_offset, mask, SHAPE)
+        candidate, candidate_gradient, z, p = mingru_gates(projected[0], projected[1], projected[2], SHAPE)
+        h, g, x_f32 = previous.to(tl.float32), grad_output.to(tl.float32), x.to(tl.float32)
+        # output = x + p (h' - x), h' = h + z (c - h): dh' += p g, dp = g (h' - x), dz = dh' (c - h), dc = z dh'.
+        grad_h += g * p
+        grad_p = rounded_operand(g * (h + z * (candidate - h) - x_f32) * p * (1.0 - p), SHAPE)
+        grad_z = rounded_operand(grad_h * (candidate - h) * z * (1.0 - z), SHAPE)
+        grad_candidate = rounded_operand(grad_h * z * candidate_gradient, SHAPE)
+        tl.store(gates_ptr + gate_offset, grad_candidate, mask=mask)
+        tl.store(gates_ptr + gate_offset + SHAPE.pad, grad_z, mask=mask)
+        tl.store(gates_ptr + gate_offset + 2 * SHAPE.pad, grad_p, mask=mask)
+        # dx = (1 - p) g + W^T (dc, dz, dp)
+        grad_x = g * (1.0 - p)
         if SHAPE.fused:
-            back = add_dot(
-                by_highway,
+            grad_x = add_product(
+                grad_p,
                 transposed[2],
-                add_dot(by_gate, transposed[1], add_dot(by_hidden, transposed[0], back, SHAPE), SHAPE),
+                add_product(grad_z, transposed[1], add_product(grad_candidate, transposed[0], grad_x, SHAPE), SHAPE),
                 SHAPE,
             )
-        if SLOPE:
-            back *= activation_gradient(tl.load(saved + place, mask=mask, other=0.0), SPEC)
-        tl.store(by_features + place, stored(back, SHAPE), mask=mask)
-        carried *= (1.0 - z) * keep[:, None]
-        features = next_features
-        own = next_own
-        outer = next_outer
+        if ACTIVATION:
+            grad_x *= activation_gradient(tl.load(saved_ptr + offset, mask=mask, other=0.0), SPEC)
+        tl.store(grad_x_ptr + offset, rounded_operand(grad_x, SHAPE), mask=mask)
+        # dh = (1 - z) dh', 0 across an episode's beginning
+        grad_h *= (1.0 - z) * keep[:, None]
+        x = next_x
+        previous = next_previous
+        grad_output = next_grad_output
         keep = next_keep
-        place = following
-        gate_place -= SHAPE.block * SHAPE.columns
+        offset = next_offset
+        gate_offset -= SHAPE.block * SHAPE.columns
 
 
 # GRU AND LSTM
 
 
 @triton.jit
-def _in_parts(rows, weights, ACROSS: tl.constexpr, DOWN: tl.constexpr, total, present, SHAPE: tl.constexpr):
-    """Total + what lies at pointers `rows` (lanes) times a weight of a gate, whose columns and depths are ACROSS and
-    DOWN numbers apart, some at a time.
+def _add_streamed_product(
+    row_ptr, weight_ptr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, total, valid, SHAPE: tl.constexpr
+):
+    """Accumulate total + a W, (BLOCK_B, P), in blocks of SHAPE.block_k: rows `row_ptr` (BLOCK_B pointers) of a, and a
+    gate's weight with strides STRIDE_N and STRIDE_K.
     """
-    depth, unit = tl.arange(0, SHAPE.part), tl.arange(0, SHAPE.pad)
-    for start in tl.range(0, SHAPE.pad, SHAPE.part):
-        part = tl.load(rows[:, None] + (start + depth)[None, :], mask=present[:, None], other=0.0)
-        total = add_dot(part, tl.load(weights + (start + depth)[:, None] * DOWN + unit[None, :] * ACROSS), total, SHAPE)
+    k, unit = tl.arange(0, SHAPE.block_k), tl.arange(0, SHAPE.pad)
+    for start in tl.range(0, SHAPE.pad, SHAPE.block_k):
+        a = tl.load(row_ptr[:, None] + (start + k)[None, :], mask=valid[:, None], other=0.0)
+        total = add_product(
+            a, tl.load(weight_ptr + (start + k)[:, None] * STRIDE_K + unit[None, :] * STRIDE_N), total, SHAPE
+        )
     return total
 
 
 @triton.jit
-def _product(h, rows, present, held, packed, gate: tl.constexpr, total, SHAPE: tl.constexpr):
-    """Total + W h of a gate (lanes, P). `rows`: pointers to where h has been stored."""
-    if SHAPE.in_parts:
-        return _in_parts(rows, packed + gate * SHAPE.pad * SHAPE.pad, SHAPE.pad, 1, total, present, SHAPE)
+def _add_recurrent_product(h, row_ptr, valid, weights, weight_ptr, gate: tl.constexpr, total, SHAPE: tl.constexpr):
+    """Accumulate total + W h of a gate, (BLOCK_B, P). `row_ptr`: pointers to the stored h."""
+    if SHAPE.streams_weights:
+        return _add_streamed_product(
+            row_ptr, weight_ptr + gate * SHAPE.pad * SHAPE.pad, SHAPE.pad, 1, total, valid, SHAPE
+        )
     else:
-        return add_dot(h, held[gate], total, SHAPE)
+        return add_product(h, weights[gate], total, SHAPE)
 
 
 @triton.jit
-def _back_through(total, found, rows, present, held, packed, SHAPE: tl.constexpr):
-    """Total + W^T g of all gates' gradients, (lanes, P), the last a GRU's in W h + b of n. `rows`: pointers to where
-    they have been stored.
+def _add_state_gradient(total, grads, row_ptr, valid, weights, weight_ptr, SHAPE: tl.constexpr):
+    """Accumulate total + W^T g over all gates, (BLOCK_B, P); g of a GRU's n is that of W_n h + b_n.
+
+    `row_ptr`: pointers to the stored gradients.
     """
     GATES: tl.constexpr = SHAPE.gates
     for k in tl.static_range(GATES):
-        if SHAPE.in_parts:
-            total = _in_parts(
-                rows + SHAPE.own_places[k] * SHAPE.pad,
-                packed + k * SHAPE.pad * SHAPE.pad,
+        if SHAPE.streams_weights:
+            total = _add_streamed_product(
+                row_ptr + SHAPE.recurrent_columns[k] * SHAPE.pad,
+                weight_ptr + k * SHAPE.pad * SHAPE.pad,
                 1,
                 SHAPE.pad,
                 total,
-                present,
+                valid,
                 SHAPE,
             )
         else:
-            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), held[k], total, SHAPE)
+            total = add_product(rounded_operand(grads[SHAPE.recurrent_columns[k]], SHAPE), weights[k], total, SHAPE)
     return total
 
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def lstm_forward(
-    where,
-    gates,
-    packed,
-    output,
-    before,
-    cells_before,
+    seq,
+    gates_ptr,
+    weight_ptr,
+    output_ptr,
+    previous_ptr,
+    previous_cell_ptr,
     count,
     lanes,
     layer,
@@ -289,66 +355,70 @@ def lstm_forward(
     STEPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its
-    place. `packed`: recurrent weights.
+    """LSTM forward pass. Reads input projections (rows, 4 P) and overwrites them with the gates i, f, o, g.
+
+    c' = f c + i g, h' = o tanh(c'). Saves h_{t-1} and c_{t-1} for the backward pass.
     """
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = present_of(where, s, count, FINALS)
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
-    held = ()
+    unit, valid, mask, lane, t, row = _sequences(seq, count, lanes, SHAPE, ACT, FINALS, BLOCK_B)
+    weights = ()
     if SHAPE.resident:
-        held = _held(packed, SHAPE, False)
-    own, own_cell = (
-        state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
-        state_place(lane, t, unit, lanes, SHAPE, layer, 1, ACT),
+        weights = _load_weights(weight_ptr, SHAPE, False)
+    state, cell_state = (
+        state_offset(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
+        state_offset(lane, t, unit, lanes, SHAPE, layer, 1, ACT),
     )
-    own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
+    state_mask = valid[:, None] & (unit < SHAPE.units)[None, :]
     h, c = (
-        tl.load(where.state + own, mask=own_mask, other=0.0),
-        tl.load(where.state + own_cell, mask=own_mask, other=0.0),
+        tl.load(seq.state + state, mask=state_mask, other=0.0),
+        tl.load(seq.state + cell_state, mask=state_mask, other=0.0),
     )
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    added, keep, own_row = _four(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
+    offset, gate_offset = _offsets(row, unit, SHAPE)
+    projected, keep, h_row = (
+        _load_4_gates(gates_ptr, gate_offset, mask, SHAPE),
+        load_keep(seq, lane, t, valid, lanes),
+        row * SHAPE.pad,
+    )
     for step in tl.range(0, STEPS, num_stages=1):
-        next_added = _four(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
-        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
+        next_projected = _load_4_gates(
+            gates_ptr, gate_offset + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE
+        )
+        next_keep = load_keep(seq, lane, t + step + 1, valid & (step + 1 < STEPS), lanes)
         c *= keep[:, None]
-        operand = stored(h * keep[:, None], SHAPE)
-        if not ACT or SHAPE.in_parts:
-            tl.store(before + place, operand, mask=mask)
+        operand = rounded_operand(h * keep[:, None], SHAPE)
+        if not ACT or SHAPE.streams_weights:
+            tl.store(previous_ptr + offset, operand, mask=mask)
         if not ACT:
-            tl.store(cells_before + place, stored(c, SHAPE), mask=mask)
-        if SHAPE.in_parts:
+            tl.store(previous_cell_ptr + offset, rounded_operand(c, SHAPE), mask=mask)
+        if SHAPE.streams_weights:
             tl.debug_barrier()
-        i = _product(operand, before + own_row, present, held, packed, 0, added[0].to(tl.float32), SHAPE)
-        f = _product(operand, before + own_row, present, held, packed, 1, added[1].to(tl.float32), SHAPE)
-        o = _product(operand, before + own_row, present, held, packed, 2, added[2].to(tl.float32), SHAPE)
-        g = _product(operand, before + own_row, present, held, packed, 3, added[3].to(tl.float32), SHAPE)
+        h_ptr = previous_ptr + h_row
+        i = _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 0, projected[0].to(tl.float32), SHAPE)
+        f = _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 1, projected[1].to(tl.float32), SHAPE)
+        o = _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 2, projected[2].to(tl.float32), SHAPE)
+        g = _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 3, projected[3].to(tl.float32), SHAPE)
         i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
-        c, h = lstm_step(i, f, o, g, c, SHAPE)
+        c, h = lstm_step(i, f, o, g, c, SHAPE.approximate)
         if not ACT:
-            _store_four(gates, gate_place, mask, (i, f, o, g), SHAPE)
-        tl.store(output + place, stored(h, SHAPE), mask=mask)
-        added = next_added
+            _store_4_gates(gates_ptr, gate_offset, mask, (i, f, o, g), SHAPE)
+        tl.store(output_ptr + offset, rounded_operand(h, SHAPE), mask=mask)
+        projected = next_projected
         keep = next_keep
-        own_row += SHAPE.block * PAD
-        place += SHAPE.block * PAD
-        gate_place += SHAPE.block * SHAPE.columns
+        h_row += SHAPE.block * SHAPE.pad
+        offset += SHAPE.block * SHAPE.pad
+        gate_offset += SHAPE.block * SHAPE.columns
     if WRITE:
-        tl.store(where.state + own, h, mask=own_mask)
-        tl.store(where.state + own_cell, c, mask=own_mask)
+        tl.store(seq.state + state, h, mask=state_mask)
+        tl.store(seq.state + cell_state, c, mask=state_mask)
 
 
 @triton.jit(do_not_specialize=["count", "layer"])
 def gru_forward(
-    where,
-    gates,
-    packed,
-    state_bias,
-    output,
-    before,
+    seq,
+    gates_ptr,
+    weight_ptr,
+    bias_ptr,
+    output_ptr,
+    previous_ptr,
     count,
     lanes,
     layer,
@@ -359,136 +429,138 @@ def gru_forward(
     STEPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its
-    place.
+    """GRU forward pass. Reads input projections (rows, 4 P) and overwrites them with r, z, n and W_n h + b_n.
+
+    r, z = sigmoid(x + W h), n = tanh(x_n + r (W_n h + b_n)), h' = n + z (h - n). Saves h_{t-1} for the backward pass.
     """
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = present_of(where, s, count, FINALS)
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
-    held = ()
+    unit, valid, mask, lane, t, row = _sequences(seq, count, lanes, SHAPE, ACT, FINALS, BLOCK_B)
+    weights = ()
     if SHAPE.resident:
-        held = _held(packed, SHAPE, False)
-    bias = gate_bias(state_bias, 0, unit, SHAPE)
-    own, own_mask = (
-        state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
-        present[:, None] & (unit < SHAPE.units)[None, :],
+        weights = _load_weights(weight_ptr, SHAPE, False)
+    bias = load_gate_bias(bias_ptr, 0, unit, SHAPE)
+    state, state_mask = (
+        state_offset(lane, t, unit, lanes, SHAPE, layer, 0, ACT),
+        valid[:, None] & (unit < SHAPE.units)[None, :],
     )
-    h = tl.load(where.state + own, mask=own_mask, other=0.0)
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    added, keep, own_row = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
+    h = tl.load(seq.state + state, mask=state_mask, other=0.0)
+    offset, gate_offset = _offsets(row, unit, SHAPE)
+    projected, keep, h_row = (
+        _load_3_gates(gates_ptr, gate_offset, mask, SHAPE),
+        load_keep(seq, lane, t, valid, lanes),
+        row * SHAPE.pad,
+    )
     for step in tl.range(0, STEPS, num_stages=1):
-        next_added = _three(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
-        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
-        h *= keep[:, None]
-        operand = stored(h, SHAPE)
-        if not ACT or SHAPE.in_parts:
-            tl.store(before + place, operand, mask=mask)
-        if SHAPE.in_parts:
-            tl.debug_barrier()
-        r = sigmoid(_product(operand, before + own_row, present, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
-        z = sigmoid(_product(operand, before + own_row, present, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
-        recurrent = _product(
-            operand, before + own_row, present, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE
+        next_projected = _load_3_gates(
+            gates_ptr, gate_offset + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE
         )
-        h, n = gru_step(added[2], recurrent, r, z, h, SHAPE)
+        next_keep = load_keep(seq, lane, t + step + 1, valid & (step + 1 < STEPS), lanes)
+        h *= keep[:, None]
+        operand = rounded_operand(h, SHAPE)
+        if not ACT or SHAPE.streams_weights:
+            tl.store(previous_ptr + offset, operand, mask=mask)
+        if SHAPE.streams_weights:
+            tl.debug_barrier()
+        h_ptr = previous_ptr + h_row
+        r = sigmoid(
+            _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 0, projected[0], SHAPE),
+            SHAPE.approximate,
+        )
+        z = sigmoid(
+            _add_recurrent_product(operand, h_ptr, valid, weights, weight_ptr, 1, projected[1], SHAPE),
+            SHAPE.approximate,
+        )
+        recurrent = _add_recurrent_product(
+            operand, h_ptr, valid, weights, weight_ptr, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE
+        )
+        h, n = gru_step(projected[2], recurrent, r, z, h, SHAPE)
         if not ACT:
-            _store_four(gates, gate_place, mask, (r, z, n, recurrent), SHAPE)
-        tl.store(output + place, stored(h, SHAPE), mask=mask)
-        added = next_added
+            _store_4_gates(gates_ptr, gate_offset, mask, (r, z, n, recurrent), SHAPE)
+        tl.store(output_ptr + offset, rounded_operand(h, SHAPE), mask=mask)
+        projected = next_projected
         keep = next_keep
-        own_row += SHAPE.block * PAD
-        place += SHAPE.block * PAD
-        gate_place += SHAPE.block * SHAPE.columns
+        h_row += SHAPE.block * SHAPE.pad
+        offset += SHAPE.block * SHAPE.pad
+        gate_offset += SHAPE.block * SHAPE.columns
     if WRITE:
-        tl.store(where.state + own, h, mask=own_mask)
+        tl.store(seq.state + state, h, mask=state_mask)
 
 
 @triton.jit
-def _lstm_back(opened, c, carried, by_cell, SHAPE: tl.constexpr):
-    """From the gradients in h' and c': those in what the input adds to the gates, and in c."""
-    i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
-    # h' = o tanh(c'), c' = f c + i g
-    squashed = tanh(tl.fma(f, c, i * g), SHAPE.approximate)
-    by_cell += carried * o * (1.0 - squashed * squashed)
-    by_i, by_f = by_cell * g * i * (1.0 - i), by_cell * c * f * (1.0 - f)
-    return (by_i, by_f, carried * squashed * o * (1.0 - o), by_cell * i * (1.0 - g * g)), by_cell * f
+def _gru_step_backward(gates, h, grad_h):
+    """Backward pass of one GRU step: gradients of the pre-activations of r, z, n and of W_n h + b_n; and of h, without
+    the share of the gates.
 
-
-@triton.jit
-def _gru_back(opened, h, carried):
-    """From the gradient in h': those in what the input adds to the gates and in W h + b of n; and in h, but for what
-    goes through the gates.
+    `grad_h`: gradient of h' = n + z (h - n), n = tanh(x_n + r (W_n h + b_n)).
     """
-    r, z, n, recurrent = (
-        opened[0].to(tl.float32),
-        opened[1].to(tl.float32),
-        opened[2].to(tl.float32),
-        opened[3].to(tl.float32),
-    )
-    # h' = n + z (h - n), n = tanh(x + r (W h + b))
-    by_n = carried * (1.0 - z) * (1.0 - n * n)
-    return (by_n * recurrent * r * (1.0 - r), carried * (h - n) * z * (1.0 - z), by_n, by_n * r), carried * z
+    r, z, n, recurrent = _to_f32(gates)
+    grad_n = grad_h * (1.0 - z) * (1.0 - n * n)
+    return (grad_n * recurrent * r * (1.0 - r), grad_h * (h - n) * z * (1.0 - z), grad_n, grad_n * r), grad_h * z
 
 
 @triton.jit(do_not_specialize=["count"])
 def gated_backward(
-    where,
-    gates,
-    packed,
-    before,
-    gradient,
+    seq,
+    gates_ptr,
+    weight_ptr,
+    previous_ptr,
+    grad_output_ptr,
     count,
     lanes,
     SHAPE: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """From the gradient in a GRU's or an LSTM's outputs (rows, P): those in what the input adds to the gates, and in W
-    h + b of a GRU's n, in place of these in `gates`. `before`: h of a GRU, c of an LSTM.
+    """GRU and LSTM backward pass: grad_output (rows, P) to the gradients of the gates' pre-activations (and of a GRU's
+    W_n h + b_n), which overwrite the gates. `previous_ptr`: h_{t-1} of a GRU, c_{t-1} of an LSTM.
     """
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
-    held = ()
+    unit, valid, mask, lane, t, row = _sequences(seq, count, lanes, SHAPE, False, False, BLOCK_B)
+    weights = ()
     if SHAPE.resident:
-        held = _held(packed, SHAPE, True)
+        weights = _load_weights(weight_ptr, SHAPE, True)
     row += (STEPS - 1) * SHAPE.block
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
-    by_cell = carried
-    opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(before + place, mask=mask, other=0.0)
-    outer, keep, own_row = (
-        tl.load(gradient + place, mask=mask, other=0.0),
-        kept(where, lane, t + STEPS - 1, present, lanes),
+    offset, gate_offset = _offsets(row, unit, SHAPE)
+    grad_h = zeros(BLOCK_B, SHAPE.pad)  # of later steps
+    grad_c = grad_h
+    gates, previous = (
+        _load_4_gates(gates_ptr, gate_offset, mask, SHAPE),
+        tl.load(previous_ptr + offset, mask=mask, other=0.0),
+    )
+    grad_output, keep, gate_row = (
+        tl.load(grad_output_ptr + offset, mask=mask, other=0.0),
+        load_keep(seq, lane, t + STEPS - 1, valid, lanes),
         row * SHAPE.columns,
     )
     for step in tl.range(0, STEPS, num_stages=1):
-        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
-        next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
-        next_own, next_outer = (
-            tl.load(before + following, mask=more, other=0.0),
-            tl.load(gradient + following, mask=more, other=0.0),
+        has_next, next_offset = mask & (step + 1 < STEPS), offset - SHAPE.block * SHAPE.pad
+        next_gates = _load_4_gates(gates_ptr, gate_offset - SHAPE.block * SHAPE.columns, has_next, SHAPE)
+        next_previous, next_grad_output = (
+            tl.load(previous_ptr + next_offset, mask=has_next, other=0.0),
+            tl.load(grad_output_ptr + next_offset, mask=has_next, other=0.0),
         )
-        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
-        carried += outer.to(tl.float32)
+        next_keep = load_keep(seq, lane, t + STEPS - 2 - step, valid & (step + 1 < STEPS), lanes)
+        grad_h += grad_output.to(tl.float32)
         if SHAPE.kind == "lstm":
-            found, by_cell = _lstm_back(opened, own.to(tl.float32), carried, by_cell, SHAPE)
-            carried = tl.zeros((BLOCK_B, PAD), tl.float32)
-            by_cell *= keep[:, None]
+            c = previous.to(tl.float32)
+            i, f, o, g = _to_f32(gates)
+            tanh_c = tanh(tl.fma(f, c, i * g), SHAPE.approximate)
+            grads, grad_c = lstm_step_backward(i, f, o, g, c, tanh_c, grad_h, grad_c)
+            grad_c = grad_c * f
+            # dh_{t-1} = W^T dgates only; dc_{t-1} = keep f dc'
+            grad_h = zeros(BLOCK_B, SHAPE.pad)
+            grad_c *= keep[:, None]
         else:
-            found, carried = _gru_back(opened, own.to(tl.float32), carried)
-        _store_four(gates, gate_place, mask, found, SHAPE)
-        if SHAPE.in_parts:
+            grads, grad_h = _gru_step_backward(gates, previous.to(tl.float32), grad_h)
+        _store_4_gates(gates_ptr, gate_offset, mask, grads, SHAPE)
+        if SHAPE.streams_weights:
             tl.debug_barrier()
-        carried = keep[:, None] * _back_through(carried, found, gates + own_row, present, held, packed, SHAPE)
-        opened = next_opened
-        own = next_own
-        outer = next_outer
+        # dh += W^T dgates, 0 across an episode's beginning
+        grad_h = keep[:, None] * _add_state_gradient(
+            grad_h, grads, gates_ptr + gate_row, valid, weights, weight_ptr, SHAPE
+        )
+        gates = next_gates
+        previous = next_previous
+        grad_output = next_grad_output
         keep = next_keep
-        place = following
-        own_row -= SHAPE.block * SHAPE.columns
-        gate_place -= SHAPE.block * SHAPE.columns
+        offset = next_offset
+        gate_row -= SHAPE.block * SHAPE.columns
+        gate_offset -= SHAPE.block * SHAPE.columns
