@@ -54,7 +54,7 @@ def history(run):
     return found
 
 
-def test_columns_are_the_history(run):
+def test_exported_columns_equal_the_history(run):
     columns, expected = runs.columns(run), history(run)
     assert columns.step == array("Q", [*range(10, 251, 10), *range(260, 401, 10)])
     assert list(columns.metrics) == ["extra", "return", "loss", "eval/return", "seconds/update"]
@@ -106,7 +106,7 @@ def test_parquet_reads_back_as_the_history(run, here, tmp_path):
     assert [{key: value for key, value in row.items() if value is not None} for row in rows] == expected_rows(run)
 
 
-def test_a_file_is_of_the_format_that_its_name_says(run, here, tmp_path):
+def test_the_format_follows_the_file_extension(run, here, tmp_path):
     pytest.importorskip("pyarrow")
     assert (
         here("export", "metrics", "twice", "-o", "a.parquet").code == 0
@@ -146,7 +146,7 @@ def test_tensorboard_reads_back_as_the_history(run, here, tmp_path):
         )  # its numbers are float32
 
 
-def test_an_event_file_without_room_is_one_sentence(run, tmp_path):
+def test_a_full_disk_is_reported_in_one_sentence(run, tmp_path):
     pytest.importorskip("tensorboard")
     words = [
         sys.executable,
@@ -264,7 +264,7 @@ def test_a_run_is_followed_to_its_end(started, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["csv", "parquet"])
-def test_a_metric_that_comes_while_a_run_is_followed_gets_a_column(here, tmp_path, what):
+def test_a_new_metric_of_a_followed_run_gets_a_column(here, tmp_path, what):
     """A session with another environment or algorithm has other metrics."""
     if what == "parquet":
         pytest.importorskip("pyarrow")
@@ -334,7 +334,7 @@ def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path)
     )
 
 
-def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
+def test_an_unwritable_path_is_reported_in_one_sentence(run, here, tmp_path):
     assert here("export", "metrics", "twice", "--to", "excel").code == 2
     assert here("export", "metrics", "twice", "--offline").code == 2
     assert here("export", "metrics", "none").code == 3

@@ -73,7 +73,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("recipe", "target", "words"), KINDS)
-def test_a_file_chooses_as_the_policy_does_for_any_number_of_observations(tmp_path, recipe, target, words):
+def test_a_file_gives_the_policys_actions_for_any_batch_size(tmp_path, recipe, target, words):
     actor, made = exported(tmp_path, recipe, target, *words)
     assert (made.checked, made.difference <= 1e-5) == (50, True)
     for batch in (1, 7, 1000):
@@ -88,7 +88,7 @@ def test_a_file_chooses_as_the_policy_does_for_any_number_of_observations(tmp_pa
     assert len(np.unique(expected)) > 1, "the test needs a policy with different actions"
 
 
-def test_onnx_chooses_as_the_policy_does(tmp_path):
+def test_onnx_gives_the_policys_actions(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     actor, made = exported(tmp_path, "sac/pendulum", "onnx")
@@ -102,7 +102,7 @@ def test_onnx_chooses_as_the_policy_does(tmp_path):
         assert np.abs(found - chosen(actor, given)).max() <= 1e-5
 
 
-def test_a_memory_is_carried_from_step_to_step(tmp_path):
+def test_the_recurrent_state_is_carried_from_step_to_step(tmp_path):
     """Outputs and states of 200 steps, over several episodes; the state begins as the policy's own does."""
     actor, made = exported(tmp_path, "cartpole", "numpy", "net.memory=gru", "net.hidden=[8]", steps=10)
     assert (made.inputs, made.outputs) == (("observation", "state_0"), ("action", "next_state_0"))
@@ -197,7 +197,7 @@ def test_illegal_actions_are_never_chosen(tmp_path):
     assert program.load(made.path).inputs == ["observation", "legal"]
 
 
-def test_a_file_that_chooses_otherwise_is_not_written(tmp_path, monkeypatch):
+def test_a_file_with_other_actions_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(program.OPERATIONS, "tanh.default", lambda x: np.tanh(x) * 0.99)
     (tmp_path / "policy.npz").write_text("before")
     with pytest.raises(OperantError, match=r"differs from the run's by 0\.\d+ .*no file was written"):
@@ -247,7 +247,7 @@ def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_p
 
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["onnx", "numpy", "pt2"])
-def test_a_wide_network_of_large_numbers_is_compared_with_float64(tmp_path, target, monkeypatch):
+def test_a_wide_network_with_large_weights_is_compared_with_float64(tmp_path, target, monkeypatch):
     """Sums in different orders differ by more than the tolerance: the file is as close to float64 as the policy, or the
     export fails.
     """

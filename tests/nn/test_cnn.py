@@ -135,7 +135,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_plain_network(case):
+def test_outputs_and_gradients_are_those_of_torch_layers(case):
     cnn, env, more = CASES[case]
     built = policy(env, cnn, **more)
     observation = drawn(env, 7)
@@ -163,7 +163,7 @@ def test_it_is_the_plain_network(case):
 
 
 @pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, Snake", "board, categories"])
-def test_both_layouts_and_the_same_bits_again(case):
+def test_both_memory_layouts_give_the_same_bits(case):
     cnn, env, more = CASES[case]
     built, observation = policy(env, cnn, **more), drawn(env, 12)
     found = []
@@ -175,7 +175,7 @@ def test_both_layouts_and_the_same_bits_again(case):
         assert all(torch.equal(one, again) for one, again in zip(found[0], other, strict=True))
 
 
-def test_sizes():
+def test_parameter_counts():
     # Mnih et al. 2015 on 84 x 84 x 4: 1,684,128 parameters before the heads.
     def trunk(cnn, env):
         return sum(
@@ -195,7 +195,7 @@ def test_sizes():
     assert trunk("board", showing(9, 9, categories=3)) == 27 * 64 + 64 + 2 * (576 * 64 + 64) + 81 * 64 * 256 + 256
 
 
-def test_beginnings():
+def test_initial_weights_are_orthogonal_with_their_gains():
     env = showing(44, 44, 3)
     for cnn in ("nature", "impala"):
         built = Policy(env, mlp.Config(kind="cnn", cnn=cnn, hidden=(64,)), seed=4, device=CPU, normalize=False)
@@ -220,7 +220,7 @@ def test_beginnings():
 
 
 @pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, planes of categories"])
-def test_half_precision(case):
+def test_bf16_computes_in_bf16_and_keeps_float32_parameters(case):
     cnn, env, more = CASES[case]
     built, observation = policy(env, cnn, **more), drawn(env, 30)
     results = []
@@ -285,7 +285,7 @@ def test_configurations_that_are_refused(wrong):
         mlp.Config(kind="cnn", **wrong)
 
 
-def test_dense_layers_by_default():
+def test_hidden_defaults_to_the_papers_dense_layers():
     assert mlp.Config(kind="cnn").hidden == (512,)
     assert mlp.Config(kind="cnn", cnn="board").hidden == mlp.Config(kind="cnn", cnn="impala").hidden == (256,)
     assert mlp.Config(kind="cnn", hidden=(9,)).hidden == (9,) and mlp.Config(cnn="impala").hidden == (64, 64)
@@ -318,7 +318,7 @@ BOARD = replace(PICK, observation=Box(6, low=0, high=255, dtype="uint8", shape=(
 SMALL = mlp.Config(kind="cnn", cnn="board", channels=(8,), hidden=(16,))
 
 
-def test_ppo_learns_by_it():
+def test_ppo_learns_with_a_convolutional_network():
     ppo = iterate(ppo_on(BOARD, 64, SMALL, horizon=16, learning_rate=2e-2, normalize_observations=True), 10)
     assert ppo.policy.normalizer is None and ppo.kernels != "manual_backward"
     observation = torch.zeros(6, 3, dtype=torch.uint8)
@@ -336,7 +336,7 @@ def test_minibatches_in_parts_give_the_same_to_rounding_and_the_same_bits_again(
     torch.testing.assert_close(whole.policy.flat.values, parts.policy.flat.values, rtol=1e-3, atol=1e-4)
 
 
-def test_ppo_on_the_pictures_of_a_world():
+def test_ppo_trains_on_rendered_images():
     net = mlp.Config(kind="cnn", channels=(4, 4, 4), hidden=(8,))
     first, again = (
         iterate(ppo_on(with_pixels(find("cartpole"), 36), 8, net, horizon=4, minibatches=2), 2) for _ in range(2)
@@ -350,7 +350,7 @@ def test_ppo_on_the_pictures_of_a_world():
     torch.testing.assert_close(value.double(), expected_value, rtol=1e-4, atol=1e-5)
 
 
-def test_settling_cudnn():
+def test_settle_makes_cudnn_deterministic():
     before = [getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")]
     try:
         for precision in ("fp32", "tf32", "bf16"):
@@ -361,7 +361,7 @@ def test_settling_cudnn():
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = before
 
 
-def test_without_gradients_it_computes_some_samples_at_a_time(monkeypatch):
+def test_large_batches_without_gradients_are_split(monkeypatch):
     env = showing(10, 9, 3)
     whole = policy(env, "impala", channels=(4, 6), hidden=(8,))
     # The widest layer is the first before it is pooled: 10 x 9 x 4 numbers a sample, so three samples of it in 1,100.

@@ -11,7 +11,7 @@ from operant.nn import ActorCriticConfig, CriticHead, RewardScale, project_onto_
 CPU = torch.device("cpu")
 
 
-def test_a_projection_by_hand():
+def test_c51_projection_by_hand():
     support = torch.tensor([-1.0, 0.0, 1.0])
     probability = torch.tensor([[0.2, 0.5], [0.3, 0.5], [0.5, 0.0]])
     # First: 0.25 + 0.5 z are -0.25, 0.25, 0.75. Second: terminated with a reward of 3, beyond the support.
@@ -30,7 +30,7 @@ def test_a_scalar_target_and_loss_by_hand():
     assert mean.item() == pytest.approx(-0.5) and error.item() == pytest.approx((0.4 + 3 + 1.6 + 5) / 4)
 
 
-def test_a_categorical_head_is_that_of_float64():
+def test_a_categorical_head_equals_float64():
     head = CriticHead(ActorCriticConfig(critic="c51", atoms=11, v_min=-2, v_max=3), CPU)
     outputs = torch.randn(2, 11, 64, generator=torch.Generator().manual_seed(1)) * 3
     reward, discount = torch.randn(64), torch.rand(64)
@@ -77,7 +77,7 @@ def test_rewards_are_scaled_to_the_support():
     assert (returns * scale.factor).abs().max() <= 5.001
 
 
-def test_an_episode_ends_its_return():
+def test_accrued_returns_end_with_the_episode():
     reward, ended, never = (
         torch.ones(4, 1),
         torch.tensor([[0], [1], [0], [0]], dtype=torch.uint8),
@@ -89,7 +89,7 @@ def test_an_episode_ends_its_return():
         assert accrued()[:, 0].tolist() == [1.75, 1.875, 1.0, 1.5]
 
 
-def test_what_is_wrong_with_a_support_is_said():
+def test_an_invalid_support_is_refused_with_the_reason():
     assert [key for key, _ in ActorCriticConfig(v_min=2, v_max=1).support_problems()] == ["v_min"]
     assert [key for key, _ in ActorCriticConfig(critic="c51", v_min=1, v_max=2).support_problems()] == ["v_min"]
     assert ActorCriticConfig(critic="c51", v_min=1, v_max=2, normalize_returns=False).support_problems() == []

@@ -25,7 +25,7 @@ def codes():
 
 
 @pytest.mark.parametrize("memory", ["mingru", "gru", "lstm", "none"])
-def test_places_in_another_order_give_logits_in_that_order(memory):
+def test_outputs_are_permutation_equivariant(memory):
     net, order = policy(memory=memory, memory_layers=2), torch.randperm(52, generator=torch.Generator().manual_seed(3))
     if memory == "none":
         found, moved = net.forward(codes()), net.forward(codes()[order])
@@ -37,7 +37,7 @@ def test_places_in_another_order_give_logits_in_that_order(memory):
 
 
 @pytest.mark.parametrize("memory", ["mingru", "gru", "lstm"])
-def test_a_sequence_in_two_parts_gives_what_the_whole_gives_and_a_reset_forgets(memory):
+def test_a_sequence_in_two_parts_equals_the_whole_and_a_reset_clears_the_state(memory):
     net, reset = policy(memory=memory, memory_layers=2, memory_init=20), torch.zeros(T, B)
     reset[2, 1] = 1.0
     head, value, after = net.unroll(codes(), net.initial_state(B), reset)
@@ -53,7 +53,7 @@ def test_a_sequence_in_two_parts_gives_what_the_whole_gives_and_a_reset_forgets(
 
 
 @pytest.mark.parametrize("memory", ["mingru", "gru", "lstm", "none"])
-def test_outputs_and_gradients_are_those_of_a_plain_loop_over_lanes_steps_and_places(memory):
+def test_outputs_and_gradients_equal_a_plain_loop_over_lanes_steps_and_items(memory):
     """In float64, a vector at a time; with states that are given and episodes that begin anywhere."""
     generator = torch.Generator().manual_seed(4)
     net, layers = policy(FILL, memory=memory, hidden=(4,), memory_layers=2), 2 if memory != "none" else 0
@@ -185,6 +185,6 @@ def test_muon_steps_blocks_and_each_gate_of_a_memory_and_no_head():
         ),
     ],
 )
-def test_what_it_cannot_read_is_said_in_a_sentence(make, sentence):
+def test_unsupported_environments_and_settings_are_refused_with_the_reason(make, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make()

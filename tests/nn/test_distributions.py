@@ -55,7 +55,7 @@ def test_multi_discrete_by_hand():
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (7,), (2, 3), (1, 4, 2), (5, 5, 5)])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 50.0])
-def test_categorical_as_torch_has_it(sizes, scale):
+def test_categorical_equals_torch_distributions(sizes, scale):
     distribution, B = Categorical(sizes), 64
     logits = random(sum(sizes), B, scale=scale).requires_grad_()
     generator = torch.Generator().manual_seed(1)
@@ -102,13 +102,13 @@ def test_categorical_frequencies(sizes):
         assert (action[1 - k] == action[1 - k, 0]).all() if len(sizes) > 1 else True
 
 
-def test_categorical_intervals_are_closed_below():
+def test_categorical_sampling_intervals_are_closed_below():
     logits = torch.tensor([0.25, 0.25, 0.5]).log()[:, None].expand(-1, 6)
     uniform = torch.tensor([[0.0, 0.2499, 0.25, 0.4999, 0.5, LARGEST]])
     assert Categorical((3,)).sample(logits, uniform).tolist() == [[0, 0, 1, 1, 2, 2]]
 
 
-def test_what_cannot_happen_is_never_drawn():
+def test_actions_of_probability_zero_are_never_sampled():
     # A choice a network rules out by a logit of -1e9 has probability 0 exactly, first or last, whatever rounding does
     # to the sum of the others.
     generator = torch.Generator().manual_seed(0)
@@ -120,7 +120,7 @@ def test_what_cannot_happen_is_never_drawn():
         assert int(action.min()) > 0 and int(action.max()) < 7
 
 
-def test_categorical_mode():
+def test_categorical_mode_is_the_argmax():
     logits = torch.tensor([[0.0, 5.0], [1.0, -5.0], [9.0, 1.0], [8.0, 2.0], [7.0, 3.0]])
     mode = Categorical((2, 3)).mode(logits)
     assert mode.tolist() == [[1, 0], [0, 2]] and mode.dtype == torch.int32
@@ -128,7 +128,7 @@ def test_categorical_mode():
 
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5, 2)])
-def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
+def test_masked_logits_equal_a_distribution_without_the_illegal_actions(sizes):
     """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and
     none for the others, exactly.
     """
@@ -172,7 +172,7 @@ def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
 
 
 @pytest.mark.parametrize("legal", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0)])
-def test_no_uniform_draws_what_is_illegal(legal):
+def test_illegal_actions_are_never_sampled(legal):
     """Also not 0, nor the largest, and not where the legal ones' logits are far below the others'."""
     uniform = torch.cat([torch.arange(4096) / 4096, torch.tensor([LARGEST, 2.0**-24])])[None]
     logits = torch.tensor([[30.0], [-30.0], [80.0], [-80.0]]).expand(4, uniform.shape[1])
@@ -212,7 +212,7 @@ def test_squashed_by_hand():
 
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_gaussian_as_torch_has_it(rows, squash):
+def test_gaussian_equals_torch_distributions(rows, squash):
     B = 128
     distribution = gaussian(rows, squash=squash).double()
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_gaussian_as_torch_has_it(rows, squash):
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
-def test_squashed_far_out_stays_finite():
+def test_squashed_log_probability_is_finite_at_the_bounds():
     # 1 - tanh^2 x rounds to 0 in float32 from |x| = 9.02 on; its logarithm tends to ln 4 - 2 |x|.
     distribution = gaussian(squash=True)
     action = torch.tensor([[12.0, -12.0, 300.0, -300.0]])
@@ -256,7 +256,7 @@ def test_box_muller_by_hand():
     assert action[0].tolist() == pytest.approx([13.0, 7.0, 10.0], abs=1e-5)
 
 
-def test_box_muller_at_the_ends_of_the_uniforms():
+def test_box_muller_is_finite_at_the_ends_of_the_uniforms():
     ends = torch.tensor([0.0, LARGEST])
     uniform = torch.cartesian_prod(ends, ends).t()
     action = gaussian().sample(torch.zeros(1, 4), uniform)[0]
@@ -279,7 +279,7 @@ def test_gaussian_frequencies():
         assert float((normal < bound).double().mean()) == pytest.approx(expected, abs=3e-3)
 
 
-def test_each_row_of_a_gaussian_has_uniforms_of_its_own():
+def test_each_row_of_a_gaussian_uses_its_own_noise():
     distribution = gaussian(2)
     assert distribution.noise_rows == 4
     uniform = torch.full((4, 1), 0.3)
@@ -303,13 +303,13 @@ def test_to_env_scales_and_clips():
     assert distribution.to_env(raw).tolist() == expected
 
 
-def test_squash_carries_into_the_bounds():
+def test_squash_maps_into_the_bounds():
     distribution = gaussian(low=-3.0, high=1.0, squash=True)
     action = distribution.to_env(torch.tensor([[-50.0, 0.0, math.atanh(0.5), 50.0]]))
     assert action[0].tolist() == pytest.approx([-3.0, -1.0, 0.0, 1.0], abs=1e-6)
 
 
-def test_bounds_as_wide_as_float32_allow_numbers():
+def test_bounds_as_wide_as_float32_give_finite_actions():
     largest = torch.finfo(torch.float32).max
     action = gaussian(low=-largest, high=largest).to_env(torch.tensor([[0.0, 0.5]]))
     assert torch.isfinite(action).all()
@@ -326,7 +326,7 @@ def test_bounds_as_wide_as_float32_allow_numbers():
         (Box(3, low=-1.0, high=1.0), Gaussian, 3, 3, 6),
     ],
 )
-def test_distribution_for(action, kind, parameter_rows, action_rows, noise_rows):
+def test_distribution_for_matches_the_action_space(action, kind, parameter_rows, action_rows, noise_rows):
     distribution = distribution_for(env_with(action), squash=False, initial_log_std=-0.5)
     assert isinstance(distribution, kind)
     assert (distribution.parameter_rows, distribution.action_rows, distribution.noise_rows) == (

@@ -88,7 +88,7 @@ READ_BACK = {"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "l
     ("samples", "width", "size"),
     [(100, 10, 100), (65536, 300, 512), (65536, 12288, 128), (100_000, 300, 782), (1, 10**6, 1)],
 )
-def test_how_many_samples_a_chunk_has(samples, width, size):
+def test_chunk_size(samples, width, size):
     # 2^18 numbers at most, of 300 each: 873 samples, so 512 where 65,536 are halved and halved again; of 12,288 each:
     # the fewest, 128.
     assert first_layer.chunk_size(samples, width, cuda=False) == size
@@ -115,7 +115,7 @@ def plain_layer(weight, bias, features):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("normalized", [False, True])
-def test_numeric_bytes(normalized, layout, small_chunks):
+def test_numeric_bytes_equal_a_float_layer(normalized, layout, small_chunks):
     weight, bias, observation = normal(6, 9), normal(6, 1, seed=1), random_bytes(9, 101, layout=layout)
     seen = None
     features = observation.double()
@@ -134,7 +134,7 @@ def test_numeric_bytes(normalized, layout, small_chunks):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_categories(layout, small_chunks):
+def test_categorical_bytes_equal_a_layer_on_their_one_hots(layout, small_chunks):
     # Bytes of 5 and more name none of five categories.
     weight, bias, observation = normal(6, 3 * 5), normal(6, 1, seed=1), random_bytes(3, 101, most=8, layout=layout)
     observation[1, 7] = 255
@@ -152,14 +152,14 @@ def test_categories(layout, small_chunks):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_256_categories():
+def test_one_hot_of_256_categories():
     every = torch.arange(256, dtype=torch.uint8)[None]
     assert torch.equal(first_layer.one_hot(every, 256), torch.eye(256))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("normalized", [False, True])
-def test_some_are_numeric_and_some_categorical(normalized, layout, small_chunks):
+def test_mixed_features_equal_a_layer_on_their_encoding(normalized, layout, small_chunks):
     categories, observation = (3, 0, 5, 0, 0, 2), random_bytes(6, 101, most=7, layout=layout)
     observation[4, 9] = observation[0, 9] = 255
     seen = RunningNormalizer(6, CPU)
@@ -188,7 +188,7 @@ def test_some_are_numeric_and_some_categorical(normalized, layout, small_chunks)
 
 
 @pytest.mark.parametrize("categories", [0, 4, (0, 4) * 25])
-def test_nothing_is_widened_as_a_whole_or_read_back(categories, small_chunks):
+def test_no_float_copy_of_a_batch_and_no_host_sync(categories, small_chunks):
     observation = random_bytes(50, 400, most=4)
     net = mlp.MLP(50, 2, mlp.Config(hidden=(8,)), torch.Generator().manual_seed(0), categories=categories)
     with Watch() as watch:
@@ -199,14 +199,14 @@ def test_nothing_is_widened_as_a_whole_or_read_back(categories, small_chunks):
 
 
 @pytest.mark.parametrize("categories", [0, 4])
-def test_the_same_bits_again(categories):
+def test_results_are_reproducible(categories):
     observation, weight, bias = random_bytes(60, 3000, most=4), normal(16, 60 * max(categories, 1)), normal(16, 1)
     read = (lambda chunk: first_layer.one_hot(chunk, categories)) if categories else first_layer.numeric
     first, second = (run_first_layer(weight, bias, observation, read) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_an_mlp_of_categories_begins_as_one_of_their_one_hots():
+def test_an_mlp_of_categories_is_initialised_as_one_of_their_one_hots():
     config = mlp.Config(hidden=(8, 6))
     net = mlp.MLP(5, 3, config, torch.Generator().manual_seed(2), categories=4)
     wide = mlp.MLP(20, 3, config, torch.Generator().manual_seed(2))
@@ -243,7 +243,7 @@ def test_only_numeric_bytes_are_normalised():
 
 @pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["categories", "numeric", "some of each"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_the_manual_backward_pass_is_autograds(env, normalize):
+def test_the_manual_backward_pass_equals_autograd(env, normalize):
     by_hand, plain = (
         iterate(
             ppo_on(
@@ -292,7 +292,7 @@ def test_ppo_learns_from_categories(normalize):
 
 
 @pytest.mark.parametrize("env", [NAMES, MIXED], ids=["categories", "some of each"])
-def test_a_checkpoint_of_categories_goes_on_to_the_bit(env):
+def test_a_resumed_run_with_categories_ends_in_the_same_bits(env):
     config = {"horizon": 8, "minibatches": 2, "normalize_observations": True}
     first = iterate(ppo_on(env, 32, **config), 2)
     second = ppo_on(env, 32, **config, start=False)
@@ -307,7 +307,7 @@ def test_snake_has_its_manual_backward_pass():
     assert ppo.kernels == "manual_backward" and ppo.policy.normalizer is not None
 
 
-def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound():
+def test_numeric_bytes_that_are_not_normalized_are_divided_by_their_bound():
     env = replace(find("snake"), observation=Box(2, low=0, high=(4.0, math.inf), dtype="uint8"))
     built = Policy(env, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=False)
     seen = torch.tensor([[0, 2, 4], [0, 51, 255]], dtype=torch.uint8)
@@ -324,7 +324,7 @@ def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("most", [1, 40, 10**6])
-def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
+def test_mean_and_variance_of_bytes_equal_those_of_the_whole_batch(layout, most, monkeypatch):
     """(D, T, N), as a rollout is handed over: whichever axis is cut."""
     monkeypatch.setattr(normalization, "CPU_CHUNK_VALUES", most)
     # (T, D, N)
@@ -344,7 +344,7 @@ def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, m
     assert torch.equal(seen.inv_std, (seen.running_variance + 1e-8).rsqrt().float())
 
 
-def test_the_normalizer_widens_no_more_than_a_part(monkeypatch):
+def test_the_normalizer_converts_bytes_in_parts(monkeypatch):
     monkeypatch.setattr(normalization, "CPU_CHUNK_VALUES", 200)
     seen = RunningNormalizer(10, CPU)
     with Watch() as watch:
@@ -357,7 +357,7 @@ def test_the_normalizer_widens_no_more_than_a_part(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_picture_is_read_as_it_lies(layout):
+def test_images_are_read_without_a_copy(layout):
     observation = random_bytes(24, 5, layout=layout)
     picture = first_layer.as_images(observation, (2, 4, 3))
     assert (picture.data_ptr() == observation.data_ptr()) == (layout == LAYOUTS[1])
@@ -384,7 +384,7 @@ def plain_convolution(weight, bias, picture, padding=0, stride=1):
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("categories", [0, 3])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
+def test_a_convolution_of_bytes_equals_conv2d(padding, categories, whole, monkeypatch):
     monkeypatch.setattr(first_layer, "MIN_CHUNK_SAMPLES", 4)
     monkeypatch.setattr(first_layer, "CPU_CHUNK_VALUES", 10**6 if whole else 100)
     picture = first_layer.as_images(random_bytes(40, 19, most=4 if categories else 256, layout=LAYOUTS[1]), (5, 4, 2))
@@ -405,7 +405,7 @@ def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_folding_turns_a_stride_into_channels():
+def test_space_to_depth_turns_a_stride_into_channels():
     picture = random_bytes(11 * 14 * 3, 2, layout=LAYOUTS[1]).t().view(2, 11, 14, 3)
     folded = first_layer.space_to_depth(picture, 4, 2, 3)
     assert folded.shape == (2, 2, 3, 4, 4, 3) and folded.data_ptr() == picture.data_ptr()
@@ -413,7 +413,7 @@ def test_folding_turns_a_stride_into_channels():
         assert torch.equal(folded[:, i, j, y, x], picture[:, 4 * i + y, 4 * j + x])
 
 
-def test_pictures_are_not_widened_as_a_whole(small_chunks):
+def test_no_float_copy_of_a_batch_of_images(small_chunks):
     env = replace(PICK, observation=Box(50, low=0, high=255, dtype="uint8", shape=(5, 5, 2)))
     built = Policy(
         env, mlp.Config(kind="cnn", cnn="board", channels=(1,), hidden=(4,)), seed=0, device=CPU, normalize=True

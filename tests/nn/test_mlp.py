@@ -54,7 +54,7 @@ def offsets(flat):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("hidden", [(5,), (6, 4), (4, 7, 3)])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_mlp_is_a_plain_network(activation, shared, hidden, layer_norm):
+def test_outputs_and_gradients_are_those_of_torch_layers(activation, shared, hidden, layer_norm):
     net = shaken(mlp(hidden=hidden, activation=activation, shared=shared, layer_norm=layer_norm))
     observation = torch.randn(3, 11, generator=torch.Generator().manual_seed(1))
     head, value = net(observation)
@@ -95,14 +95,14 @@ def test_mlp_is_a_plain_network(activation, shared, hidden, layer_norm):
         )
 
 
-def test_sizes():
+def test_parameter_counts():
     # Two towers of 4-64-64, a head of 2 and a value; one trunk has half of it but the ends.
     tower, ends = 4 * 64 + 64 + 64 * 64 + 64, 2 * 64 + 2 + 64 + 1
     for shared, towers in ((False, 2), (True, 1)):
         assert sum(parameter.numel() for parameter in mlp(4, 2, shared=shared).parameters()) == towers * tower + ends
 
 
-def test_layer_normalization_begins_as_none_of_its_own_and_adds_two_numbers_a_unit():
+def test_layer_normalization_starts_with_unit_gain_and_adds_two_parameters_for_each_unit():
     with_norm, without = mlp(5, 3, hidden=(8, 6), layer_norm=True), mlp(5, 3, hidden=(8, 6))
     assert all(torch.equal(gain, torch.ones_like(gain)) for gain in with_norm.norm_gains) and not any(
         bias.any() for bias in with_norm.norm_biases
@@ -114,7 +114,7 @@ def test_layer_normalization_begins_as_none_of_its_own_and_adds_two_numbers_a_un
     assert sizes[0] - sizes[1] == 2 * 2 * (8 + 6)
 
 
-def test_beginnings():
+def test_initial_weights_are_orthogonal_with_their_gains():
     net = mlp(5, 3, hidden=(8, 6))
     identity = torch.eye(8)
     for g in range(2):
@@ -129,7 +129,7 @@ def test_beginnings():
         assert not bias.any()
 
 
-def test_the_beginning_does_not_depend_on_the_number_of_threads():
+def test_initialisation_does_not_depend_on_the_number_of_threads():
     before, found = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
@@ -140,7 +140,7 @@ def test_the_beginning_does_not_depend_on_the_number_of_threads():
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_the_seed_alone_decides_the_beginning():
+def test_initialisation_depends_on_the_seed_alone():
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = policy(seed=4).flat.values.detach()
@@ -150,7 +150,7 @@ def test_the_seed_alone_decides_the_beginning():
     assert not torch.equal(first, policy(seed=5).flat.values)
 
 
-def test_tanh_by_sigmoid():
+def test_tanh_by_sigmoid_equals_tanh():
     features = torch.linspace(-30.0, 30.0, 2001, requires_grad=True)
     output = nets._tanh(features)
     (gradient,) = torch.autograd.grad(output.sum(), features)
@@ -203,7 +203,7 @@ def test_parameters_are_views_of_one_vector():
     assert PAD_FLOATS * 4 == 128
 
 
-def test_the_gradient_replaces_what_was_there():
+def test_backward_overwrites_the_gradient():
     net = mlp(hidden=(5,))
     flat = FlatVector((net,), CPU)
     observation = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -223,7 +223,7 @@ def test_the_gradient_replaces_what_was_there():
     assert flat.values.grad is flat.gradient
 
 
-def test_padding_stays_zero_under_the_optimiser():
+def test_padding_stays_zero_under_the_optimizer():
     flat = FlatVector((nn.Linear(3, 1),), CPU)
     optimizer = torch.optim.Adam([flat.values], lr=0.1, fused=True)
     for _ in range(3):
@@ -232,7 +232,7 @@ def test_padding_stays_zero_under_the_optimiser():
     assert flat.values[:3].all() and not flat.values[3:PAD_FLOATS].any() and not flat.values[PAD_FLOATS + 1 :].any()
 
 
-def test_alike_matrices_that_follow_each_other_count_together():
+def test_neighbouring_matrices_of_one_shape_are_joined():
     built = policy(hidden=(16,), memory="mingru", memory_layers=3, shared=True)
     place = built.flat.offsets[built.flat.names.index("memory.input_weights.0")]
     (_, (G, m, _)), memory = built.flat.matrices(1, 16)
@@ -251,13 +251,13 @@ def test_not_finite_names_the_parameters():
 # A POLICY
 
 
-def test_bytes_are_read_as_numbers():
+def test_bytes_equal_their_floats():
     built = policy(PICK, hidden=(4,))
     byte = torch.tensor([[255], [0], [7]], dtype=torch.uint8)
     assert torch.equal(built.forward(byte)[0], built.forward(byte.float())[0])
 
 
-def test_acting():
+def test_act_samples_with_noise_and_takes_the_mode_without():
     built = policy(hidden=(4,), initial_log_std=1.0)
     observation = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     greedy, _ = built.act(observation, ())
@@ -267,7 +267,7 @@ def test_acting():
     assert (drawn[0].abs() <= 1).all() and (drawn[1] >= 0).all() and (drawn[1] <= 1).all()
 
 
-def test_what_a_checkpoint_holds():
+def test_checkpoint_tensors_of_a_policy():
     assert set(policy().tensors()) == {"parameters"}
     assert set(policy(normalize=True).tensors()) == {
         "parameters",
@@ -311,7 +311,7 @@ def written(tmp_path, text):
     return f"{tmp_path / 'my_net.py'}:Net"
 
 
-def test_a_network_of_ones_own(tmp_path):
+def test_a_users_own_network(tmp_path):
     kind = written(tmp_path, GOOD)
     built = policy(kind=kind, seed=3)
     observation = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
@@ -326,14 +326,14 @@ def test_a_network_of_ones_own(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_categories_for_fewer_bytes_than_there_are_have_a_sentence():
+def test_categories_for_too_few_bytes_are_refused_with_the_reason():
     env = replace(PUSH, observation=Box(3, low=0, high=255, dtype="uint8", categories=(0, 31)))
     with pytest.raises(ConfigError, match="3 values, but categories for 2"):
         Policy(env, nets.Config(hidden=(4,)), seed=1, device=torch.device("cpu"), normalize=False)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_network_of_ones_own_gets_names_of_categories_as_they_are(tmp_path, normalize):
+def test_a_users_own_network_reads_categories_as_numbers(tmp_path, normalize):
     env = replace(PUSH, observation=Box(3, low=0, high=(255, 30, 255), dtype="uint8", categories=(0, 31, 0)))
     built = policy(env, kind=written(tmp_path, GOOD), normalize=normalize)
     observation = torch.tensor([[10, 30], [3, 17], [200, 200]], dtype=torch.uint8)
@@ -405,7 +405,7 @@ def test_broken_networks_are_refused_in_a_sentence(tmp_path, text, sentence):
     assert sentence in str(caught.value) and "net.kind" in str(caught.value) and "my_net.py" in str(caught.value)
 
 
-def test_a_kind_that_is_neither_built_in_nor_a_file(tmp_path):
+def test_an_unknown_kind_is_refused_with_the_reason(tmp_path):
     with pytest.raises(
         ConfigError,
         match=r'net.kind should be "mlp", "cnn", "places" \(ppo, dqn and pqn\) or "FILE.py:Class" \(got \'mpl\'\)',
@@ -418,7 +418,7 @@ def test_a_file_name_may_hold_colons(tmp_path):
     assert policy(kind=written(tmp_path / "a:b", GOOD)).net is not None
 
 
-def test_a_network_that_is_not_there(tmp_path):
+def test_a_missing_network_file_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="there is no file"):
         policy(kind=f"{tmp_path / 'absent.py'}:Net")
     (tmp_path / "net.txt").write_text(GOOD)

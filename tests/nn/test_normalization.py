@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 FIRST_WEIGHT = 1e-4  # of the mean 0 and variance 1 they begin with
 
 
-def test_by_hand():
+def test_mean_and_variance_by_hand():
     # Samples 1, 3 | 5 with an imagined 1e-4 samples of mean 0 and variance 1 before them: mean 9 / 3.0001, E[x^2] = (35
     # + 1e-4) / 3.0001.
     normalizer = RunningNormalizer(1, CPU)
@@ -46,7 +46,7 @@ def test_batches_add_up_to_their_concatenation(shapes):
     np.testing.assert_allclose(normalizer.count.item(), total, rtol=1e-12)
 
 
-def test_many_batches_lose_nothing():
+def test_many_batches_keep_float64_accuracy():
     # A thousand equal batches far from zero: the spread of one of them is the spread of all.
     normalizer = RunningNormalizer(1, CPU)
     batch = torch.tensor([[999.0, 1001.0]])
@@ -56,12 +56,12 @@ def test_many_batches_lose_nothing():
     assert normalizer.running_variance.item() == pytest.approx(1.0 + 1e6 * FIRST_WEIGHT / 2000, rel=1e-4)
 
 
-def test_before_anything_is_seen_they_change_nothing():
+def test_a_new_normalizer_is_the_identity():
     features = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(RunningNormalizer(2, CPU).normalize(features), features)
 
 
-def test_normalizing():
+def test_normalize_shifts_scales_and_clips():
     normalizer = RunningNormalizer(2, CPU)
     batch = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [[3.0], [0.5]]
@@ -75,14 +75,14 @@ def test_normalizing():
     assert normalizer.normalize(torch.tensor([[1e6], [-1e6]])).flatten().tolist() == [10.0, -10.0]
 
 
-def test_a_feature_that_never_changes_is_no_division_by_zero():
+def test_a_constant_feature_stays_finite():
     normalizer = RunningNormalizer(1, CPU)
     for _ in range(100):
         normalizer.update(torch.full((1, 100_000), 4.0))
     assert torch.isfinite(normalizer.normalize(torch.tensor([[4.0, 5.0]]))).all()
 
 
-def test_what_readers_use_belongs_to_the_checkpoint():
+def test_checkpoints_contain_mean_and_inv_std():
     first, second = RunningNormalizer(2, CPU), RunningNormalizer(2, CPU)
     batch = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     first.update(batch)
@@ -94,7 +94,7 @@ def test_what_readers_use_belongs_to_the_checkpoint():
     assert all(torch.equal(first.tensors()[name], tensor) for name, tensor in second.tensors().items())
 
 
-def test_bytes_are_taken_in_as_numbers():
+def test_bytes_equal_their_floats():
     normalizer = RunningNormalizer(1, CPU)
     normalizer.update(torch.tensor([[0, 255]], dtype=torch.uint8))
     assert normalizer.running_mean.item() == pytest.approx(127.5, rel=1e-4)
@@ -102,7 +102,7 @@ def test_bytes_are_taken_in_as_numbers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_shards_of_lanes_give_the_same_bits_wherever_they_lie(dtype):
+def test_shards_of_lanes_give_the_same_bits_on_any_rank(dtype):
     """Statistics of a shard do not depend on its neighbours: two devices with half of the shards each find what one
     finds.
     """

@@ -123,7 +123,7 @@ def test_values_and_gradients_are_those_of_autograd_over_the_unrolled_sequence(k
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", CELLS)
-def test_step_by_step_as_all_at_once(kind, shared):
+def test_single_steps_equal_the_unrolled_sequence(kind, shared):
     """An actor's steps give the outputs of the whole sequence that is learned from, and end in its state."""
     made, reset = policy(memory=kind, memory_layers=2, hidden=(8, 6), memory_size=6, shared=shared), SOME
     seen = torch.randn(1, T, B, generator=torch.Generator().manual_seed(0))
@@ -142,7 +142,7 @@ def test_step_by_step_as_all_at_once(kind, shared):
 
 
 @pytest.mark.parametrize(("kind", "gate"), [("mingru", -1.0), ("gru", 1.0), ("lstm", 1.0)])
-def test_gates_for_a_long_memory(kind, gate):
+def test_memory_init_sets_the_time_scales(kind, gate):
     """The gate of a unit that keeps sigmoid(ln(t - 1)) = 1 - 1/t of its state a step: t from 2 to 1,000."""
     biases = (
         policy(memory=kind, memory_init=1000, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1]
@@ -174,7 +174,7 @@ def test_memory_init_1_makes_a_delay_line(kind):
     assert apart[1] > 0.5 and apart[None] < 0.25
 
 
-def test_a_convolutional_network_remembers():
+def test_a_convolutional_network_with_a_memory():
     made = policy(SEEN, kind="cnn", cnn="impala", channels=(4,), hidden=(8,), memory="gru", memory_size=6)
     seen = torch.randint(
         0, 256, (SEEN.observation.size, B), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -213,7 +213,7 @@ def written(tmp_path, text):
     return f"{tmp_path / 'my_net.py'}:Net"
 
 
-def test_a_network_of_ones_own_with_a_state(tmp_path):
+def test_a_users_own_recurrent_network(tmp_path):
     made = policy(kind=written(tmp_path, OWN))
     first = made.initial_state(B)
     assert made.recurrent and [tuple(part.shape) for part in first] == [(5, B)] and float(first[0].mean()) == 1.0
