@@ -300,8 +300,8 @@ def dqn_on(env, net, **config):
     ("net", "config", "problem"),
     [
         ({"hidden": (256,)}, {}, "up to 128, and net.hidden has 256"),
-        ({}, {"critic": "c51"}, 'no algo.critic = "c51"'),
-        ({}, {"replay_sampling": "prioritised"}, 'no algo.replay_sampling = "prioritised"'),
+        ({}, {"critic": "c51"}, 'algo.critic = "c51" is not supported'),
+        ({}, {"replay_sampling": "prioritised"}, 'algo.replay_sampling = "prioritised" is not supported'),
         ({}, {"n_step": 17}, "returns of up to 16 steps"),
         ({}, {"batch_size": 16384}, "batches of up to 8,192"),
     ],
@@ -327,7 +327,7 @@ def test_unsupported_dqn_is_reported_with_a_reason(net, config, problem):
     ],
 )
 def test_dqns_kernels_compile(env, precision, net, config):
-    from operant.algos.dqn.fused.learner import FusedDQN
+    from operant.algos.dqn.fused.engine import FusedDQN
 
     dqn = dqn_on(env, net, **config)
     learner, found = FusedDQN(describe(dqn.policy, precision), dqn), []

@@ -4,7 +4,6 @@ no algorithm.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,8 +51,3 @@ class ActorCriticTask(NamedTuple):
         """The actor of continuous actions, the only one that kernels support."""
         assert isinstance(self.actor, SquashedActor)
         return self.actor
-
-
-def statistics_index(terms: tuple[str, ...]) -> Any:
-    """Index of each statistic by its name, as a named tuple that kernels read: `SPEC.stat.entropy`."""
-    return namedtuple("Statistics", terms)(*range(len(terms)))  # type: ignore[misc]

@@ -116,7 +116,7 @@ def randint(word, bound):
 
 
 @triton.jit
-def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, n_step, SHARDS: tl.constexpr):
+def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, n_step, shards):
     """Row of the ring and lane of each sample, uniform over the stored transitions of its shard, but for the newest
     n_step ticks.
 
@@ -132,7 +132,7 @@ def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, 
     choices = tl.maximum(stored - n_step, 1)
     w0, w1, _w2, _w3 = philox(shard, sample, update, seed_ptr, 0)
     row = (ticks - stored + randint(w0, choices)) % capacity
-    lane = shard * (lanes // SHARDS) + randint(w1, lanes // SHARDS)
+    lane = shard * (lanes // shards) + randint(w1, lanes // shards)
     return row, lane
 
 
@@ -155,18 +155,25 @@ def normalize_observation(observation, column, normalizer_ptr, OBSERVATION: tl.c
 
 
 @triton.jit
-def n_step_returns(replay, arguments, ticks, row, lane, REPLAY: tl.constexpr):
+def n_step_returns(replay, sizes, gamma, ticks, row, lane, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
     """n-step return, discount, row of the next observation, and its index in the side buffer if it is final, else -1;
-    (rows) each, of the transitions at `row` and `lane`.
+    (rows) each.
+
+    | parameter | shape  | meaning                                           |
+    |-----------|--------|---------------------------------------------------|
+    | replay    | struct | has reward, terminated and truncated, (C, N) each |
+    | sizes     | struct | has lanes, capacity, finals and window            |
+    | gamma     | scalar | discount of one step                              |
+    | ticks     | scalar | stored ticks                                      |
+    | row, lane | (rows) | row of the ring and lane of each transition       |
     """
-    capacity, lanes = arguments.capacity, arguments.lanes
+    capacity, lanes = sizes.capacity, sizes.lanes
     total = (row * 0).to(tl.float32)
     discount = total + 1.0
     running = discount > 0.0
     next_row = (row + 1) % capacity
     final = row * 0 - 1
     last = row
-    N_STEP: tl.constexpr = REPLAY.n_step
     for step in tl.static_range(N_STEP):
         transition = last * lanes + lane
         reward = tl.load(replay.reward + transition)
@@ -174,13 +181,13 @@ def n_step_returns(replay, arguments, ticks, row, lane, REPLAY: tl.constexpr):
         if step > 0:
             next_row = tl.where(running, (last + 1) % capacity, next_row)
         total = tl.where(running, total + discount * reward, total)
-        discount = tl.where(running, discount * arguments.gamma, discount)
+        discount = tl.where(running, discount * gamma, discount)
         discount = tl.where(running & terminated, 0.0, discount)
         ended = terminated
-        if REPLAY.truncates:
+        if TRUNCATES:
             truncated = (tl.load(replay.truncated + transition) != 0) & (terminated == 0)
             tick = ticks - 1 - (ticks - 1 - last) % capacity  # the tick that is stored in this row
-            final = tl.where(running & truncated, tick // arguments.window % arguments.finals * lanes + lane, final)
+            final = tl.where(running & truncated, tick // sizes.window % sizes.finals * lanes + lane, final)
             ended = terminated | truncated
         running = running & (ended == 0)
         last = (last + 1) % capacity
@@ -201,7 +208,9 @@ def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: t
     row, lane = choose_transitions(
         shard, in_shard, ticks, update, lanes, capacity, replay.seed, REPLAY.n_step, REPLAY.shards
     )
-    total, discount, next_row, final = n_step_returns(replay, arguments, ticks, row, lane, REPLAY)
+    total, discount, next_row, final = n_step_returns(
+        replay, arguments, arguments.gamma, ticks, row, lane, REPLAY.n_step, REPLAY.truncates
+    )
     tl.store(batch.reward + k, total)
     tl.store(batch.discount + k, discount)
 

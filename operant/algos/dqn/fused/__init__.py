@@ -1,4 +1,4 @@
-"""Fused Triton kernels of DQN: two launches an update besides the world's step, see `learner`.
+"""Fused Triton kernels of DQN: two launches an update in addition to the world's step, see `engine`.
 
 `dqn.DQN` is the specification that this is tested against: equal noise, equal samples, equal order. Triton is imported
 only where it is used, so that a run without it does not wait for the import.
@@ -15,11 +15,11 @@ from operant.kernels.dense import machine_reason
 
 if TYPE_CHECKING:
     from operant.algos.dqn.dqn import DQN
-    from operant.algos.dqn.fused.learner import FusedDQN
+    from operant.algos.dqn.fused.engine import FusedDQN
 
-MOST_WIDTH, MOST_BATCH, MOST_STEPS = 128, 8192, 16
-"""The widest layer, the largest batch and the most steps of a return that the kernels take: a program holds the whole
-network and a tile of the batch.
+MAX_WIDTH, MAX_BATCH, MAX_STEPS = 128, 8192, 16
+"""Limits: units of a layer, samples of a batch, steps of a return. A program holds the whole network and a tile of the
+batch.
 """
 
 log = logging.getLogger("operant.dqn")
@@ -35,7 +35,7 @@ def build(dqn: DQN) -> FusedDQN | None:
         return None
     reason = unsupported_reason(dqn)
     if reason is None:
-        from operant.algos.dqn.fused.learner import FusedDQN
+        from operant.algos.dqn.fused.engine import FusedDQN
 
         engine = FusedDQN(kernel_spec.describe(policy, dqn.config.precision if on_gpu else "fp32"), dqn)
         reason = engine.unsupported_reason(dqn.config.precision) if on_gpu else None
@@ -55,14 +55,14 @@ def unsupported_reason(dqn: DQN) -> str | None:
     if reason is not None:
         return reason
     widest = max(kernel_spec.describe(policy, config.precision).hidden)
-    if widest > MOST_WIDTH:
-        return f"fused kernels of DQN take hidden layers of up to {MOST_WIDTH}, and net.hidden has {widest}"
+    if widest > MAX_WIDTH:
+        return f"DQN's fused kernels support hidden layers of up to {MAX_WIDTH}, and net.hidden has {widest}"
     if config.critic != "scalar":
-        return f'fused kernels of DQN have no algo.critic = "{config.critic}"'
+        return f'algo.critic = "{config.critic}" is not supported'
     if config.replay_sampling != "uniform":
-        return f'fused kernels of DQN have no algo.replay_sampling = "{config.replay_sampling}"'
-    if config.batch_size > MOST_BATCH or config.n_step > MOST_STEPS:
-        return f"fused kernels of DQN take batches of up to {MOST_BATCH:,} and returns of up to {MOST_STEPS} steps"
+        return f'algo.replay_sampling = "{config.replay_sampling}" is not supported (only "uniform")'
+    if config.batch_size > MAX_BATCH or config.n_step > MAX_STEPS:
+        return f"DQN's fused kernels support batches of up to {MAX_BATCH:,} and returns of up to {MAX_STEPS} steps"
     if not world.capturable:
         return "the environment does not run on the GPU"
     return machine_reason(policy.device, config.precision)

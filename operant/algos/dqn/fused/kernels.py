@@ -1,207 +1,203 @@
-"""DQN's Triton kernels: a tile of sampled transitions to a row of its gradient, the step that follows from all rows,
-acting, and storing a tick.
+"""DQN's Triton kernels: gradient of a batch, optimizer step, acting, and storing a tick.
 
-An update is two launches. `act_and_learn` takes the batch a tile a program, through the target network and through the
-network and back, and beside that acts: the newest tick is never sampled, so what it does depends on no update of its
-own tick. `reduce_and_step` adds the rows up, steps Adam and moves the target network, and beside that stores the tick
-that the world has made in between. Knows the layout of `operant.data.replay`; knows no world.
+An update is two launches. `act_and_learn` computes the gradient of the batch, a tile of samples a program, and in other
+programs the actions of the tick: the newest tick is never sampled, so acting depends on no update of its tick.
+`reduce_and_step` sums the tiles' gradients, steps Adam and moves the target network, and in other programs stores the
+tick that the world has made meanwhile. Knows the layout of `operant.data.replay`; knows no world.
+
+Common constants: SPEC: the network's `operant.kernels.Spec`; DQN: `DQNSpec`.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.random import philox_impl
 
-from operant.compute import rng
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.ops.adam import LOG_BETA_1, LOG_BETA_2
+from operant.kernels.ops.adam import adam, count_step
 from operant.kernels.ops.linear import select_column
+from operant.kernels.ops.replay import choose_transitions, n_step_returns
 from operant.kernels.q_values import all_legal, best, explore
 from operant.kernels.single_tile import forward_rows, store_gradient
-
-REPLAY = tl.constexpr(rng.REPLAY << 16)
-"""The last word of the counter of a sample's random numbers, at draw 0."""
 
 # SAMPLES
 
 
 @triton.jit
-def choose(index, stored, ring, samples, shards, n_step, BLOCK: tl.constexpr):
-    """Samples of every update of an iteration, as `operant.data.replay.choose_body`: program 0 counts parts of a batch,
-    1 the updates.
+def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.constexpr):
+    """Choose the samples of all updates of an iteration, as `operant.data.replay.choose_body`. Grid: (cdiv(B,
+    BLOCK_SIZE), U).
 
-    `stored` (U): how many ticks of the iteration are stored when the update samples.
+    | parameter  | shape  | meaning                                                        |
+    |------------|--------|----------------------------------------------------------------|
+    | index_ptr  | (U, B) | written: row of the ring x N + lane                            |
+    | stored_ptr | (U)    | ticks of the iteration that are stored when the update samples |
+    | ring       | struct | `RingBuffers`                                                  |
+    | samples    | scalar | B                                                              |
+    | shards     | scalar | shards of the lanes                                            |
     """
-    update, k = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ticks, number = tl.load(ring.ticks) + tl.load(stored + update), tl.load(ring.updates) + update
-    shard_samples, shard_lanes = samples // shards, ring.lanes // shards
-    shard = k // shard_samples
-    c0 = ((shard << 24) | (k % shard_samples)).to(tl.uint32)
-    c1 = (number & 0xFFFFFFFF).to(tl.uint32) + tl.zeros_like(c0)
-    c2 = (number >> 32).to(tl.uint32) + tl.zeros_like(c0)
-    seed0, seed1 = tl.load(ring.seed).to(tl.uint32, bitcast=True), tl.load(ring.seed + 1).to(tl.uint32, bitcast=True)
-    first, second, _c, _d = philox_impl(
-        c0, c1, c2, tl.full((BLOCK,), REPLAY, tl.uint32), seed0 + tl.zeros_like(c0), seed1 + tl.zeros_like(c0)
+    update, k = tl.program_id(1), tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    ticks, number = tl.load(ring.ticks) + tl.load(stored_ptr + update), tl.load(ring.updates) + update
+    shard_samples = samples // shards
+    row, lane = choose_transitions(
+        k // shard_samples,
+        k % shard_samples,
+        ticks,
+        number,
+        ring.lanes,
+        ring.capacity,
+        ring.seed,
+        n_step,
+        shards,
     )
-    held = tl.minimum(ticks, ring.capacity)
-    choices = tl.maximum(held - n_step, 1)
-    tick = ticks - held + ((first.to(tl.int64) * choices) >> 32)
-    lane = shard * shard_lanes + ((second.to(tl.int64) * shard_lanes) >> 32)
-    tl.store(index + update * samples + k, (tick % ring.capacity * ring.lanes + lane).to(tl.int32), mask=k < samples)
+    tl.store(index_ptr + update * samples + k, (row * ring.lanes + lane).to(tl.int32), mask=k < samples)
 
 
 @triton.jit
-def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr, ENDS: tl.constexpr):
-    """Of samples `index` (row of the ring x N + lane): action, n-step return and discount (rows), pointers to both
-    observations, and where the next one lies.
+def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
+    """Action, n-step return and discount (rows) of samples, pointers to both observations, and the next observation's
+    place: row of the ring x N + lane, or -1 - (row of the side buffer x N + lane).
 
-    As `operant.data.replay.returns_body`. `ticks` are stored; with ENDS an episode may be truncated.
+    | parameter | shape  | meaning                                             |
+    |-----------|--------|-----------------------------------------------------|
+    | index     | (rows) | row of the ring x N + lane; of rows out of bounds 0 |
+    | ring      | struct | `RingBuffers`                                       |
+    | ticks     | scalar | stored ticks                                        |
     """
     lane, row = index % ring.lanes, index // ring.lanes
     action = tl.load(ring.action + index, mask=in_bounds, other=0)
-    total, discount = tl.zeros_like(gamma * row), 1.0 + tl.zeros_like(gamma * row)
-    running = in_bounds
-    following = index.to(tl.int64)
-    for _ in tl.static_range(N_STEP):
-        place = row * ring.lanes + lane
-        terminated = tl.load(ring.terminated + place, mask=running, other=0) != 0
-        total += discount * tl.load(ring.reward + place, mask=running, other=0.0)
-        discount = tl.where(running, tl.where(terminated, 0.0, discount * gamma), discount)
-        after = (row + 1) % ring.capacity
-        following = tl.where(running, (after * ring.lanes + lane).to(tl.int64), following)
-        if ENDS:
-            truncated = (tl.load(ring.truncated + place, mask=running, other=0) != 0) & running & (terminated == 0)
-            # Which tick lies in this row: the newest but so many.
-            back = (ticks - 1 - row) % ring.capacity
-            final = (ticks - 1 - back) // ring.window % ring.finals * ring.lanes + lane
-            following = tl.where(truncated, -1 - final, following)
-            running = running & (truncated == 0)
-        running = running & (terminated == 0)
-        row = after
-    rows = ring.observation + index.to(tl.int64) * ring.width
-    if ENDS:
-        next_rows = tl.where(
-            following >= 0, ring.observation + following * ring.width, ring.final + (-1 - following) * ring.width
-        )
-    else:
-        next_rows = ring.observation + following * ring.width
-    return action, total, discount, rows, next_rows, following
+    total, discount, next_row, final = n_step_returns(ring, ring, gamma, ticks, row, lane, N_STEP, TRUNCATES)
+    next_place = (next_row * ring.lanes + lane).to(tl.int64)
+    observation_ptr = ring.observation + index.to(tl.int64) * ring.width
+    next_ptr = ring.observation + next_place * ring.width
+    if TRUNCATES:
+        next_ptr = tl.where(final >= 0, ring.final + final * ring.width, next_ptr)
+        next_place = tl.where(final >= 0, -1 - final, next_place)
+    return action, total, discount, observation_ptr, next_ptr, next_place
 
 
 @triton.jit
 def q_values(out, column, ACTIONS: tl.constexpr, DUELLING: tl.constexpr):
-    """Q of each action in its column (rows, out_pad), from the head's outputs; columns behind the actions hold
-    anything.
+    """Q of each action in its column, (rows, out_pad), from the head's outputs; columns beyond the actions are
+    undefined.
     """
     if DUELLING:
-        inside = (column < ACTIONS)[None, :]
-        mean = tl.sum(tl.where(inside, out, 0.0), axis=1) / ACTIONS
+        mask = (column < ACTIONS)[None, :]
+        mean = tl.sum(tl.where(mask, out, 0.0), axis=1) / ACTIONS
         return out + (select_column(out, column, ACTIONS) - mean)[:, None]
     else:
         return out
 
 
+# GRADIENT
+
+
 @triton.jit
 def _next_value(
-    next_rows,
-    following,
+    next_ptr,
+    next_place,
     ring,
-    learned,
-    target,
-    normalizer,
+    parameters_ptr,
+    target_ptr,
+    normalizer_ptr,
     in_bounds,
     SPEC: tl.constexpr,
-    KIND: tl.constexpr,
+    DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """max_a Q_target(s', a), or where it is double Q_target(s', argmax_a Q(s', a)): (rows)."""
+    """max_a Q'(s', a), or with double Q-learning Q'(s', argmax_a Q(s', a)), over legal actions: (rows)."""
     column = tl.arange(0, SPEC.out_pad)
     legal_mask = all_legal(BLOCK_M, SPEC.out_pad)
     if SPEC.legal:
-        mask = (in_bounds & (following >= 0))[:, None] & (column < KIND.actions)[None, :]
-        legal_mask = tl.load(ring.legal + following[:, None] * KIND.actions + column[None, :], mask=mask, other=1)
-    out, _network, _hidden, _saved = forward_rows(next_rows, 1, target, normalizer, in_bounds, SPEC, BLOCK_M)
-    values = q_values(out, column, KIND.actions, KIND.duelling)
-    choice, _allowed = best(values, legal_mask, KIND.actions)
-    if KIND.double:
-        out, _network, _hidden, _saved = forward_rows(next_rows, 1, learned, normalizer, in_bounds, SPEC, BLOCK_M)
-        choice, _allowed = best(q_values(out, column, KIND.actions, KIND.duelling), legal_mask, KIND.actions)
+        mask = (in_bounds & (next_place >= 0))[:, None] & (column < DQN.actions)[None, :]
+        legal_mask = tl.load(ring.legal + next_place[:, None] * DQN.actions + column[None, :], mask=mask, other=1)
+    out, _network, _hidden, _saved = forward_rows(next_ptr, 1, target_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M)
+    values = q_values(out, column, DQN.actions, DQN.duelling)
+    choice, _masked = best(values, legal_mask, DQN.actions)
+    if DQN.double:
+        out, _network, _hidden, _saved = forward_rows(
+            next_ptr, 1, parameters_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M
+        )
+        choice, _masked = best(q_values(out, column, DQN.actions, DQN.duelling), legal_mask, DQN.actions)
     return tl.sum(tl.where(column[None, :] == choice[:, None], values, 0.0), axis=1)
 
 
 @triton.jit
-def learn_tile(
+def backward_tile(
     tile,
     batch,
     update,
     ring,
     ticks,
-    learned,
-    target,
-    normalizer,
-    partial,
+    parameters_ptr,
+    target_ptr,
+    normalizer_ptr,
+    partials_ptr,
     width,
     SPEC: tl.constexpr,
-    KIND: tl.constexpr,
+    DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The gradient of a tile of samples, and the loss's terms behind it, into the tile's row of `partial` (tiles,
-    width).
+    """Gradient of a tile of samples, followed by the loss's terms, into the tile's row of `partials_ptr` (tiles,
+    width). Parameters as `act_and_learn`'s.
     """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < batch.count
     index = tl.load(batch.index + update * batch.count + row, mask=in_bounds, other=0)
-    action, reward, discount, rows, next_rows, following = load_transitions(
-        index, ring, ticks, batch.gamma, in_bounds, KIND.n_step, KIND.ends
+    action, reward, discount, observation_ptr, next_ptr, next_place = load_transitions(
+        index, ring, ticks, batch.gamma, in_bounds, DQN.n_step, DQN.truncates
     )
-    if KIND.gathered:
-        place = row.to(tl.int64) * ring.width
-        rows, next_rows = batch.seen + place, batch.after + place
-    following_value = _next_value(
-        next_rows, following, ring, learned, target, normalizer, in_bounds, SPEC, KIND, BLOCK_M
+    if DQN.gathered:
+        offset = row.to(tl.int64) * ring.width
+        observation_ptr, next_ptr = batch.observation + offset, batch.next_observation + offset
+    next_value = _next_value(
+        next_ptr, next_place, ring, parameters_ptr, target_ptr, normalizer_ptr, in_bounds, SPEC, DQN, BLOCK_M
     )
     # y = r + gamma^n Q'; L = 1/2 (Q(s, a) - y)^2
     column = tl.arange(0, SPEC.out_pad)
-    out, network, hidden, saved = forward_rows(rows, 1, learned, normalizer, in_bounds, SPEC, BLOCK_M)
+    out, network, hidden, saved = forward_rows(
+        observation_ptr, 1, parameters_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M
+    )
     chosen = tl.where(column[None, :] == action[:, None], 1.0, 0.0)
-    value = tl.sum(chosen * q_values(out, column, KIND.actions, KIND.duelling), axis=1)
-    error = tl.where(in_bounds, value - (reward + discount * following_value), 0.0)
+    q = tl.sum(chosen * q_values(out, column, DQN.actions, DQN.duelling), axis=1)
+    error = tl.where(in_bounds, q - (reward + discount * next_value), 0.0)
     scale = 1.0 / batch.count
-    gradient = (scale * error)[:, None] * chosen
-    if KIND.duelling:
+    grad_out = (scale * error)[:, None] * chosen
+    if DQN.duelling:
         # dQ_a / dA_j = 1{j = a} - 1 / A, dQ_a / dV = 1
-        inside = tl.where(column < KIND.actions, 1.0 / KIND.actions, 0.0)[None, :]
-        gradient = (scale * error)[:, None] * (chosen - inside + tl.where(column == KIND.actions, 1.0, 0.0)[None, :])
-    partial += tile * width
-    store_gradient(partial, gradient, rows, 1, normalizer, in_bounds, network, hidden, saved, SPEC)
-    terms = partial + width - TERM_COLUMNS
-    tl.store(terms, scale * tl.sum(0.5 * error * error, axis=0))
-    tl.store(terms + 1, scale * tl.sum(tl.abs(error), axis=0))
-    tl.store(terms + 2, scale * tl.sum(tl.where(in_bounds, value, 0.0), axis=0))
+        mean = tl.where(column < DQN.actions, 1.0 / DQN.actions, 0.0)[None, :]
+        grad_out = (scale * error)[:, None] * (chosen - mean + tl.where(column == DQN.actions, 1.0, 0.0)[None, :])
+    partials_ptr += tile * width
+    store_gradient(partials_ptr, grad_out, observation_ptr, 1, normalizer_ptr, in_bounds, network, hidden, saved, SPEC)
+    terms_ptr = partials_ptr + width - TERM_COLUMNS
+    tl.store(terms_ptr + DQN.stat.q_loss, scale * tl.sum(0.5 * error * error, axis=0))
+    tl.store(terms_ptr + DQN.stat.td_error, scale * tl.sum(tl.abs(error), axis=0))
+    tl.store(terms_ptr + DQN.stat.q_mean, scale * tl.sum(tl.where(in_bounds, q, 0.0), axis=0))
 
 
 # ACT
 
 
 @triton.jit
-def act_tile(tile, acting, inputs, parameters, t, lanes, SPEC: tl.constexpr, KIND: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Epsilon-greedy actions of a tile of lanes at step t, as `operant.nn.exploration.epsilon_greedy`."""
+def act_tile(
+    tile, acting, inputs, parameters_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.exploration.epsilon_greedy`."""
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     column = tl.arange(0, SPEC.out_pad)
-    observation = inputs.observation + t * SPEC.observation * lanes + lane  # field-major: (O, N)
+    observation_ptr = inputs.observation + t * SPEC.observation * lanes + lane  # field-major: (O, N)
     out, _network, _hidden, _saved = forward_rows(
-        observation, lanes, parameters, inputs.normalizer, in_bounds, SPEC, BLOCK_M
+        observation_ptr, lanes, parameters_ptr, inputs.normalizer, in_bounds, SPEC, BLOCK_M
     )
     legal_mask = all_legal(BLOCK_M, SPEC.out_pad)
     if SPEC.legal:
-        mask = in_bounds[:, None] & (column < KIND.actions)[None, :]
+        mask = in_bounds[:, None] & (column < DQN.actions)[None, :]
         legal_mask = tl.load(
-            inputs.legal_mask + (t * KIND.actions + column[None, :]) * lanes + lane[:, None], mask=mask, other=1
+            inputs.legal_mask + (t * DQN.actions + column[None, :]) * lanes + lane[:, None], mask=mask, other=1
         )
-    choice, _allowed = best(q_values(out, column, KIND.actions, KIND.duelling), legal_mask, KIND.actions)
-    explore(choice, legal_mask, acting, t, lane, in_bounds, lanes, KIND.actions, SPEC.legal)
+    choice, _masked = best(q_values(out, column, DQN.actions, DQN.duelling), legal_mask, DQN.actions)
+    explore(choice, legal_mask, acting, t, lane, in_bounds, lanes, DQN.actions, SPEC.legal)
 
 
 @triton.jit(do_not_specialize=["t", "update", "tiles"])
@@ -210,187 +206,238 @@ def act_and_learn(
     ring,
     acting,
     inputs,
-    learned,
-    target,
-    partial,
+    parameters_ptr,
+    target_ptr,
+    partials_ptr,
     width,
     t,
     update,
     lanes,
     tiles,
     SPEC: tl.constexpr,
-    KIND: tl.constexpr,
+    DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ACT_BLOCK_M: tl.constexpr,
 ):
-    """The gradient of batch `update` as rows of partial sums, by the first `tiles` programs; actions of step t by the
-    others.
+    """Gradient of a batch by the first `tiles` programs; actions of tick t by the others.
+
+    | parameter      | shape          | meaning                                                     |
+    |----------------|----------------|-------------------------------------------------------------|
+    | batch          | struct         | `SampleBuffers`                                             |
+    | ring           | struct         | `RingBuffers`                                               |
+    | acting         | struct         | `operant.kernels.q_values.QActing`                          |
+    | inputs         | struct         | `operant.kernels.arguments.Inputs`: observations, legal masks |
+    | parameters_ptr | (P)            | the network's parameters                                    |
+    | target_ptr     | (P)            | the target network's                                        |
+    | partials_ptr   | (tiles, width) | written: gradient and loss terms of each tile               |
+    | t, lanes       | scalars        | tick of the iteration; N                                    |
+    | update         | scalar         | number of the update in the iteration                       |
     """
     program = tl.program_id(0)
     if program < tiles:
         ticks = tl.load(ring.ticks) + t + 1
-        learn_tile(
-            program, batch, update, ring, ticks, learned, target, inputs.normalizer, partial, width, SPEC, KIND, BLOCK_M
+        backward_tile(
+            program,
+            batch,
+            update,
+            ring,
+            ticks,
+            parameters_ptr,
+            target_ptr,
+            inputs.normalizer,
+            partials_ptr,
+            width,
+            SPEC,
+            DQN,
+            BLOCK_M,
         )
     else:
-        act_tile(program - tiles, acting, inputs, learned, t, lanes, SPEC, KIND, ACT_BLOCK_M)
+        act_tile(program - tiles, acting, inputs, parameters_ptr, t, lanes, SPEC, DQN, ACT_BLOCK_M)
 
 
 # STEP
 
 
 @triton.jit
-def _grid_barrier(arrived, programs):
+def _grid_barrier(arrivals_ptr, programs):
     """Grid-wide barrier: wait until `programs` programs of this launch have arrived. All of them must be resident on
     the GPU at once.
     """
     tl.debug_barrier()
-    number = programs.to(tl.int64)
-    goal = (tl.atomic_add(arrived, 1, sem="acq_rel") // number + 1) * number
-    while tl.atomic_add(arrived, 0, sem="acquire") < goal:
+    count = programs.to(tl.int64)
+    goal = (tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") // count + 1) * count
+    while tl.atomic_add(arrivals_ptr, 0, sem="acquire") < goal:
         pass
     tl.debug_barrier()
 
 
 @triton.jit
-def _one_minus_exp(x):
-    """1 - e^x for x <= 0, near 0 by its series: float32 would take the difference of nearly the same numbers, and
-    float64 keeps every program waiting.
-    """
-    series = -x * (
-        1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0)))))
-    )
-    return tl.where(x > -0.5, series, 1.0 - tl.exp(x))
-
-
-@triton.jit
-def _count_step(stepping, skipped):
-    """Count one step of Adam unless it is skipped, and work out its corrections, as
-    `operant.kernels.ops.adam.count_step`.
-    """
-    step = tl.load(stepping.steps) + (1.0 - skipped)
-    tl.store(stepping.steps, step)
-    tl.store(stepping.corrections, _one_minus_exp(step * LOG_BETA_1))
-    tl.store(stepping.corrections + 1, tl.sqrt(_one_minus_exp(step * LOG_BETA_2)))
-
-
-@triton.jit
 def _reduce(
-    program, partial, width, size, stepping, skipped, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr
+    program,
+    partials_ptr,
+    width,
+    size,
+    optimizer,
+    skipped,
+    ROWS: tl.constexpr,
+    DQN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """TILE columns of the gradient, from the rows of partial sums, CHUNK at a time; their squares and the loss's terms
-    are taken down.
+    """Sum BLOCK_N columns of the tiles' gradients, BLOCK_M rows at a time; store the sum of their squares and add the
+    loss's terms to the totals. Program 0 counts the step of Adam.
     """
-    place = program * TILE + tl.arange(0, TILE)
-    sums = tl.zeros((CHUNK, TILE), tl.float32)
-    for start in range(0, ROWS, CHUNK):
-        row = start + tl.arange(0, CHUNK)
+    column = program * BLOCK_N + tl.arange(0, BLOCK_N)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, ROWS, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
         sums += tl.load(
-            partial + row[:, None] * width + place[None, :],
-            mask=(row < ROWS)[:, None] & (place < width)[None, :],
+            partials_ptr + row[:, None] * width + column[None, :],
+            mask=(row < ROWS)[:, None] & (column < width)[None, :],
             other=0.0,
         )
     total = tl.sum(sums, axis=0)
-    g = tl.where(place < size, total, 0.0)
-    tl.store(stepping.squares + program, tl.sum(g * g, axis=0))
-    term = place - size
-    is_term = (term >= 0) & (term < 3)
-    counted = tl.load(stepping.totals + term, mask=is_term, other=0.0)
-    tl.store(stepping.totals + term, counted + tl.where(skipped > 0.0, 0.0, total), mask=is_term)
+    grad = tl.where(column < size, total, 0.0)
+    tl.store(optimizer.squares + program, tl.sum(grad * grad, axis=0))
+    term = column - size
+    is_term = (term >= 0) & (term < DQN.stat.gradient_norm)
+    previous = tl.load(optimizer.totals + term, mask=is_term, other=0.0)
+    tl.store(optimizer.totals + term, previous + tl.where(skipped > 0.0, 0.0, total), mask=is_term)
     if program == 0:
-        _count_step(stepping, skipped)
-    return g
+        count_step(optimizer.steps, optimizer.corrections, skipped, False)
+    return grad
 
 
 @triton.jit
 def _step(
     program,
     programs,
-    g,
-    parameters,
-    target,
+    grad,
+    parameters_ptr,
+    target_ptr,
     size,
     moments,
-    stepping,
+    optimizer,
     skipped,
-    share,
+    tau,
+    DQN: tl.constexpr,
     BLOCKS: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Clip the gradient by its norm and step, as `operant.kernels.ops.adam.adam_step`; then move the target network:
-    x' <- x' + share (x - x').
-    """
+    """Clip by the gradient's norm and step BLOCK_N parameters; then x' <- x' + tau (x - x') of the target network."""
     block = tl.arange(0, BLOCKS)
     norm = tl.sqrt(
-        tl.sum(tl.load(stepping.squares + block, mask=block < programs, other=0.0, cache_modifier=".cg"), axis=0)
+        tl.sum(tl.load(optimizer.squares + block, mask=block < programs, other=0.0, cache_modifier=".cg"), axis=0)
     )
-    g *= tl.minimum(stepping.max_norm / (norm + 1e-6), 1.0)
-    place = program * TILE + tl.arange(0, TILE)
-    in_bounds = place < tl.where(skipped > 0.0, 0, size)
-    m = 0.9 * tl.load(moments.first + place, mask=in_bounds, other=0.0) + (1.0 - 0.9) * g
-    v = 0.999 * tl.load(moments.second + place, mask=in_bounds, other=0.0) + (1.0 - 0.999) * g * g
-    x = tl.load(parameters + place, mask=in_bounds, other=0.0)
-    rate = tl.load(stepping.learning_rate) / tl.load(moments.corrections, cache_modifier=".cg")
-    x -= rate * m / (tl.sqrt(v) / tl.load(moments.corrections + 1, cache_modifier=".cg") + stepping.epsilon)
-    tl.store(moments.first + place, m, mask=in_bounds)
-    tl.store(moments.second + place, v, mask=in_bounds)
-    tl.store(parameters + place, x, mask=in_bounds)
-    if share > 0.0:
-        old = tl.load(target + place, mask=in_bounds, other=0.0)
-        tl.store(target + place, old + share * (x - old), mask=in_bounds)
+    grad *= tl.minimum(optimizer.max_norm / (norm + 1e-6), 1.0)
+    offset = program * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = offset < tl.where(skipped > 0.0, 0, size)
+    m = tl.load(moments.first + offset, mask=mask, other=0.0)
+    v = tl.load(moments.second + offset, mask=mask, other=0.0)
+    x = tl.load(parameters_ptr + offset, mask=mask, other=0.0)
+    step_size = tl.load(optimizer.learning_rate) / tl.load(moments.corrections, cache_modifier=".cg")
+    root_correction = tl.load(moments.corrections + 1, cache_modifier=".cg")
+    x, m, v = adam(x, grad, m, v, step_size, root_correction, optimizer.epsilon)
+    tl.store(moments.first + offset, m, mask=mask)
+    tl.store(moments.second + offset, v, mask=mask)
+    tl.store(parameters_ptr + offset, x, mask=mask)
+    if tau > 0.0:
+        x_target = tl.load(target_ptr + offset, mask=mask, other=0.0)
+        tl.store(target_ptr + offset, x_target + tau * (x - x_target), mask=mask)
     if (program == 0) & (skipped == 0.0):
-        tl.store(stepping.totals + 3, tl.load(stepping.totals + 3) + norm)
+        norm_ptr = optimizer.totals + DQN.stat.gradient_norm
+        tl.store(norm_ptr, tl.load(norm_ptr) + norm)
 
 
 @triton.jit(do_not_specialize=["update", "programs", "t"])
 def reduce_and_step(
-    partial,
+    partials_ptr,
     width,
     size,
-    gradient,
-    parameters,
-    target,
+    gradient_ptr,
+    parameters_ptr,
+    target_ptr,
     moments,
-    stepping,
+    optimizer,
     ring,
     source,
     update,
     programs,
     t,
     ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCKS: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
     OBSERVATION: tl.constexpr,
-    WHAT: tl.constexpr,
-    KIND: tl.constexpr,
+    STORES: tl.constexpr,
+    DQN: tl.constexpr,
     ACTIONS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
+    STORE_LANES: tl.constexpr,
+    STORE_COLUMNS: tl.constexpr,
 ):
-    """From rows of partial sums to the next parameters, by `programs` programs; the others store tick t.
+    """Sum the tiles' gradients and step, by the first `programs` programs; the others store tick t.
 
-    PART 0: in one launch, whose programs wait for each other; 1: the gradient alone; 2: the step alone.
+    | parameter      | shape         | meaning                                          |
+    |----------------|---------------|--------------------------------------------------|
+    | partials_ptr   | (ROWS, width) | gradient and loss terms of each tile             |
+    | size           | scalar        | P                                                |
+    | gradient_ptr   | (P)           | the sum: written by PART 1, read by PART 2       |
+    | parameters_ptr | (P)           | updated                                          |
+    | target_ptr     | (P)           | the target network's, updated                    |
+    | moments        | struct        | `operant.kernels.arguments.Moments`                |
+    | optimizer      | struct        | `OptimizerBuffers`                               |
+    | ring, source   | struct        | `RingBuffers` and `TickBuffers`, for storing     |
+    | update, t      | scalars       | number of the update, and tick, in the iteration |
+
+    PART 0: in one launch, whose programs wait for each other; 1: the gradient alone; 2: the step alone. Constants of
+    storing as `store_tick`'s.
     """
     program = tl.program_id(0)
     if program >= programs:
-        _store(program - programs, source, ring, partial, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH, False)
+        _store(
+            program - programs,
+            source,
+            ring,
+            partials_ptr,
+            t,
+            OBSERVATION,
+            STORES,
+            DQN,
+            ACTIONS,
+            STORE_LANES,
+            STORE_COLUMNS,
+            False,
+        )
     else:
-        skipped = tl.load(stepping.skip)
-        due = (tl.load(ring.updates) + update + 1) % stepping.target_every == 0
-        share = tl.where(due, stepping.tau, 0.0)
-        place = program * TILE + tl.arange(0, TILE)
+        skipped = tl.load(optimizer.skip)
+        due = (tl.load(ring.updates) + update + 1) % optimizer.target_every == 0
+        tau = tl.where(due, optimizer.tau, 0.0)
+        offset = program * BLOCK_N + tl.arange(0, BLOCK_N)
         if PART == 2:
-            g = tl.load(gradient + place, mask=place < size, other=0.0)
+            grad = tl.load(gradient_ptr + offset, mask=offset < size, other=0.0)
         else:
-            g = _reduce(program, partial, width, size, stepping, skipped, ROWS, CHUNK, TILE)
+            grad = _reduce(program, partials_ptr, width, size, optimizer, skipped, ROWS, DQN, BLOCK_M, BLOCK_N)
         if PART == 1:
-            tl.store(gradient + place, g, mask=place < size)
+            tl.store(gradient_ptr + offset, grad, mask=offset < size)
         if PART == 0:
-            _grid_barrier(stepping.arrived, programs)
+            _grid_barrier(optimizer.arrivals, programs)
         if PART != 1:
-            _step(program, programs, g, parameters, target, size, moments, stepping, skipped, share, BLOCKS, TILE)
+            _step(
+                program,
+                programs,
+                grad,
+                parameters_ptr,
+                target_ptr,
+                size,
+                moments,
+                optimizer,
+                skipped,
+                tau,
+                DQN,
+                BLOCKS,
+                BLOCK_N,
+            )
 
 
 # STORE
@@ -401,85 +448,110 @@ def _store(
     program,
     source,
     ring,
-    seen,
+    staging_ptr,
     t,
     OBSERVATION: tl.constexpr,
-    WHAT: tl.constexpr,
-    KIND: tl.constexpr,
+    STORES: tl.constexpr,
+    DQN: tl.constexpr,
     ACTIONS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
+    STORE_LANES: tl.constexpr,
+    STORE_COLUMNS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """Store what came of step t of an iteration (WHAT 1), and what is seen and legal before step t + 1 (2), or both
-    (0).
-
-    A program takes BLOCK lanes and WIDTH numbers of an observation. ACTIONS: a power of two that holds them; 0 where
-    the environment judges none. STAGED: what is seen goes to `seen` (N, P), from where `move_tick` takes it.
-    """
-    PARTS: tl.constexpr = (OBSERVATION + WIDTH - 1) // WIDTH
-    lane = program // PARTS * BLOCK + tl.arange(0, BLOCK)
-    column = program % PARTS * WIDTH + tl.arange(0, WIDTH)
+    """Store a tile of lanes and columns of tick t. Parameters as `store_tick`'s."""
+    PARTS: tl.constexpr = (OBSERVATION + STORE_COLUMNS - 1) // STORE_COLUMNS
+    lane = program // PARTS * STORE_LANES + tl.arange(0, STORE_LANES)
+    column = program % PARTS * STORE_COLUMNS + tl.arange(0, STORE_COLUMNS)
     in_bounds = lane < ring.lanes
     mask = in_bounds[:, None] & (column < OBSERVATION)[None, :]
     first = in_bounds & (program % PARTS == 0)
     lanes, tick = ring.lanes, tl.load(ring.ticks) + t
-    if WHAT != 1:
-        after = tl.load(
+    if STORES != 1:
+        next_observation = tl.load(
             source.observation + ((t + 1) * OBSERVATION + column[None, :]) * lanes + lane[:, None], mask=mask, other=0
         )
-        place = (tick + 1) % ring.capacity * lanes + lane
+        next_place = (tick + 1) % ring.capacity * lanes + lane
         if STAGED:
-            tl.store(seen + lane[:, None] * ring.width + column[None, :], after, mask=mask)
+            tl.store(staging_ptr + lane[:, None] * ring.width + column[None, :], next_observation, mask=mask)
         else:
-            tl.store(ring.observation + place[:, None] * ring.width + column[None, :], after, mask=mask)
+            tl.store(ring.observation + next_place[:, None] * ring.width + column[None, :], next_observation, mask=mask)
         if ACTIONS > 0:
             action = tl.arange(0, ACTIONS)
-            judged = first[:, None] & (action < KIND.actions)[None, :]
+            legal_mask = first[:, None] & (action < DQN.actions)[None, :]
             legal = tl.load(
-                source.legal + ((t + 1) * KIND.actions + action[None, :]) * lanes + lane[:, None], mask=judged, other=0
+                source.legal + ((t + 1) * DQN.actions + action[None, :]) * lanes + lane[:, None],
+                mask=legal_mask,
+                other=0,
             )
-            tl.store(ring.legal + place[:, None] * KIND.actions + action[None, :], legal, mask=judged)
-    if WHAT != 2:
-        row, step = tick % ring.capacity * lanes + lane, t * lanes + lane
-        if KIND.ends:
-            truncated = tl.load(source.truncated + step, mask=in_bounds, other=0)
+            tl.store(ring.legal + next_place[:, None] * DQN.actions + action[None, :], legal, mask=legal_mask)
+    if STORES != 2:
+        place, offset = tick % ring.capacity * lanes + lane, t * lanes + lane
+        if DQN.truncates:
+            truncated = tl.load(source.truncated + offset, mask=in_bounds, other=0)
             if tl.sum(truncated.to(tl.int32), axis=0) > 0:
-                seen_last = mask & (truncated != 0)[:, None]
-                last = tl.load(
+                final_mask = mask & (truncated != 0)[:, None]
+                final_observation = tl.load(
                     source.final_observation + (t * OBSERVATION + column[None, :]) * lanes + lane[:, None],
-                    mask=seen_last,
+                    mask=final_mask,
                     other=0,
                 )
                 final = tick // ring.window % ring.finals * lanes + lane
-                tl.store(ring.final + final[:, None] * ring.width + column[None, :], last, mask=seen_last)
-            tl.store(ring.truncated + row, truncated, mask=first)
-        tl.store(ring.action + row, tl.load(source.action + step, mask=first, other=0), mask=first)
-        tl.store(ring.reward + row, tl.load(source.reward + step, mask=first, other=0.0), mask=first)
-        tl.store(ring.terminated + row, tl.load(source.terminated + step, mask=first, other=0), mask=first)
+                tl.store(ring.final + final[:, None] * ring.width + column[None, :], final_observation, mask=final_mask)
+            tl.store(ring.truncated + place, truncated, mask=first)
+        tl.store(ring.action + place, tl.load(source.action + offset, mask=first, other=0), mask=first)
+        tl.store(ring.reward + place, tl.load(source.reward + offset, mask=first, other=0.0), mask=first)
+        tl.store(ring.terminated + place, tl.load(source.terminated + offset, mask=first, other=0), mask=first)
 
 
 @triton.jit(do_not_specialize=["t"])
 def store_tick(
     source,
     ring,
-    seen,
+    staging_ptr,
     t,
     OBSERVATION: tl.constexpr,
-    WHAT: tl.constexpr,
-    KIND: tl.constexpr,
+    STORES: tl.constexpr,
+    DQN: tl.constexpr,
     ACTIONS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
+    STORE_LANES: tl.constexpr,
+    STORE_COLUMNS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """The same alone."""
-    _store(tl.program_id(0), source, ring, seen, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH, STAGED)
+    """Store a tick in the ring. Grid: (cdiv(N, STORE_LANES) x cdiv(O, STORE_COLUMNS),).
+
+    | parameter   | shape    | meaning                                                                              |
+    |-------------|----------|--------------------------------------------------------------------------------------|
+    | source      | struct   | `TickBuffers`                                                                        |
+    | ring        | struct   | `RingBuffers`                                                                        |
+    | staging_ptr | (N, P)   | with STAGED the observation's destination, from where `move_tick` copies it          |
+    | t           | scalar   | tick of the iteration                                                                |
+    | OBSERVATION | constant | O                                                                                    |
+    | STORES      | constant | 1: transition of tick t; 2: observation and legal actions before tick t + 1; 0: both |
+    | ACTIONS     | constant | a power of two, at least A; 0 where all actions are legal                            |
+    """
+    _store(
+        tl.program_id(0),
+        source,
+        ring,
+        staging_ptr,
+        t,
+        OBSERVATION,
+        STORES,
+        DQN,
+        ACTIONS,
+        STORE_LANES,
+        STORE_COLUMNS,
+        STAGED,
+    )
 
 
 @triton.jit(do_not_specialize=["t"])
-def move_tick(seen, observation, ticks, t, capacity, size, BLOCK: tl.constexpr):
-    """Move what is seen before step t + 1, `size` words, to its row of the ring: over the bus in whole lines."""
-    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = (tl.load(ticks) + t + 1) % capacity
-    tl.store(observation + row * size + word, tl.load(seen + word, mask=word < size, other=0), mask=word < size)
+def move_tick(staging_ptr, observation_ptr, ticks_ptr, t, capacity, size, BLOCK_SIZE: tl.constexpr):
+    """Copy a staged observation of `size` 8-byte words to the row of tick t + 1 in a ring in host memory. Grid:
+    (cdiv(size, BLOCK_SIZE),): writes cross the bus in whole lines.
+    """
+    word = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    row = (tl.load(ticks_ptr) + t + 1) % capacity
+    tl.store(
+        observation_ptr + row * size + word, tl.load(staging_ptr + word, mask=word < size, other=0), mask=word < size
+    )

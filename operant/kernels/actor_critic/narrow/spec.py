@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from operant.kernels import padded
-from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor, statistics_index
+from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
+from operant.kernels.statistics import statistics_index
 from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
 SMALL_BLOCK, LARGE_BLOCK = 16, 32

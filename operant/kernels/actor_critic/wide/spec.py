@@ -10,7 +10,8 @@ from typing import Any
 
 from operant.kernels import padded
 from operant.kernels.actor_critic.narrow.spec import MAX_COLUMNS, MIN_COLUMNS
-from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor, statistics_index
+from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
+from operant.kernels.statistics import statistics_index
 from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
 MAX_WIDTH, MAX_LAYERS, BLOCK_M = 1024, 6, 16
