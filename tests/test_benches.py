@@ -1,5 +1,5 @@
-"""Benches: the marks of benches/configs.py are returns that an environment can give, no higher than the run's own
-target; JAX runs in a process of its own.
+"""Benches: marks of benches/configs.py are attainable returns, at most the run's target; JAX runs in a separate
+process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from compare_jax import PROGRAM, jax_training
 
 from configs import MARKS
 
-# By the rules: a reward of 1 for each of 500 steps; two walls of 432 points; 21 points a game; 97 cells to fill, of
-# 100; up to 4 for each of 1,000 steps.
+# Maxima by the rules: 1 for each of 500 steps; two walls of 432 points; 21 points per game; 97 of 100 cells to fill;
+# up to 4 for each of 1,000 steps.
 MOST = {"cartpole": 500, "cartpole_continuous": 500, "breakout": 864, "pong": 21, "snake": 97, "swingup": 4000}
 MOST |= {"mountaincar": -1, "mountaincar_continuous": 100, "acrobot": 0, "pendulum": 0}
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_a_mark_is_of_a_configuration_that_ships_and_can_be_reached(name):
+def test_marks_are_attainable_and_at_most_the_target(name):
     target = config.load(recipes.find_source(name)).run.target
     assert target is None or target >= MARKS[name]
     assert MARKS[name] < MOST[name]
 
 
-def test_marks_told_in_other_words():
+def test_mark_of_snake_is_a_mean_length_of_30():
     assert MARKS["snake"] == 30 - 3 - 1, "a mean length of 30: three cells at the start, one taken off for the death"
 
 
@@ -44,7 +44,7 @@ def test_marks_told_in_other_words():
         ("echo nothing", {}, "JSONDecodeError at 8 x 4"),
     ],
 )
-def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
+def test_jax_runs_in_a_separate_process(tmp_path, answer, figures, said):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{answer}\n')
     python.chmod(0o755)
@@ -52,7 +52,7 @@ def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
     assert (tmp_path / "calls").read_text().endswith("jax_ppo.py --json --lanes 8 --horizon 4 --repeats 3\n")
 
 
-def test_the_comparison_imports_jax_and_the_standard_library_alone():
+def test_jax_program_imports_only_jax_and_the_standard_library():
     words = [
         line.split()[1].split(".")[0]
         for line in PROGRAM.read_text().splitlines()

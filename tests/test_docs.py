@@ -1,5 +1,5 @@
-"""The documentation: it builds, its links lead somewhere, its commands are commands, its configurations and programs
-are sound, and its walk can be walked.
+"""The documentation builds, its links resolve, its commands parse, its configurations and programs are valid, and the
+start page runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.skipif(not PAGES, reason="needs a checkout")
 
 
 def blocks(page, language=r"\w+"):
-    """A page's code (in a language) in its order: what the comment above it says, its language and itself."""
+    """Code blocks of a page (in a language): marker comment above it, language, content."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"(?:<!-- (run|file \S+) -->\n)?^```({language})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def commands(page):
-    """Each command of Operant's that a page shows, in words; in running text RUN and FILE stand for something."""
+    """Operant commands shown on a page, split into words; RUN and FILE in running text are placeholders."""
     fenced = [line for _, _, code in blocks(page, "sh") for line in code.splitlines()]
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [
@@ -44,9 +44,9 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_is_one(page):
+def test_every_command_parses(page):
     for words in commands(page):
-        if words[:1] == ["monitor"]:  # has a parser of its own
+        if words[:1] == ["monitor"]:  # has its own parser
             assert {word for word in words if word.startswith("-")} <= {
                 "--once",
                 "--readonly",
@@ -61,9 +61,9 @@ def test_every_command_is_one(page):
         while getattr(command, "commands", None):
             assert words and words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]
-        if not words:  # the command by its name
+        if not words:  # only the name of the command
             continue
-        # raises what is wrong with its options
+        # raises for invalid options
         context = command.make_context(command.name, [word.replace("…", "1e-4") for word in words])
         name = context.params.get("environment")
         assert name is None or name.endswith(".py") or "=" in name or name in envs.names(), words
@@ -71,16 +71,16 @@ def test_every_command_is_one(page):
         assert source is None or source == "my.toml" or recipes.find_source(source), words
 
 
-def test_keys_in_commands_are_keys():
+def test_keys_in_commands_are_valid():
     for page in PAGES:
         for words in commands(page):
             pairs = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=\S+", word) and "…" not in word]
             name = next((word for word in words[1:2] if word in envs.names()), None)
-            if pairs and not any(".py" in word for word in words):  # keys of a file of one's own may be others
-                load(None, [*([f"env.name={name}"] if name else []), *pairs])  # raises what is wrong with them
+            if pairs and not any(".py" in word for word in words):  # a user's file may have other keys
+                load(None, [*([f"env.name={name}"] if name else []), *pairs])  # raises for invalid keys
 
 
-def test_configurations_and_programs_are_sound(tmp_path):
+def test_configurations_load_and_programs_compile(tmp_path):
     count = 0
     for page in PAGES:
         for k, (_, _, code) in enumerate(blocks(page, "toml")):
@@ -95,7 +95,7 @@ def test_configurations_and_programs_are_sound(tmp_path):
 
 
 class Links(HTMLParser):
-    """The links, pictures and anchors of a page."""
+    """Links, pictures and anchors of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -108,7 +108,7 @@ class Links(HTMLParser):
         self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
 
 
-def test_it_builds_and_every_link_leads_somewhere(tmp_path):
+def test_site_builds_and_every_link_resolves(tmp_path):
     pytest.importorskip("material")
     words = [
         sys.executable,
@@ -163,8 +163,8 @@ def run(words, folder):
 
 
 @pytest.mark.soak
-def test_the_start_page_can_be_walked(tmp_path):
-    """Each command of the start page in its order."""
+def test_start_page_runs(tmp_path):
+    """All commands of the start page in order."""
     for _, _, code in blocks(HOME / "docs" / "pages" / "index.md", "sh"):
         for line in code.splitlines():
             if not any(words in line for words in NEEDS_A_PERSON):
@@ -176,8 +176,8 @@ def test_the_start_page_can_be_walked(tmp_path):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(mark == "run" for mark, _, _ in blocks(page))], ids=lambda page: page.stem
 )
-def test_what_is_marked_runs(page, tmp_path):
-    """Files are written, programs and commands run."""
+def test_marked_blocks_run(page, tmp_path):
+    """Write files and run programs and commands."""
     for mark, language, code in blocks(page):
         if mark.startswith("file "):
             (tmp_path / mark.split()[1]).write_text(code)

@@ -1,4 +1,4 @@
-"""The README: its commands exist and parse, its environment passes the checks, its links resolve."""
+"""The README: its commands parse, its environment passes the checks, its links resolve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def text():
 
 
 def commands(text):
-    """Each command of Operant's that the README shows, in words."""
+    """Operant commands shown in the README, split into words."""
     fenced = [
         line for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()
     ]
@@ -47,9 +47,9 @@ def test_every_command_exists_and_parses(text):
         while getattr(command, "commands", None):
             assert words and words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]
-        if not words:  # the command by its name
+        if not words:  # only the name of the command
             continue
-        context = command.make_context(command.name, list(words))  # raises what is wrong with its options
+        context = command.make_context(command.name, list(words))  # raises for invalid options
         name = context.params.get("environment")
         assert name is None or name.endswith(".py") or name in envs.names(), words
         source = context.params.get("config")

@@ -1,6 +1,4 @@
-"""Breakout against a slow reference in plain Python, written from the rules; the walls and the score over whole games;
-what a player would see.
-"""
+"""Breakout against an independent reference in plain Python; walls and scores of whole games; pictures."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def points(brick: int) -> int:
 
 
 class Contact(NamedTuple):
-    """The ball as it touches something, `t` frames from now; of two contacts the smaller comes first."""
+    """Contact of the ball, `t` frames from now; smaller contacts come first."""
 
     t: float
     narrowness: float  # the overlap, negative
@@ -70,7 +68,7 @@ class Contact(NamedTuple):
 
 
 class Game:
-    """One game, as the rules tell it."""
+    """Reference game."""
 
     def __init__(self, key: Key | None = None) -> None:
         self.gone = 0  # bit k: brick k
@@ -84,7 +82,7 @@ class Game:
 
     @classmethod
     def of(cls, column: list[float], words: list[int]) -> Game:
-        """The game that a column of the state and the bricks' bits describe."""
+        """Game described by a column of the state and the bricks' bits."""
         game = cls()
         game.paddle_x, game.paddle_width, game.x, game.y, game.vx, game.vy, game.speed = column[:7]
         game.hits, game.score, game.balls = int(column[HITS]), int(column[SCORE]), int(column[BALLS])
@@ -92,7 +90,7 @@ class Game:
         return game
 
     def step(self, action: int, key: Key) -> tuple[float, bool]:
-        """Four frames, or fewer: reward, and whether the game is over."""
+        """Play at most four frames: reward, and whether the game is over."""
         before = self.score
         for frame in range(4):
             self.frame(action, frame, key)
@@ -113,7 +111,7 @@ class Game:
         else:
             way = {STAY: 0, LEFT: -1, RIGHT: 1}[action]
             self.paddle_x = sorted((0.0, self.paddle_x + way * 620 / 60, FIELD_WIDTH - self.paddle_width))[1]
-        # Out of the field: sent off towards a side that it touched already. Back by 1.1 frames of the highest speed.
+        # Outside of the field after starting towards a side that it touches: moved back by 1.1 frames at the top speed.
         back = 1.1 * 448 / 60
         self.x += back * ((self.x < 0) - (self.x > FIELD_WIDTH))
         self.y += back * (self.y < 0)
@@ -137,7 +135,7 @@ class Game:
             self.new_ball()
 
     def contacts(self) -> list[Contact]:
-        """Everything that the ball would touch within a frame, were it alone."""
+        """All contacts of the ball within a frame, each considered alone."""
         found = []
         if min(self.y, self.y + self.vy) < 130:
             for brick in range(108):
@@ -156,7 +154,7 @@ class Game:
         return found
 
     def beside(self, edge: float, low: float, high: float, order: int) -> list[Contact]:
-        """With an upright edge in the way."""
+        """Contact with a vertical edge."""
         corner = edge - BALL if self.vx > 0 else edge
         if self.vx == 0 or not 0 < (t := (corner - self.x) / self.vx) <= 1:
             return []
@@ -165,7 +163,7 @@ class Game:
         return [Contact(t, -overlap, order, "right" if self.vx > 0 else "left", corner, y)] if overlap > 0 else []
 
     def upon(self, edge: float, low: float, high: float, order: int) -> list[Contact]:
-        """With a level edge in the way."""
+        """Contact with a horizontal edge."""
         corner = edge - BALL if self.vy > 0 else edge
         if not 0 < (t := (corner - self.y) / self.vy) <= 1:
             return []
@@ -210,14 +208,14 @@ class Game:
 
 
 class Aim:
-    """A good player: under the ball, now with this, now with that part of the paddle."""
+    """Skilled player: meets the ball with varying parts of the paddle."""
 
     def __init__(self, lanes: int) -> None:
         self._generator = np.random.default_rng(9)
         self._aim = np.zeros(lanes)
 
     def __call__(self, state: np.ndarray) -> np.ndarray:
-        """(N) actions."""
+        """Actions (N)."""
         again = (state[BALL_VY] < 0) & (self._generator.random(len(self._aim)) < 0.2)
         self._aim = np.where(again, self._generator.uniform(-0.45, 0.45, len(self._aim)), self._aim)
         beside = state[BALL_X] + BALL / 2 - state[PADDLE_WIDTH] * (0.5 + self._aim) - state[PADDLE_X]
@@ -233,7 +231,7 @@ def set_bricks(world: DeviceWorld, lane: int, gone: int) -> None:
 
 
 def start_late(world: DeviceWorld, lanes: list[int], generator: np.random.Generator) -> None:
-    """Set lanes into the midst of a flight, before a wall with holes, or its last bricks, or the last of all."""
+    """Put lanes in mid-flight before a wall with holes, its last bricks, or the very last brick."""
     for lane in lanes:
         standing = set(generator.choice(108, generator.choice((0, 1, 1, 1, 2, 40)), replace=False).tolist())
         second = bool(standing) and generator.random() < 0.7
@@ -261,26 +259,24 @@ def start_late(world: DeviceWorld, lanes: list[int], generator: np.random.Genera
 
 
 def words_of(world: DeviceWorld) -> list[list[int]]:
-    """The bricks' bits of each lane, without signs."""
+    """Brick bits of each lane, unsigned."""
     found: list[list[int]] = world.lanes.int_state.numpy().view(np.uint32).T.tolist()
     return found
 
 
 def same(ours: tuple[Game, float, bool], theirs: tuple[Game, float, bool]) -> bool:
-    """Whether two outcomes of a step are one, but for rounding. Of a game that is over, speed and hits are
-    not known.
-    """
+    """Whether two outcomes of a step are equal up to rounding. Speed and hits of a finished game are unknown."""
     over = ours[2]
     floats, whole = (6, 1) if over else (7, 0)
     error = np.abs(np.subtract(ours[0].floats()[:floats], theirs[0].floats()[:floats])).max()
-    # A level ball crosses an edge at a time, and so at a place, that rounding shifts the more, the more level it flies.
+    # The flatter the ball's path, the more rounding shifts the time and position at which it crosses an edge.
     slow, fast = sorted((abs(theirs[0].vx), abs(theirs[0].vy)))
     close = error < TOLERANCE * (1 + 0.02 * fast / max(slow, 1e-3))
     return bool(close) and ours[0].whole()[whole:] == theirs[0].whole()[whole:] and ours[1:] == theirs[1:]
 
 
 def beside(column: list[float]) -> list[list[float]]:
-    """The state, its ball or its paddle moved by a hair."""
+    """State with its ball or paddle moved slightly."""
     moved = []
     for row in (BALL_X, BALL_Y, PADDLE_X):
         for nudge in (-NUDGE, NUDGE):
@@ -326,14 +322,14 @@ def check_rules(steps: int) -> Counter[str]:
                     (Game.of(after[lane], words[lane]), 0, False), (Game(Key(SEED, lane, tick, RESET)), 0, False)
                 )
         assert not slot.truncated.any()
-        trial.world.lanes.age.zero_()  # the time limit is the world's
+        trial.world.lanes.age.zero_()  # the world applies the time limit
         start_late(trial.world, [lane for lane in range(LANES)[LATE] if over[lane]], generator)
     seen["lane-steps"] = LANES * steps
     return seen
 
 
 def reached(column: list[float], words: list[int], shown: np.ndarray, over: bool) -> Game:
-    """The game that the kernel came to: of one that is over only the observation is left."""
+    """Game in the state that the kernel reached; of a finished game only the observation is known."""
     if not over:
         return Game.of(column, words)
     game = Game()
@@ -349,17 +345,17 @@ def check_seen(seen: Counter[str], least: int) -> None:
     assert seen["on an edge"] <= 1e-4 * seen["lane-steps"], seen
 
 
-def test_rules():
+def test_steps_equal_the_reference():
     check_seen(check_rules(400), 1)
 
 
 @pytest.mark.soak
-def test_rules_for_long():
+def test_many_steps_equal_the_reference():
     check_seen(check_rules(10_000), 50)
 
 
-def test_whole_games():
-    """Lanes that never run out of balls play both walls to their last brick."""
+def test_whole_games_clear_both_walls():
+    """Lanes with unlimited balls play both walls to their last brick."""
     lanes = 32
     trial, aim = Harness(ENV, lanes, 2), Aim(lanes)
     trial.reset()
@@ -398,7 +394,7 @@ def test_whole_games():
 
 
 class Played(NamedTuple):
-    """A lane after a step."""
+    """Lane after a step."""
 
     state: list[float]
     gone: int
@@ -408,7 +404,7 @@ class Played(NamedTuple):
 
 @pytest.fixture(scope="module")
 def play():
-    """Takes one step from a state: the ball's place and velocity, and whatever else is named."""
+    """Fixture: take one step from a state given by the ball's position and velocity, and other named fields."""
     trial = Harness(ENV, 1, 1)
 
     def step(x, y, vx, vy, *, gone=(), action=STAY, **rows):
@@ -433,24 +429,24 @@ def play():
 @pytest.mark.parametrize(
     ("x", "brick"), [(37.0, 91), (60.0, 92), (32.0, 91), (48.0, 91), (1.0, 90), (16.0, 90), (543.0, 107)]
 )
-def test_the_ball_takes_the_brick_it_touches_most_broadly(play, x, brick):
+def test_ball_hits_the_brick_with_the_largest_overlap(play, x, brick):
     after = play(x, 125.0, 0.0, -5.0)
     assert after.gone == 1 << brick and after.reward == 1.0
-    # It met the lowest row's lower side, at 122, in the first frame, and came down for three.
+    # It hit the lower side of the lowest row, at 122, in the first frame, and came down for three frames.
     assert after.state[BALL_X] == x and after.state[BALL_Y] == 122.0 + 3 * 5.0 and after.state[BALL_VY] == 5.0
 
 
 @pytest.mark.parametrize(
     ("brick", "reward", "speed"), [(0, 7, 448), (35, 7, 448), (53, 4, 448), (54, 4, 256), (72, 1, 256), (107, 1, 256)]
 )
-def test_what_a_brick_pays_and_how_it_speeds_up_the_ball(play, brick, reward, speed):
+def test_reward_and_speed_after_a_brick(play, brick, reward, speed):
     column, row = brick % 18, brick // 18
     below = range(18 * (row + 1), 108)
     after = play(32.0 * column, 50.0 + 12 * (row + 1) + 3, 0.0, -5.0, gone=below)
     assert after.gone == bits(below) | 1 << brick and after.reward == reward and after.state[SPEED] == speed
 
 
-def test_the_ceiling_halves_the_paddle_until_a_ball_is_lost(play):
+def test_ceiling_halves_the_paddle_until_a_ball_is_lost(play):
     after = play(100.0, 3.0, 0.0, -5.0, gone=range(108))
     assert after.state[PADDLE_WIDTH] == 31.0 and after.state[BALL_VY] == 5.0
     after = play(100.0, 319.0, 0.0, 5.0, PADDLE_WIDTH=31.0, SPEED=448.0, HITS=3.0)
@@ -460,12 +456,12 @@ def test_the_ceiling_halves_the_paddle_until_a_ball_is_lost(play):
         0.0,
         4.0,
     )
-    # Launched in the second frame, and it flew for three.
+    # Launched in the second frame, then three frames of flight.
     assert after.state[BALL_Y] == pytest.approx(135 + 3 * 256 / 60 * math.cos(math.pi / 3.25), abs=1e-4)
 
 
 @pytest.mark.parametrize(("place", "degrees"), [(0.5, 0.0), (0.0, -45.0), (1.0, 45.0), (0.75, 22.5)])
-def test_the_paddle_sends_the_ball_off_by_where_it_fell(play, place, degrees):
+def test_return_angle_depends_on_the_point_of_contact(play, place, degrees):
     after = play(257.0 + 62 * place - 16, 277.0, 0.0, 5.0, SPEED=320.0, HITS=2.0)
     angle = math.radians(degrees)
     assert after.state[BALL_VX : BALL_VY + 1] == pytest.approx(
@@ -475,14 +471,14 @@ def test_the_paddle_sends_the_ball_off_by_where_it_fell(play, place, degrees):
     assert play(257.0 + 62 * place - 16, 277.0, 0.0, 5.0, SPEED=320.0, HITS=3.0).state[SPEED] == 384.0
 
 
-def test_a_ball_sent_off_towards_a_side_that_it_touches_is_put_back(play):
-    # Out to -5, back by 1.1 frames of 448 pixels a second to 3.2, stopped at the side, and two frames away from it.
+def test_ball_that_leaves_the_field_is_put_back(play):
+    # Out to -5, back by 1.1 frames at 448 pixels/s to 3.2, stopped at the side, then two frames away from it.
     after = play(0.0, 200.0, -5.0, 1.0)
     assert after.state[BALL_X] == 10.0 and after.state[BALL_VX] == 5.0
     assert after.state[BALL_Y] == pytest.approx(201 + (1.1 * 448 / 60 - 5) / 5 + 2, abs=1e-4)
 
 
-def test_the_wall_stands_again_at_the_paddle_half_way(play):
+def test_second_wall_appears_at_a_return_at_432_points(play):
     assert play(272.0, 277.0, 0.0, 5.0, gone=range(108), SCORE=432.0).gone == 0
     assert play(272.0, 200.0, 0.0, 5.0, gone=range(108), SCORE=432.0).gone == bits(range(108))
     assert play(272.0, 277.0, 0.0, 5.0, gone=range(107), SCORE=431.0).gone == bits(range(107))
@@ -537,17 +533,19 @@ def test_the_picture_shows_bricks_score_and_balls():
 
 
 def mean_scores(iterations: int) -> list[float]:
-    """Of the games that ended in each quarter of a training by the shipped recipe, with lanes for two CPU cores."""
+    """Mean scores of the games that ended in each quarter of a training with the shipped recipe, with lanes for two CPU
+    cores.
+    """
     return [sums[RETURN] / sums[EPISODES] for sums in learnt("breakout", ["env.lanes=480"], iterations)]
 
 
-def test_the_recipe_begins_to_learn():
+def test_score_improves_early_with_the_recipe():
     scores = mean_scores(20)
     assert scores[-1] > 4.0 * scores[0] and scores[-1] > 3.0, scores
 
 
 @pytest.mark.soak
-def test_the_recipe_learns():
-    """320 iterations are 5 M steps, a minute or two on two CPU cores."""
+def test_score_improves_with_the_recipe():
+    """320 iterations are 5 M steps, one or two minutes on two CPU cores."""
     scores = mean_scores(320)
     assert scores[-1] > 30.0, scores

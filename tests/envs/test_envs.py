@@ -1,4 +1,4 @@
-"""Every environment that ships: parity with Gymnasium, where episodes start, sound numbers, and bits that repeat."""
+"""All shipped environments: parity with Gymnasium, start distributions, finite values, and deterministic bits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ TOLERANCE = 1e-4
 
 
 def actions(env: Env, generator: np.random.Generator, t: int, lanes: int) -> np.ndarray:
-    """Actions of step t, (A, N): even lanes at random, odd lanes from one extreme to the other, which swings
-    things up.
-    """
+    """Actions of step t, (A, N): random for even lanes; alternating extremes for odd lanes, which swing things up."""
     return rollout_actions(env, generator, t, lanes).numpy()
 
 
 class Trainer:
-    """A world with one slot, stepped by hand."""
+    """World with one slot, stepped by the test."""
 
     def __init__(self, env: Env, lanes: int, *, seed: int = 1, lane0: int = 0) -> None:
         # Gymnasium has an observation at every end. Other environments are stepped as their own tests do, by kernels
@@ -51,14 +49,14 @@ class Trainer:
         self.world.advance(1)
 
     def bits(self) -> bytes:
-        """Everything a step leaves behind."""
+        """All outputs of a step."""
         return b"".join(
             tensor.numpy().tobytes() for tensor in [*self.world.state().values(), *self.slot] if tensor is not None
         )
 
 
 class Reference:
-    """One Gymnasium environment that takes a step from any state."""
+    """Gymnasium environment that steps from any state."""
 
     def __init__(self, env: Env) -> None:
         gymnasium = pytest.importorskip("gymnasium")
@@ -83,10 +81,9 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def check_parity(name: str, stride: int) -> None:
-    """Compare every `stride`-th lane of each step, in turn, with Gymnasium from the same state and action.
+    """Compare every `stride`-th lane of each step, in rotation, with Gymnasium from the same state and action.
 
-    Flags must be equal. A state so near a threshold that float32 falls on its other side would fail here; with this
-    seed there is none.
+    Flags must be equal. A state within float32 rounding of a threshold would fail here; this seed has none.
     """
     env = envs.find(name)
     reference = Reference(env)
@@ -115,7 +112,7 @@ def check_parity(name: str, stride: int) -> None:
         assert (
             difference(observation[:, compared], np.array([outcome[1] for outcome in expected]).T).max() <= TOLERANCE
         ), t
-        # An angle at the seam may be wrapped to either side: a whole turn is no error.
+        # An angle at the seam may be wrapped to either side: ignore whole turns.
         error = difference(state[:, compared], np.array([outcome[0] for outcome in expected]).T)[:, going_on]
         assert np.minimum(error, np.abs(error - 2 * math.pi)).max(initial=0.0) <= TOLERANCE, t
         assert np.array_equal(age, np.where(ended, 0, age_before + 1)), t
@@ -134,8 +131,8 @@ def test_parity_with_gymnasium_in_every_lane(name):
     check_parity(name, stride=1)
 
 
-def test_ends_are_met_on_the_way():
-    """What parity of flags rests on: where the rules know an end, the swinging lanes reach it."""
+def test_parity_rollouts_reach_every_end_of_an_episode():
+    """Precondition of flag parity: the swinging lanes reach every kind of end of an episode."""
     reached = {}
     for name in GYMNASIUM_NAMES:
         env = envs.find(name)
@@ -165,7 +162,7 @@ def test_starts_fill_gymnasiums_range(name, serial_worlds):
     assert np.all(state >= low - 1e-6) and np.all(state <= high + 1e-6)
     assert np.all(state.min(axis=1, keepdims=True) <= low + 1e-3 * width)
     assert np.all(state.max(axis=1, keepdims=True) >= high - 1e-3 * width)
-    # Five standard errors of a uniform number's mean, and of its variance.
+    # Five standard errors of the mean and the variance of a uniform variable.
     assert np.all(
         np.abs(state.mean(axis=1, keepdims=True) - (low + high) / 2) <= 5 * width / math.sqrt(12 * 100_000) + 1e-7
     )
@@ -174,7 +171,7 @@ def test_starts_fill_gymnasiums_range(name, serial_worlds):
     )
 
 
-def test_rows_of_a_start_do_not_go_together(serial_worlds):
+def test_rows_of_a_start_are_independent(serial_worlds):
     state = Trainer(envs.find("cartpole"), 100_000, seed=3).world.lanes.state.numpy()
     correlation = np.corrcoef(state) - np.eye(4)
     assert np.abs(correlation).max() < 0.02
@@ -216,7 +213,7 @@ def test_numbers_stay_finite_under_extreme_actions(name):
             assert np.array_equal(trainer.slot.action.numpy(), np.repeat(extreme, 64, axis=1))
 
 
-def test_throttle_beyond_its_bounds_is_paid_for_as_it_acts():
+def test_throttle_cost_uses_the_clipped_action():
     env = envs.find("mountaincar_continuous")
     beyond, within = Trainer(env, 4), Trainer(env, 4)
     beyond.step(np.array([[5.0, -5.0, 1.5, -0.5]], np.float32))
@@ -259,10 +256,8 @@ def test_same_seed_same_bits(name):
 @pytest.mark.parametrize(
     "name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
 )
-def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
-    """The loop over all threads is the same for every environment: numbers alone, and cells and workspace, stand for
-    the others.
-    """
+def test_threads_do_not_change_bits(name, monkeypatch):
+    """The multithreaded loop is the same for all environments: two represent the others, without and with int state."""
     env = envs.find(name)
     one, generator = Trainer(env, 48), np.random.default_rng(5)
     monkeypatch.setattr(operant.compute.kernel, "SERIAL_BELOW", 0)
@@ -277,7 +272,7 @@ def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
 
 
 def picture(env: Env, state: list[float], side: int = 48) -> np.ndarray:
-    """The lane's picture, (side, side, 3), by the plain Python of `pixel_shader`."""
+    """Picture of a lane, (side, side, 3), by the plain Python of `pixel_shader`."""
     p = DeviceWorld(env, 1, seed=1).params
     s = np.array(state, np.float32)
     centres = (np.arange(side, dtype=np.float32) + np.float32(0.5)) / np.float32(side)
@@ -303,18 +298,18 @@ def test_pictures_show_the_state(name):
     assert 0.01 < np.mean(np.any(one != other, axis=2)) < 0.4
 
 
-def test_pendulum_stands_upright_at_angle_zero():
+def test_pendulum_is_upright_at_angle_zero():
     upright = picture(envs.find("pendulum"), [0.0, 0.0])
     red = np.abs(upright - RED).max(axis=2) < 1e-3
     rows, columns = np.nonzero(red)
     assert rows.max() < 28 and abs(columns.mean() - 23.5) < 0.5
 
 
-def test_shapes():
+def test_points_inside_and_outside_of_shapes():
     f = np.float32
     assert in_disc(f(1), f(1), f(1), f(1.5), f(0.6)) and not in_disc(f(1), f(1), f(1), f(1.5), f(0.4))
     assert in_box(f(0.9), f(-0.4), f(0), f(0), f(1), f(0.5)) and not in_box(f(0.9), f(-0.6), f(0), f(0), f(1), f(0.5))
-    # A rod from (0, 0) to (3, 4), half a unit thick on either side: beside it, beyond its end, and one that is a point.
+    # Rod from (0, 0) to (3, 4) with half width 0.5: points next to it, beyond its end, and a rod of length 0.
     assert in_rod(f(1.5 - 0.32), f(2 + 0.24), f(0), f(0), f(3), f(4), f(0.5)) and not in_rod(
         f(1.5 - 0.48), f(2 + 0.36), f(0), f(0), f(3), f(4), f(0.5)
     )
@@ -354,8 +349,8 @@ ENV = Env(Params, 1, BYTES, Discrete(2), 9, reset=numbers.uniform, step=uniform,
 """
 
 
-def test_the_fields_of_an_earlier_version(tmp_path):
-    """A file that has them is read as it was meant; a program is told the new name."""
+def test_old_field_names_are_translated_in_files_and_refused_in_programs(tmp_path):
+    """Files with old field names are translated; programs get an error with the new name."""
     (tmp_path / "old.py").write_text(OLD)
     env = envs.find(str(tmp_path / "old.py"))
     assert (env.pixel_shader, env.int_state, env.workspace, env.observation_shards) == (

@@ -1,4 +1,4 @@
-"""Observations that are blank at times: which, how often, and that all else stays as it was."""
+"""Blank observations: which and how often, with everything else unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LANES, STEPS = 64, 100
 
 
 def rollout(env):
-    """Observations (T, O, N), final observations, rewards and ends of some steps to the right and left."""
+    """Observations (T, O, N), final observations, rewards and ends over some steps to the right and left."""
     world = DeviceWorld(env, LANES, seed=1, every_final=True)
     slot = world.slot(STEPS)
     world.reset(world.bind(slot, -1))
@@ -27,7 +27,7 @@ def rollout(env):
     return slot
 
 
-def test_what_is_not_blank_is_what_is_seen_without():
+def test_other_observations_equal_those_without_flicker():
     plain, flickering = rollout(envs.find("cartpole")), rollout(with_flicker(envs.find("cartpole"), 0.3))
     assert (
         torch.equal(plain.reward, flickering.reward)
@@ -38,7 +38,7 @@ def test_what_is_not_blank_is_what_is_seen_without():
     assert torch.equal(flickering.observation, torch.where(blank[:, None], 0.0, plain.observation))
     share, count = float(blank.double().mean()), blank.numel()
     assert abs(share - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5
-    assert blank[0].any() and not blank[0].all()  # at the start, too
+    assert blank[0].any() and not blank[0].all()  # at the start as well
     ended = plain.terminated.bool()
     gone = (flickering.final_observation == 0).all(dim=1)[ended]
     assert gone.any() and not gone.all()
@@ -48,7 +48,7 @@ def test_what_is_not_blank_is_what_is_seen_without():
     )
 
 
-def test_every_shard_of_a_blank_board_is_blank():
+def test_all_shards_of_a_blank_observation_are_zero():
     env = with_flicker(envs.find("snake"), 1.0)
     s, cells, p = (
         np.zeros(env.fields, np.float32),
@@ -64,7 +64,7 @@ def test_every_shard_of_a_blank_board_is_blank():
         assert bool((obs == 0).all()) == bool(blank) and 7 not in obs
 
 
-def test_pictures_are_black_and_then_not():
+def test_blank_pictures_are_black():
     env = with_flicker(with_pixels(envs.find("cartpole"), 16), 0.5)
     p, s = device_params(env.Params()), np.zeros(env.fields, np.float32)
     assert env.pixel_shader.py_func(s, p, np.float32(0.5), np.float32(0.7)) != (0.0, 0.0, 0.0)
@@ -73,13 +73,13 @@ def test_pictures_are_black_and_then_not():
     plain = envs.find("cartpole")
     assert (
         with_flicker(plain, 0.5).pixel_shader is plain.pixel_shader
-    )  # numbers are observed: the picture is for viewers alone
+    )  # the observation is numeric; the picture is for viewers only
     assert with_flicker(plain, 0.0) is plain and with_flicker(plain, 0.5) == with_flicker(plain, 0.5) != with_flicker(
         plain, 0.4
     )
 
 
-def test_it_is_a_key_of_every_environment():
+def test_flicker_is_available_for_every_environment():
     config = load(None, ["env.name=tmaze", "env.flicker=0.25"])
     assert config.environment == with_flicker(envs.find("tmaze"), 0.25) and config.environment.name == "tmaze"
     assert load(None, []).environment == envs.find("cartpole")

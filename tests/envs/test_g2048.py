@@ -1,6 +1,4 @@
-"""2048 against an independent reference: its rules in plain Python, on a list of 16 numbers, drawing from Philox's
-words. And what must hold in any game.
-"""
+"""2048 against an independent reference in plain Python that draws Philox's words; invariants of every game."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ from operant.worlds.painter import Painter
 SEED = 7
 UP, RIGHT, DOWN, LEFT = range(4)
 PATIENCE = 100
-# For each action the cells of its four lines, each from the side that the tiles slide to. IntState are numbered along
-# the rows.
+# Cells of the four lines of each action, starting at the side that the tiles slide to; cells in row order.
 LINES = {
     UP: [[column + 4 * k for k in range(4)] for column in range(4)],
     DOWN: [[column + 12 - 4 * k for k in range(4)] for column in range(4)],
@@ -40,9 +37,7 @@ LINES = {
 
 @functools.cache
 def slid(line: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A line after its tiles slid to its front; and the exponents of the tiles that were made. Kept, since games ask
-    for the same lines over and over.
-    """
+    """Line after its tiles slid to its front, and the exponents of merged tiles. Cached, since games repeat lines."""
     tiles, after, made = [tile for tile in line if tile], [], []
     while tiles:
         tile = tiles.pop(0)
@@ -55,7 +50,7 @@ def slid(line: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def move(board: list[int], action: int) -> tuple[list[int], list[int]]:
-    """The board after a move without a new tile, and the exponents of the tiles that were made."""
+    """Board after a move without a new tile, and the exponents of the merged tiles."""
     after, made = board.copy(), []
     for cells in LINES[action]:
         line, new = slid((board[cells[0]], board[cells[1]], board[cells[2]], board[cells[3]]))
@@ -69,7 +64,7 @@ def can_move(board: list[int], action: int) -> bool:
 
 
 def worth(exponent: int) -> int:
-    """What making a tile pays, in ten-thousandths."""
+    """Reward of a merged tile, in ten-thousandths."""
     return 500 + 3 * round(100 * (exponent - 6) ** 1.5) if exponent > 6 else 500
 
 
@@ -79,7 +74,7 @@ def add_tile(board: list[int], cell_word: int, kind_word: int) -> None:
 
 
 class Game:
-    """One game, by the rules as the environment's docstring tells them."""
+    """Reference game."""
 
     def __init__(self, key: Key) -> None:
         self.board = [0] * 16
@@ -89,7 +84,7 @@ class Game:
         self.score = self.invalid = self.stuck = 0
 
     def step(self, action: int, words: np.ndarray) -> tuple[int, bool]:
-        """The reward in ten-thousandths, and whether the game is over. `words` is the step's block of four."""
+        """Reward in ten-thousandths, and whether the game is over. `words` is the step's random block."""
         after, made = move(self.board, action)
         if after == self.board:
             self.invalid += 1
@@ -103,7 +98,7 @@ class Game:
 
 
 def step_words(lanes: int, ticks: range) -> np.ndarray:
-    """The blocks that steps draw: (T, N, 4). Philox as `plain_philox` has it, for all of them at once."""
+    """Random blocks of steps, (T, N, 4): Philox as in `plain_philox`, vectorized."""
     tick, lane = np.meshgrid(
         np.arange(ticks.start, ticks.stop, dtype=np.uint64), np.arange(lanes, dtype=np.uint64), indexing="ij"
     )
@@ -122,7 +117,7 @@ def step_words(lanes: int, ticks: range) -> np.ndarray:
     return np.stack([c0, c1, c2, c3], axis=-1)
 
 
-def test_words_of_many_steps_at_once_are_those_of_plain_philox():
+def test_vectorized_philox_equals_plain_philox():
     words = step_words(5, range(3, 9))
     assert all(
         words[t - 3, lane].tolist() == list(Key(SEED, lane, t, STEP).block(0)) for t in range(3, 9) for lane in range(5)
@@ -148,7 +143,7 @@ LEGAL = rules.ENV.legal
 
 
 class Table:
-    """Some lanes at play, with what each step showed."""
+    """Lanes in play, with the outcome of each step."""
 
     def __init__(self, lanes: int, seed: int = SEED, params: rules.Params | None = None) -> None:
         self.world = DeviceWorld(envs.find("g2048"), lanes, seed=seed, params=params)
@@ -160,7 +155,7 @@ class Table:
         self.world.reset(self._bound)
 
     def put(self, boards: np.ndarray) -> None:
-        """Let lanes go on from boards (N, 16)."""
+        """Set boards (N, 16) in lanes."""
         self.world.lanes.state.copy_(packed(boards))
         self.seen[:] = boards.T
 
@@ -170,13 +165,13 @@ class Table:
         self.world.advance(1)
 
     def ten_thousandths(self) -> np.ndarray:
-        """The rewards, which are whole numbers of these: (N)."""
+        """Rewards as integers, in ten-thousandths: (N)."""
         whole = np.rint(self.reward * 10000.0)
         assert np.allclose(self.reward, whole / 10000.0, rtol=1e-6, atol=0)
         return whole.astype(np.int64)
 
     def masks(self) -> np.ndarray:
-        """What `legal` tells of the boards as they are: (4, N)."""
+        """Output of `legal` for the current boards: (4, N)."""
         masks = np.full((4, self.state.shape[1]), 9, np.uint8)
         _masks(self.state, masks, device_params(rules.Params()))
         return masks
@@ -189,9 +184,9 @@ BY_HAND = {
     (0, 0, 0, 3): (3, 0, 0, 0),
     (1, 1, 0, 0): (2, 0, 0, 0),
     (1, 0, 0, 1): (2, 0, 0, 0),
-    (1, 1, 1, 0): (2, 1, 0, 0),  # the front pair joins
-    (1, 1, 1, 1): (2, 2, 0, 0),  # two pairs, and what they make does not join
-    (1, 1, 2, 0): (2, 2, 0, 0),  # nor does it with a tile that was there
+    (1, 1, 1, 0): (2, 1, 0, 0),  # the front pair merges
+    (1, 1, 1, 1): (2, 2, 0, 0),  # two pairs; merged tiles do not merge again
+    (1, 1, 2, 0): (2, 2, 0, 0),  # nor with an existing tile
     (2, 1, 1, 0): (2, 2, 0, 0),
     (2, 1, 1, 2): (2, 2, 2, 0),
     (3, 1, 1, 1): (3, 2, 1, 0),
@@ -203,15 +198,13 @@ BY_HAND = {
 }
 
 
-def test_the_reference_slides_as_by_hand():
+def test_reference_slides_worked_examples():
     assert {line: slid(line)[0] for line in BY_HAND} == BY_HAND
 
 
 @pytest.mark.parametrize("action", [UP, RIGHT, DOWN, LEFT])
-def test_every_line_slides_and_joins(action):
-    """All 1,296 lines of exponents 0 to 5, in each of the four places, alone on a board: where they end, what they pay,
-    and whether the move is legal.
-    """
+def test_every_line_slides_and_merges(action):
+    """All 1,296 lines of exponents 0 to 5 in each of the four positions, alone on a board: result, reward, legality."""
     lines = list(itertools.product(range(6), repeat=4))
     places = [(line, cells) for cells in LINES[action] for line in lines]
     boards, expected = np.zeros((len(places), 16), np.int64), np.zeros((len(places), 16), np.int64)
@@ -237,9 +230,7 @@ def test_every_line_slides_and_joins(action):
 
 
 def late_board(generator: np.random.Generator) -> list[int]:
-    """A board late in a good game: large tiles in order along the rows, to and fro, with small ones after them and some
-    room.
-    """
+    """Board late in a good game: large tiles in a snake order, then small ones and some empty cells."""
     tiles = sorted(
         generator.choice(np.arange(4, 17), size=generator.integers(5, 10), replace=False).tolist(), reverse=True
     )
@@ -248,8 +239,8 @@ def late_board(generator: np.random.Generator) -> list[int]:
 
 
 def chosen(games: list[Game], generator: np.random.Generator, t: int) -> np.ndarray:
-    """An action for each lane, (N), by lane modulo 8. 0 to 3: at random. 4 to 6: towards a corner, as long as that is
-    legal. 7: by turns at random, and where nothing moves.
+    """Action for each lane, (N), by lane modulo 8. 0 to 3: random. 4 to 6: towards a corner if legal. 7: random and
+    illegal in turn.
     """
     actions = generator.integers(0, 4, len(games))
     for lane in range(4, len(games)):
@@ -265,11 +256,11 @@ def chosen(games: list[Game], generator: np.random.Generator, t: int) -> np.ndar
 
 
 def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
-    """Play in a world and by the reference at once: boards, rewards, ends in each step, tallies at the end, what is
-    legal every 16 steps.
+    """Play in a world and in the reference: compare boards, rewards, ends, tallies at the end, and legal moves every 16
+    steps.
 
-    In every fourth lane a game begins anew from a late board every `late` steps. Returns the tallies, and how many
-    games were given up.
+    In every fourth lane a game restarts from a late board every `late` steps. Returns the tallies, and the number
+    of games that ended by patience.
     """
     table, words, generator = Table(lanes), step_words(lanes, range(1, steps + 1)), np.random.default_rng(5)
     games = [Game(Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
@@ -305,13 +296,13 @@ def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
     return ended
 
 
-def test_steps_are_those_of_the_reference():
+def test_steps_equal_the_reference():
     ended = compare(lanes=64, steps=10_000, late=250)
     assert ended["games"] > 1000 and ended["given_up"] > 50 and ended["reached_2048"] > 100, ended
 
 
 @pytest.mark.soak
-def test_more_steps_are_those_of_the_reference():
+def test_many_steps_equal_the_reference():
     ended = compare(lanes=256, steps=40_000, late=400)
     assert ended["games"] > 10_000 and ended["given_up"] > 500 and ended["reached_2048"] > 1000, ended
 
@@ -319,8 +310,8 @@ def test_more_steps_are_those_of_the_reference():
 OTHERS = rules.Params(two=0.0, merge=1.0, growth=0.0, invalid=-0.25, game_over=-0.5, patience=255)
 
 
-def test_rewards_the_kind_of_new_tiles_and_patience_are_parameters():
-    """By the rules alone: for a world of these parameters they would be compiled anew, as a whole."""
+def test_rewards_new_tiles_and_patience_are_parameters():
+    """Calls the rules directly: a world would compile again for these parameters."""
     p, state, tally, ticks = device_params(OTHERS), np.zeros(4, np.float32), np.zeros(4, np.float32), itertools.count()
 
     def key(purpose: int) -> tuple[np.uint32, ...]:
@@ -346,8 +337,8 @@ def test_rewards_the_kind_of_new_tiles_and_patience_are_parameters():
         assert step(LEFT) == ((-0.25, False) if legal_one else (-0.75, True)), "255 illegal moves in a row"
 
 
-def test_there_is_room_for_the_greatest_patience():
-    """A board has eight bits for illegal moves; a ninth would be its second row's."""
+def test_largest_patience_fits_into_the_state():
+    """The counter of illegal moves has eight bits; a ninth would overwrite the second row."""
     p, state, tally = (
         device_params(OTHERS._replace(patience=rules.ENV.ranges["patience"][1])),
         np.array([5, 0, 0, 0], np.float32),
@@ -358,7 +349,7 @@ def test_there_is_room_for_the_greatest_patience():
     assert overs == [False] * 254 + [True] and [int(row) & 0xFFFFF for row in state] == [5, 0, 0, 0]
 
 
-def test_the_largest_tile_is_made_and_paid():
+def test_largest_tile_is_merged_and_rewarded():
     table = Table(1)
     board = np.zeros((1, 16), np.int64)
     board[0, :8] = [16, 16, 15, 15, 10, 10, 6, 6]
@@ -370,7 +361,7 @@ def test_the_largest_tile_is_made_and_paid():
     assert table.world.lanes.running[1:, 0].tolist() == [131072 + 65536 + 2048 + 128, 0, 0, 0]
 
 
-def test_a_new_tile_is_as_likely_on_every_empty_cell_and_a_2_in_nine_of_ten(serial_worlds):
+def test_new_tiles_are_uniform_over_empty_cells_and_a_2_in_nine_of_ten(serial_worlds):
     lanes = 40_000
     table = Table(lanes)
     # At a reset two of sixteen cells, then, with an illegal move never and any other always, one of the empty ones.
@@ -397,20 +388,18 @@ BOARDS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 15)), min_size=16,
 
 
 def total(boards: np.ndarray) -> np.ndarray:
-    """The sum of the tiles of boards (16, N)."""
+    """Sum of the tiles of boards (16, N)."""
     return np.where(boards > 0, 1 << boards, 0).sum(axis=0)
 
 
 def made_of_twos(boards: np.ndarray) -> np.ndarray:
-    """What a game has scored that made boards (16, N) of twos alone: a tile 2^e takes e - 1 rounds of joins, each worth
-    2^e in all.
-    """
+    """Score of boards (16, N) made of twos only: a tile 2^e takes e - 1 rounds of merges, each worth 2^e in all."""
     return np.where(boards > 0, (boards - 1) << boards, 0).sum(axis=0)
 
 
 @settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(BOARDS, st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=30))
-def test_what_holds_in_every_game(board, seed, more):
+def test_invariants_of_every_game(board, seed, more):
     table = Table(4, seed=seed)
     table.put(np.array([board] * 4))
     legal = table.masks()
@@ -442,7 +431,7 @@ def test_what_holds_in_every_game(board, seed, more):
 
 
 def picture(board: list[int]) -> np.ndarray:
-    """A board's picture (64, 64, 3)."""
+    """Picture of a board, (64, 64, 3)."""
     table = Table(1)
     table.put(np.array([board]))
     painter, pixels = Painter(table.world), torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
@@ -451,11 +440,11 @@ def picture(board: list[int]) -> np.ndarray:
 
 
 def inked(tile: np.ndarray) -> list[str]:
-    """The dots of a tile (16, 16, 3) that have another colour than its corner, without the gap to the next tile."""
+    """Dots of a tile (16, 16, 3) whose colour differs from its corner, without the gap."""
     return ["".join("#" if (dot != tile[0, 0]).any() else "." for dot in line) for line in tile[:15, :15]]
 
 
-def test_the_picture_tells_the_numbers():
+def test_picture_shows_the_numbers():
     pixels = picture([0, 1, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, 0, 15])
     assert inked(pixels[:16, :16]) == ["." * 15] * 15, "an empty cell"
     two = ("....######.....", "........##.....", "....######.....", "....##.........", "....######.....")
@@ -484,8 +473,8 @@ def test_the_picture_tells_the_numbers():
 
 
 def mean_scores(iterations: int) -> list[float]:
-    """Of the games that ended in each quarter of a training by the shipped recipe, with a network and lanes for two CPU
-    cores.
+    """Mean scores of the games that ended in each quarter of a training with the shipped recipe, with network and lanes
+    for two CPU cores.
     """
     quarters = learnt(
         "g2048", ["env.lanes=480", "net.hidden=[64,64]", "algo.learning_rate=2e-3", "algo.minibatches=4"], iterations
@@ -494,13 +483,13 @@ def mean_scores(iterations: int) -> list[float]:
     return [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in quarters]
 
 
-def test_the_recipe_begins_to_learn():
-    """24 iterations are 370,000 steps. A player at random scores 1,100."""
+def test_score_improves_early_with_the_recipe():
+    """24 iterations are 370,000 steps. Random play scores 1,100."""
     scores = mean_scores(24)
     assert scores[0] < 1600 and scores[-1] > 1.5 * scores[0], scores
 
 
 @pytest.mark.soak
-def test_the_recipe_learns():
+def test_score_improves_with_the_recipe():
     """100 iterations are 1.5 M steps."""
     assert mean_scores(100)[-1] > 4000

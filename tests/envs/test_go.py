@@ -1,6 +1,4 @@
-"""Go against an independent reference: its rules in plain Python, on sets of stones, everything worked out anew for
-each move. And positions worked by hand.
-"""
+"""Go against an independent reference in plain Python on sets of stones, recomputed for each move; worked positions."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ Stones = dict[str, frozenset[Point]]
 
 @functools.cache
 def neighbours(size: int) -> dict[Point, list[Point]]:
-    """The points beside each."""
+    """Neighbours of each point."""
     points = set(itertools.product(range(size), range(size)))
     return {
         (row, column): sorted({(row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column)} & points)
@@ -44,7 +42,7 @@ def neighbours(size: int) -> dict[Point, list[Point]]:
 
 
 class Game:
-    """One game, by the rules as the environment's docstring tells them. Points are (row, column)."""
+    """Reference game. Points are (row, column)."""
 
     def __init__(self, size: int, komi: float = 7.5) -> None:
         self.size, self.komi = size, komi
@@ -55,7 +53,7 @@ class Game:
 
     @staticmethod
     def drawn(diagram: str, komi: float = 7.5) -> Game:
-        """A position from a drawing: X black, O white, . empty."""
+        """Position from a drawing: X black, O white, . empty."""
         rows = [line.split() for line in diagram.strip().splitlines()]
         game = Game(len(rows), komi)
         game.stones = {
@@ -71,7 +69,7 @@ class Game:
         )
 
     def spread(self, start: Point, within: frozenset[Point] | set[Point]) -> tuple[set[Point], set[Point]]:
-        """All points of a set that hang together with one, and all points beside them that are not of the set."""
+        """Connected component of a set that contains a point, and its neighbours outside of the set."""
         found, beside, ahead = {start}, set(), [start]
         while ahead:
             for point in self.around[ahead.pop()]:
@@ -83,12 +81,12 @@ class Game:
         return found, beside
 
     def liberties(self, stones: Stones, colour: str, point: Point) -> tuple[set[Point], set[Point]]:
-        """The chain of a stone, and its liberties."""
+        """Chain of a stone, and its liberties."""
         chain, beside = self.spread(point, stones[colour])
         return chain, beside - stones[OTHER[colour]]
 
     def chains(self, colour: str) -> list[tuple[set[Point], set[Point]]]:
-        """A colour's chains and their liberties."""
+        """Chains of a colour with their liberties."""
         left, found = set(self.stones[colour]), []
         while left:
             chain, free = self.liberties(self.stones, colour, min(left))
@@ -97,7 +95,7 @@ class Game:
         return found
 
     def after(self, colour: str, point: Point, ko: bool = True) -> Stones | None:
-        """The position after a move, None where it is illegal."""
+        """Position after a move, None if it is illegal."""
         if point in self.stones[BLACK] or point in self.stones[WHITE]:
             return None
         stones = {colour: self.stones[colour] | {point}, OTHER[colour]: self.stones[OTHER[colour]]}
@@ -111,7 +109,7 @@ class Game:
         return stones
 
     def legal(self, colour: str) -> list[Point]:
-        """By trying every point."""
+        """Legal moves, by trying every point."""
         return [point for point in self.points if self.after(colour, point) is not None]
 
     def forbidden_by_ko(self, colour: str) -> Point | None:
@@ -124,7 +122,7 @@ class Game:
         return found[0] if found else None
 
     def ply(self, colour: str, point: Point | None) -> int:
-        """A legal move, or a pass: how many stones it took."""
+        """Play a legal move or a pass; returns the number of captured stones."""
         after = self.stones if point is None else self.after(colour, point)
         assert after is not None
         taken = len(self.stones[OTHER[colour]]) - len(after[OTHER[colour]])
@@ -133,7 +131,7 @@ class Game:
         return taken
 
     def margin(self) -> float:
-        """Black's area less white's and komi."""
+        """Black's area minus white's and komi."""
         areas = {colour: len(self.stones[colour]) for colour in (BLACK, WHITE)}
         empty = set(self.points) - self.stones[BLACK] - self.stones[WHITE]
         while empty:
@@ -145,7 +143,7 @@ class Game:
         return areas[BLACK] - areas[WHITE] - self.komi
 
     def kinds(self, colour: str) -> Iterator[set[Point]]:
-        """What a greedy player of a colour looks for, the most urgent first."""
+        """Categories of points for a greedy player of a colour, most urgent first."""
         theirs = self.chains(OTHER[colour])
         for own, few in ((False, 1), (True, 1), (False, 2), (False, 3), (False, 4)):
             chains = self.chains(colour) if own else theirs
@@ -153,7 +151,7 @@ class Game:
         yield set(self.points)
 
     def greedy(self, colour: str, avoided: frozenset[Point] = frozenset()) -> list[Point]:
-        """The points that a greedy player of a colour draws from."""
+        """Points among which a greedy player of a colour draws."""
         for kind in self.kinds(colour):
             if legal := [point for point in sorted(kind - avoided) if self.after(colour, point) is not None]:
                 return legal
@@ -165,7 +163,7 @@ class Game:
     def step(
         self, action: int, key: Key, stone: float = 0.02, passing: float = 0.02
     ) -> tuple[float, bool, tuple[int, int, int]]:
-        """The reward, whether the game ended, and what was tallied: stones taken, stones lost, passes."""
+        """Reward, whether the game ended, and tallies: captures, losses, passes."""
         limit, before = 3 * self.size**2, self.lead()
         point = divmod(action, self.size) if 0 <= action < self.size**2 else None
         if point is not None and self.after(BLACK, point) is None:
@@ -187,12 +185,12 @@ class Game:
         return reward, ended, (taken, lost, int(point is None))
 
     def outcome(self) -> float:
-        """1 for a win; -1 for a loss by nothing, to -2 for one by the whole board and komi."""
+        """1 for a win; from -1 for the smallest loss to -2 for a loss of the whole board and komi."""
         margin = self.margin()
         return 1.0 if margin > 0 else -1 + margin / (self.size**2 + self.komi) if margin < 0 else 0.0
 
     def observation(self) -> np.ndarray:
-        """(size size 5) bytes."""
+        """Bytes (size size 5)."""
         seen = np.zeros((self.size, self.size, 5), np.uint8)
         for plane, colour in enumerate((BLACK, WHITE)):
             for chain, free in self.chains(colour):
@@ -201,7 +199,7 @@ class Game:
                     seen[(*point, 2)] = int(255 / 2 ** (len(free) - 1))
         if self.last is not None:
             seen[(*self.last, 3)] = 255
-        # Only what white took alone can be what ko forbids to take back.
+        # Ko applies only to a single stone captured by white.
         if (
             self.before is not None
             and len(self.before[BLACK] - self.stones[BLACK]) == 1
@@ -212,9 +210,7 @@ class Game:
         return seen.reshape(-1)
 
     def cells(self) -> np.ndarray:
-        """What the environment keeps of the position, (2 size size): liberties with the colour's sign, and names of
-        chains.
-        """
+        """The environment's int state, (2 size size): signed liberties and chain ids."""
         liberties, names = np.zeros((self.size, self.size), int), np.full((self.size, self.size), -1)
         for colour in (BLACK, WHITE):
             for chain, free in self.chains(colour):
@@ -223,7 +219,7 @@ class Game:
         return np.concatenate([liberties.reshape(-1), names.reshape(-1)])
 
     def mask(self) -> np.ndarray:
-        """(size size + 1) of black's legal actions."""
+        """Legal actions of black, (size size + 1)."""
         legal = set(self.legal(BLACK))
         return np.array([point in legal for point in self.points] + [True], np.uint8)
 
@@ -232,7 +228,7 @@ class Game:
 
 
 class Board:
-    """A position for the compiled rules to play on."""
+    """Position for the compiled rules."""
 
     def __init__(self, diagram: str) -> None:
         game = Game.drawn(diagram)
@@ -241,7 +237,7 @@ class Board:
         self.workspace = np.full(game.size**2, 12345, np.int32)
 
     def play(self, colour: str, row: int, column: int) -> tuple[int, tuple[int, int] | None]:
-        """How many stones the move takes, and the point that ko then forbids."""
+        """Number of captured stones, and the ko point."""
         assert self.legal(colour, row, column)
         taken, ko = rules.play(self.cells, self.workspace, self.size, row * self.size + column, SIGN[colour])
         return taken, None if ko < 0 else divmod(ko, self.size)
@@ -273,7 +269,7 @@ KO = """
     . . . . ."""
 
 
-def test_a_ko_may_not_be_retaken_at_once():
+def test_ko_cannot_be_recaptured_at_once():
     board = Board(KO)
     assert board.liberties(1, 1) == -1
     assert board.play(BLACK, 1, 2) == (1, (1, 1))
@@ -293,14 +289,14 @@ def test_a_ko_may_not_be_retaken_at_once():
     assert same(board, KO) and not board.legal(BLACK, 1, 2, ko=(1, 2))
 
 
-def test_taking_one_stone_is_no_ko_where_more_is_taken_back_or_nothing():
+def test_capture_of_one_stone_without_ko():
     with_a_friend = Board("""
         . O X . .
         O X . X .
         O X O X .
         . O X . .
         . . . . .""")
-    # Black at (1, 2) takes no stone's last liberty alone: it joins its own.
+    # Black at (1, 2) joins its own stones.
     assert with_a_friend.liberties(2, 2) == -1
     assert with_a_friend.play(BLACK, 1, 2) == (1, None), "its chain has five stones now"
     with_room = Board("""
@@ -312,7 +308,7 @@ def test_taking_one_stone_is_no_ko_where_more_is_taken_back_or_nothing():
     assert with_room.play(BLACK, 1, 2) == (1, None) and with_room.liberties(1, 2) == 4
 
 
-def test_snapback():
+def test_snapback_recaptures_several_stones():
     board = Board("""
         . . O . .
         X X O . .
@@ -370,7 +366,7 @@ def test_suicide_of_many_stones_is_forbidden():
     assert board.liberties(0, 3) == board.liberties(1, 0) == 7
 
 
-def test_a_capture_is_no_suicide():
+def test_capturing_move_is_not_suicide():
     board = Board("""
         . X O . .
         X O . . .
@@ -390,7 +386,7 @@ def test_a_capture_is_no_suicide():
     )
 
 
-def test_a_capture_in_the_corner_and_at_the_edge():
+def test_captures_in_the_corner_and_at_the_edge():
     board = Board("""
         X . . . .
         O . . . O
@@ -410,7 +406,7 @@ def test_a_capture_in_the_corner_and_at_the_edge():
     )
 
 
-def test_four_chains_are_taken_at_once_and_one_from_two_sides_once():
+def test_one_move_captures_four_chains():
     four = Board("""
         . . O . .
         . O X O .
@@ -438,7 +434,7 @@ def test_four_chains_are_taken_at_once_and_one_from_two_sides_once():
     assert one.area() == -25
 
 
-def test_chains_are_joined_and_liberties_shared_are_counted_once():
+def test_joined_chains_count_shared_liberties_once():
     board = Board("""
         . X . X .
         . . . . .
@@ -463,9 +459,9 @@ SEKI = """
     X X O . X O O"""
 
 
-def test_points_shared_in_a_seki_are_nobodys():
+def test_shared_points_of_a_seki_are_neutral():
     board = Board(SEKI)
-    # The inner chains share both their liberties, (0, 2) and (6, 3): who fills one is taken.
+    # The inner chains share both liberties, (0, 2) and (6, 3): whoever fills one is captured.
     assert board.liberties(0, 1) == -2 and board.liberties(0, 3) == 2
     # Black: 10 and 8 stones and 2 eyes; white: 8 and 17 stones and 2 eyes.
     assert board.area() == 20 - 27
@@ -475,7 +471,7 @@ def test_points_shared_in_a_seki_are_nobodys():
     assert second.play(BLACK, 0, 2) == (0, None) and second.play(WHITE, 6, 3) == (9, None)
 
 
-def test_dead_stones_are_left_standing():
+def test_dead_stones_stay_on_the_board():
     alive = """
         . . X . .
         . . X . .
@@ -496,7 +492,7 @@ def test_areas_of_simple_boards():
     assert board.area() == -25
     board.play(BLACK, 0, 4)
     assert board.area() == 0
-    # Regions that meet only at the end of a long way round are one.
+    # Regions that connect only along a long path are one.
     assert (
         Board("""
         . X . X .
@@ -523,7 +519,7 @@ class Play:
         self.state, self.cells = self.world.lanes.state.numpy(), self.world.lanes.int_state.numpy()
 
     def load(self, lane: int, game: Game) -> None:
-        """Put a lane into a game's position."""
+        """Set the position of a game in a lane."""
         ko = game.forbidden_by_ko(BLACK)
         place = {
             name: -1 if point is None else point[0] * self.size + point[1]
@@ -554,7 +550,7 @@ FULL = """
     X X X X X"""
 
 
-def test_a_pass_is_answered_and_only_counted():
+def test_pass_is_answered_and_counted():
     play = Play(FIVE)
     play.load(0, Game.drawn("\n".join(["X . . . ."] + [". . . . ."] * 4)))
     play.step(PASS)
@@ -563,14 +559,14 @@ def test_a_pass_is_answered_and_only_counted():
     assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.04, 0, 0, 0, 0, 0, 1])
 
 
-def test_who_has_no_move_passes_and_two_passes_end_the_game():
+def test_side_without_a_move_passes_and_two_passes_end_the_game():
     play = Play(FIVE)
     game = Game.drawn(FULL)
     play.load(0, game)
     play.step(PASS)
     assert play.slot.terminated.item() == 1 and play.slot.reward.item() == pytest.approx(1 - 0.02 * 23)
     assert play.world.episode_sums(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 2, 1]
-    # White has passed: then one by black is the second.
+    # White has passed: a pass by black is the second.
     game.passed, game.plies = True, 10
     play.load(0, game)
     play.step(PASS)
@@ -591,7 +587,7 @@ def test_who_has_no_move_passes_and_two_passes_end_the_game():
     assert not play.slot.terminated.item() and (play.cells[:25, 0] < 0).sum() == 1, "with one eye left black is taken"
 
 
-def test_white_takes_what_it_can():
+def test_white_captures_if_possible():
     play = Play(FIVE)
     play.load(
         0,
@@ -613,7 +609,7 @@ def test_white_takes_what_it_can():
 
 
 @pytest.mark.parametrize("left, plies", [(1, 75), (2, 75), (3, 75)])
-def test_the_limit_of_plies_ends_the_game(left, plies):
+def test_limit_of_plies_ends_the_game(left, plies):
     play = Play(FIVE)
     game = Game.drawn("\n".join(["X . . . ."] + [". . . . ."] * 4))
     game.plies = plies - left
@@ -621,7 +617,7 @@ def test_the_limit_of_plies_ends_the_game(left, plies):
     play.step(24)
     assert bool(play.slot.terminated.item()) == (left < 3)
     if left < 3:
-        # Alone black has the whole board; white's stone makes all points nobody's but the stones.
+        # Without white stones black owns the whole board; with one, all empty points are neutral.
         margin = (25 if left == 1 else 2 - 1) - 7.5
         assert play.world.episode_sums(play.slot).tolist()[3:] == [left == 1, margin, 0, 0, plies, 0]
         assert play.slot.reward.item() == pytest.approx((1 if left == 1 else -1 - 6.5 / 32.5) - 0.02)
@@ -676,7 +672,7 @@ def test_komi_and_rewards_are_parameters():
     )
 
 
-def test_a_loss_is_worse_the_more_is_lost():
+def test_larger_losses_cost_more():
     play = Play(FIVE)
     game = Game.drawn("\n".join(["O . . . ."] + [". . . . ."] * 4))
     game.plies = 74
@@ -689,14 +685,14 @@ def test_a_loss_is_worse_the_more_is_lost():
 
 
 def late_games(size: int, count: int) -> list[Game]:
-    """Games under way with black to move, some long, some near the limit of plies; on small boards a quarter of them
-    with a ko that black may not retake.
+    """Games in progress with black to move, some long, some near the limit of plies; on small boards a quarter of them
+    with a ko against black.
     """
     generator, found = np.random.default_rng(size), []
     while len(found) < count:
         game, wanted = Game(size), size < 10 and len(found) % 4 == 0
         for t in range(2 * int(generator.integers(size, min(size**2, 120) // 2))):
-            # Both sides play greedily one time in three: pure chance rarely takes anything.
+            # Both sides play greedily one time in three: random play rarely captures.
             colour = (BLACK, WHITE)[t % 2]
             points = game.greedy(colour) if generator.random() < 0.33 else game.legal(colour)
             taken = game.ply(colour, points[generator.integers(len(points))] if points else None)
@@ -711,7 +707,7 @@ def late_games(size: int, count: int) -> list[Game]:
 
 
 def keeping_eyes(game: Game) -> int:
-    """A better player: greedy, but never on a point surrounded by its own stones; passes when nothing else is left."""
+    """Better player: greedy, but never on a point surrounded by its own stones; passes if nothing else is left."""
     eyes = frozenset(
         point for point in game.points if all(beside in game.stones[BLACK] for beside in game.around[point])
     )
@@ -720,8 +716,8 @@ def keeping_eyes(game: Game) -> int:
 
 
 def chosen(games: list[Game], masks: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """An action for each lane, (1, N): by lane modulo 4 any, legal or not; by a better player; a legal move (in new
-    games and in late ones).
+    """Action for each lane, (1, N), by lane modulo 4: any action; the better player; a random legal move (in new and in
+    late games).
     """
     count = games[0].size ** 2
     actions = generator.integers(-1, count + 2, len(games))
@@ -735,9 +731,11 @@ def chosen(games: list[Game], masks: np.ndarray, generator: np.random.Generator)
 
 
 def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once. Rewards, ends, last moves and stones are compared in each step,
-    what is observed and what is legal in every `every`-th lane in turn; with `finals` also what is last observed in a
-    game, by a kernel that nothing else here needs. Returns how often what happened.
+    """Play in a world and in the reference.
+
+    Compares rewards, ends, last moves and stones in each step, observations and legal moves in every `every`-th
+    lane in rotation, and with `finals` final observations, by a kernel that only this needs. Returns counts of
+    events.
     """
     size = env.observation.shape[0]
     count = size**2
@@ -810,13 +808,13 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     return happened
 
 
-def test_steps_are_those_of_the_reference():
+def test_steps_equal_the_reference():
     happened = compare(envs.find("go"), lanes=64, steps=260, every=16)
     assert min(happened.values()) >= 8, happened
 
 
 @pytest.mark.soak
-def test_many_steps_are_those_of_the_reference():
+def test_many_steps_equal_the_reference():
     happened = compare(envs.find("go"), lanes=64, steps=10_000, every=4, finals=True)
     assert min(happened.values()) > 30, happened
 
@@ -824,7 +822,7 @@ def test_many_steps_are_those_of_the_reference():
 @pytest.mark.parametrize(
     "size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.compile)]
 )
-def test_other_sizes_are_those_of_the_reference(size):
+def test_other_sizes_equal_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)
     assert env.int_state is not None and env.int_state.dtype == ("int8" if size == 5 else "int16")
     happened = compare(env, lanes=32 if size == 5 else 8, steps=120 if size == 5 else 40, every=4)
@@ -836,7 +834,7 @@ def test_other_sizes_are_those_of_the_reference(size):
 
 @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 1.0]))
-def test_what_holds_in_every_position(choices, greed):
+def test_invariants_of_every_position(choices, greed):
     game, board, mirrored = Game(5), Board("\n".join([". . . . ."] * 5)), Board("\n".join([". . . . ."] * 5))
     ko = -1
     for t, choice in enumerate(choices):
@@ -876,7 +874,7 @@ def test_other_sizes_are_refused(size):
         rules.go(size)
 
 
-def test_the_picture_shows_board_stones_last_move_and_ko():
+def test_picture_shows_board_stones_last_move_and_ko():
     env = rules.go(5)
     s, p = np.zeros(rules.FIELDS, np.float32), device_params(env.Params())
     cells = Board(KO).cells
@@ -892,6 +890,6 @@ def test_the_picture_shows_board_stones_last_move_and_ko():
     assert at(-0.9, 2) == at(2, 4.9) == GROUND
 
 
-def test_the_recipe_is_readable():
+def test_recipe_loads():
     recipe = config.load(recipes.find_source("go"))
     assert recipe.environment.name == "go" and recipe.run.target == 0.9

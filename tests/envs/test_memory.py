@@ -1,5 +1,5 @@
-"""The environments that take a memory: POPGym's card games step by step beside its own package, bsuite's chain, the
-T-maze, and what is hidden.
+"""Memory environments: POPGym's card games step by step against its package, bsuite's memory chain, the T-maze, hidden
+velocities.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ f32 = np.float32
 
 
 class Lane:
-    """One lane by the Python of the environment's functions."""
+    """One lane, by the Python of the environment's functions."""
 
     def __init__(self, env, seed=1, **params):
         ints = (
@@ -55,7 +55,7 @@ class Lane:
 
 
 class WorldLane:
-    """The first lane of a world, by the kernels that a training runs."""
+    """First lane of a world, by compiled kernels."""
 
     def __init__(self, env, seed=1, **params):
         self._world = DeviceWorld(env, 2, seed=seed, params=params, every_final=True)
@@ -81,7 +81,7 @@ class WorldLane:
 
 
 def stacked(deck, kinds, order):
-    """Let a deck deal cards of these kinds in this order, the last first in its list."""
+    """Make a deck deal cards of these kinds in this order."""
     piles = {kind: list(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)}
     idx = np.array([piles[kind].pop() for kind in order])
 
@@ -94,8 +94,8 @@ def stacked(deck, kinds, order):
 
 
 def episode(lane, count, generator, steps, kinds):
-    """Observations (T + 1, O), actions (T), rewards (T) and ends (T) of an episode, under actions at random; of `kinds`
-    kinds, near what a count would be.
+    """Observations (T + 1, O), actions (T), rewards (T) and ends (T) of an episode under random actions; of `kinds`
+    kinds, near a plausible count.
     """
     seen, actions, rewards, ends = [lane.observation], [], [], []
     for t in range(steps):
@@ -111,7 +111,7 @@ def episode(lane, count, generator, steps, kinds):
 
 
 def games(name, level):
-    """POPGym's class, our environment and our parameters for a level."""
+    """POPGym's class, the environment and its parameters for a level."""
     module = pytest.importorskip(f"popgym.envs.{name}")
     theirs = getattr(module, "".join(word.title() for word in name.split("_")) + ("Easy", "Medium", "Hard")[level])()
     params = {
@@ -126,7 +126,7 @@ def games(name, level):
 
 
 def lay(name, theirs, seen, start):
-    """Let their decks deal what ours dealt; what their observations are in our codes."""
+    """Make POPGym's decks deal the same cards; returns its observations in this environment's codes."""
     if name in ("repeat_first", "repeat_previous"):
         stacked(theirs.deck, theirs.deck.suits_idx, seen[::-1, 0])
     elif name == "autoencode":
@@ -166,19 +166,19 @@ CARD_GAMES = ("repeat_first", "repeat_previous", "autoencode", "count_recall", "
 
 @pytest.mark.parametrize("level", range(3), ids=["easy", "medium", "hard"])
 @pytest.mark.parametrize("name", CARD_GAMES)
-def test_popgyms_package_says_the_same_at_every_step(name, level):
+def test_every_step_equals_popgyms_package(name, level):
     check_beside_popgym(name, level, Lane, seed=1 + level)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("level", range(3), ids=["easy", "medium", "hard"])
 @pytest.mark.parametrize("name", CARD_GAMES)
-def test_popgyms_package_says_the_same_of_a_world(name, level):
+def test_worlds_equal_popgyms_package(name, level):
     for seed in range(5):
         check_beside_popgym(name, level, WorldLane, seed)
 
 
-def test_each_card_that_is_left_is_as_likely():
+def test_remaining_cards_are_equally_likely():
     left, seen, count = np.array([9.0, 1.0, 2.0, 0.0, 5.0], f32), np.zeros(4), 8000
     for draw in range(count):
         s = left.copy()
@@ -190,7 +190,7 @@ def test_each_card_that_is_left_is_as_likely():
 
 
 def memory_of(name, lane, seen, t):
-    """What a player who forgets nothing says at step t."""
+    """Answer of a player with perfect memory at step t."""
     rows = np.array(seen)
     if name == "repeat_first":
         return rows[0, 0]
@@ -208,7 +208,7 @@ HALF = ("autoencode", {"decks": 0.5})
 @pytest.mark.parametrize(
     ("name", "params"), [("repeat_first", {}), ("repeat_previous", {}), ("autoencode", {}), HALF, ("count_recall", {})]
 )
-def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
+def test_perfect_memory_reaches_the_optimum(name, params):
     lane, seen, total, ended = Lane(envs.find(name), 3, **params), [], 0.0, False
     while not ended:
         seen.append(lane.observation.astype(int))
@@ -218,10 +218,8 @@ def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
 
 
 @pytest.mark.parametrize("name", [name for name in CARD_GAMES if name != "concentration"])
-def test_an_episode_plays_the_decks_it_opened_whatever_decks_say_later(name):
-    """A schedule or a resume may have more of them, or fewer, within an episode: no card is dealt that is not there,
-    and the episode ends.
-    """
+def test_episode_keeps_its_decks_when_the_parameter_changes(name):
+    """A schedule or a resume can change `decks` within an episode: no missing card is dealt, and the episode ends."""
     env = envs.find(name)
     for opened, later, after in ((1, 2, 30), (2, 1, 70)):
         lane, ended, steps = Lane(env, 3, decks=opened), False, 0
@@ -235,8 +233,8 @@ def test_an_episode_plays_the_decks_it_opened_whatever_decks_say_later(name):
 
 
 @pytest.mark.parametrize("name", [*CARD_GAMES, "tmaze", "memory_chain"])
-def test_a_reset_leaves_nothing_of_the_episode_before(name):
-    """A resume would otherwise depend on it."""
+def test_reset_clears_the_previous_episode(name):
+    """Otherwise a resume would depend on the previous episode."""
     env, found = envs.find(name), []
     for rubbish in (0, 3):
         lane = Lane(env)
@@ -256,7 +254,7 @@ def maze(**params):
 UP, RIGHT, DOWN, LEFT = range(4)
 
 
-def test_the_way_through_the_maze():
+def test_observations_and_rewards_along_the_maze():
     for seed in range(8):
         lane, north = maze(low=7, high=7, seed=seed)
         assert lane.observation.tolist() == ([0, 1, 1] if north else [1, 1, 0])
@@ -268,8 +266,8 @@ def test_the_way_through_the_maze():
         assert lane.tally.tolist() == [float(seed < 4), 7.0]
 
 
-def test_walls_and_patience_of_the_maze():
-    lane, _ = maze(low=3, high=1)  # `high` below `low` counts as it
+def test_walls_and_step_limit_of_the_maze():
+    lane, _ = maze(low=3, high=1)  # `high` below `low` counts as `low`
     for action in (UP, DOWN, LEFT):
         assert lane.step(action) == (pytest.approx(-0.1), False)
     for action, expected in (
@@ -292,7 +290,7 @@ def test_walls_and_patience_of_the_maze():
 
 
 def corridors(**params):
-    """The lengths and goals of 2,000 episodes."""
+    """Lengths and goals of 2,000 episodes."""
     key = [np.uint32(word) for word in (5, 0, 0, 0, 0, rng.RESET)]
     env, s = envs.find("tmaze"), np.zeros(4, f32)
     p, lengths, goals = device_params(env.Params(**params)), [], []
@@ -303,7 +301,7 @@ def corridors(**params):
     return lengths, goals
 
 
-def test_corridors_are_as_often_in_each_doubling_of_the_shortest():
+def test_log_uniform_corridors_are_equally_frequent_in_each_doubling():
     lengths, _ = corridors(low=10, high=100, log_uniform=True)
     assert min(lengths) == 10 and max(lengths) == 100
     shares = np.histogram(lengths, (10, 20, 40, 80, 101))[0] / 2000
@@ -311,7 +309,7 @@ def test_corridors_are_as_often_in_each_doubling_of_the_shortest():
     assert set(corridors(low=10, high=3, log_uniform=True)[0]) == {10}
 
 
-def test_corridors_are_drawn_from_their_range_and_goals_from_both_arms():
+def test_corridors_and_goals_are_uniform():
     lengths, goals = corridors(low=10, high=13)
     shares = np.bincount(lengths, minlength=14)[10:] / 2000
     assert shares.shape == (4,) and np.all(np.abs(shares - 0.25) < 0.05)
@@ -320,8 +318,8 @@ def test_corridors_are_drawn_from_their_range_and_goals_from_both_arms():
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_the_chain_is_bsuites(length):
-    """`_get_observation` and `_step` of its memory_chain.py, by hand: the start is seen twice, and the last step but
+def test_memory_chain_equals_bsuite(length):
+    """`_get_observation` and `_step` of memory_chain.py, worked out: the start is shown twice, and the last step but
     one shows the query.
     """
     for seed in range(6):
@@ -340,7 +338,7 @@ def test_the_chain_is_bsuites(length):
 @pytest.mark.parametrize(
     ("name", "whole", "rows"), [("cartpole_positions", "cartpole", [0, 2]), ("pendulum_positions", "pendulum", [0, 1])]
 )
-def test_positions_are_seen_and_all_else_is_the_same(name, whole, rows):
+def test_hidden_velocities_change_only_the_observation(name, whole, rows):
     env, full = envs.find(name), envs.find(whole)
     for same in ("step", "reset", "action", "Params", "time_limit", "ranges", "pixel_shader"):
         assert getattr(env, same) == getattr(full, same)

@@ -1,8 +1,8 @@
-"""MinAtar's games against the authors' package, step by step with the same random numbers; and rules of each game
-worked by hand.
+"""MinAtar's games against the authors' package, step by step with the same random numbers; worked examples of each
+game.
 
-The package is looked for, and no part of what tests need: it brings pandas, scipy and seaborn, of which its rules use
-none (`pip install --no-deps minatar`).
+The package is optional for the tests: it requires pandas, scipy and seaborn, which its rules do not use (`pip install
+--no-deps minatar`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LANES = 8
 
 
 class Table:
-    """A world of few lanes, stepped by hand."""
+    """World of few lanes, stepped by the test."""
 
     def __init__(self, name: str, lanes: int = LANES, **params: float) -> None:
         self.env = envs.find(name)
@@ -45,7 +45,7 @@ class Table:
         self.world.advance(1)
 
     def seen(self) -> np.ndarray:
-        """What is seen after the step, or was seen last of a game that ended in it: (N, 10, 10, C), 0 and 1."""
+        """Observation after the step, or the final one of a game that ended in it: (N, 10, 10, C), 0 and 1."""
         observation, final = self.slot.observation.numpy(), self.slot.final_observation.numpy()
         seen = np.where(self.over != 0, final, observation)
         assert set(np.unique(seen)) <= {0, 255}
@@ -53,9 +53,7 @@ class Table:
 
 
 class Numbers:
-    """What the package draws from in place of numpy's generator: the environment's own random numbers, in the order of
-    its draws.
-    """
+    """Replacement of the package's numpy generator: the environment's random numbers in the order of its draws."""
 
     def __init__(self) -> None:
         self.key, self.draw = Key(SEED, 0, 0, RESET), 0
@@ -77,7 +75,7 @@ class Numbers:
 
 
 def _spawn_diver(game) -> None:
-    """Seaquest's, whose draws are 4 and 5, whether or not an enemy came in the same step."""
+    """Spawn in Seaquest, with draws 4 and 5, whether or not an enemy came in the same step."""
     game.random.draw = 4
     super(type(game), game)._spawn_diver()
 
@@ -86,7 +84,7 @@ class Oracle:
     """One game of the package."""
 
     def __init__(self, name: str, lane: int, sticky: float, ramping: bool) -> None:
-        logging.disable(logging.WARNING)  # the package warns that it cannot draw
+        logging.disable(logging.WARNING)  # the package warns about missing graphics
         try:
             minatar = pytest.importorskip("minatar")
         finally:
@@ -112,8 +110,8 @@ class Oracle:
 
 
 def compare(name: str, steps: int, sticky: float, ramping: bool, careful: int) -> tuple[float, int]:
-    """Play both at once; all is compared in each step, of a game that ends too. Returns the sum of the rewards and how
-    many games ended.
+    """Play both and compare everything in each step, including final ones. Returns the sum of rewards and the number of
+    games that ended.
     """
     params = {"sticky": sticky} | ({"ramping": ramping} if name in RAMPING else {})
     table = Table(name, **params)
@@ -140,7 +138,7 @@ def compare(name: str, steps: int, sticky: float, ramping: bool, careful: int) -
 
 
 def policy(oracles: list[Oracle], generator: np.random.Generator, careful: int) -> np.ndarray:
-    """An action for each lane: in the first `careful` ones such as lead far into the game, at random in the others."""
+    """Action for each lane: skilled play in the first `careful` ones, random in the others."""
     actions = generator.integers(0, len(oracles[0].actions), len(oracles)).astype(np.int32)
     for oracle in oracles[:careful]:
         actions[oracle.lane] = foreseen(
@@ -150,7 +148,7 @@ def policy(oracles: list[Oracle], generator: np.random.Generator, careful: int) 
 
 
 def foreseen(oracle: Oracle, candidates: list[int], generator: np.random.Generator) -> int:
-    """The first action after which some way on, of a few drawn at random, is survived for eight steps."""
+    """First action that some random continuation survives for eight steps."""
     for action in candidates:
         for _ in range(8):
             game = copy.deepcopy(oracle.game.env)
@@ -162,7 +160,7 @@ def foreseen(oracle: Oracle, candidates: list[int], generator: np.random.Generat
 
 
 def wishes(game, generator: np.random.Generator) -> list[int]:
-    """What is worth doing now, first of all."""
+    """Preferred actions, best first."""
     if hasattr(game, "brick_map"):
         x = game.ball_x + (1 if game.ball_dir in (1, 2) else -1)
         return [LEFT if x < game.pos else RIGHT if x > game.pos else STAY]
@@ -174,7 +172,7 @@ def wishes(game, generator: np.random.Generator) -> list[int]:
         return (
             [LEFT] if nearest < game.pos else [RIGHT] if nearest > game.pos else [FIRE] if game.shot_timer == 0 else []
         )
-    # to the divers, and up with them when the air is short or six are on board; shoot at what is ahead
+    # to the divers; up with them when oxygen is low or six are on board; shoot ahead
     if hasattr(game, "divers"):
         if game.diver_count != 0 and (game.oxygen < 40 + 20 * game.sub_y or game.diver_count >= 6):
             return [2]
@@ -189,14 +187,14 @@ def wishes(game, generator: np.random.Generator) -> list[int]:
 
 @pytest.mark.parametrize(("sticky", "ramping"), [(0.0, False), (0.1, True)])
 @pytest.mark.parametrize("name", GAMES)
-def test_the_package_plays_alike(name, sticky, ramping):
+def test_steps_equal_the_package(name, sticky, ramping):
     compare(name, 300, sticky, ramping, careful=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("sticky", "ramping"), [(0.0, True), (0.1, True), (0.25, False)])
 @pytest.mark.parametrize("name", GAMES)
-def test_the_package_plays_alike_for_long(name, sticky, ramping):
+def test_many_steps_equal_the_package(name, sticky, ramping):
     rewards, ends = compare(name, 5_000, sticky, ramping, careful=4)
     print(f"{name}: {LANES * 5_000} steps compared, rewards {rewards}, {ends} games ended")
     assert rewards > 0 and ends > 0
@@ -205,8 +203,8 @@ def test_the_package_plays_alike_for_long(name, sticky, ramping):
 @pytest.mark.parametrize(
     "name", [name if name == "minatar_breakout" else pytest.param(name, marks=pytest.mark.compile) for name in GAMES]
 )
-def test_a_sticky_action_is_the_last_one_again(name):
-    """With sticky = 1 nothing is done but stay, whatever is told; a new game forgets what was done last."""
+def test_sticky_action_repeats_the_last_one(name):
+    """With sticky = 1 every action is to stay; a new game resets the last action."""
     told, stays = Table(name, sticky=1.0), Table(name, sticky=0.0)
     for t in range(60):
         told.step(t % told.env.action.n)
@@ -218,14 +216,12 @@ def test_a_sticky_action_is_the_last_one_again(name):
 
 
 def where(plane: np.ndarray) -> list[tuple[int, int]]:
-    """Rows and columns of what a plane shows."""
+    """Rows and columns of the cells of a plane."""
     return [(int(row), int(column)) for row, column in np.argwhere(plane)]
 
 
-def test_breakout_by_hand():
-    """The first ball comes down to one side and is met there: it flies back the way it came, into the bricks, and then
-    down.
-    """
+def test_worked_example_of_breakout():
+    """The first ball comes down at one side, returns the way it came into the bricks, and comes down again."""
     table = Table("minatar_breakout", sticky=0.0)
     assert {where(seen[:, :, 1])[0] for seen in table.seen()} == {(3, 0), (3, 9)}
     lane = next(lane for lane, seen in enumerate(table.seen()) if seen[3, 0, 1])
@@ -245,15 +241,15 @@ def test_breakout_by_hand():
     assert path[10] == (4, 1) and table.seen()[lane, 3, 1, 3] == 0 and path[11] == (5, 0)
 
 
-def test_freeway_by_hand():
-    """A car of speed v moves in every step v + 1; the chicken has to wait for three steps, and gets nothing for
-    staying; the game has 2,501 steps.
+def test_worked_example_of_freeway():
+    """A car of speed v moves in every step v + 1; the chicken waits three steps and gets no reward for staying; the
+    game has 2,501 steps.
     """
     table = Table("minatar_freeway", sticky=0.0)
     cars = table.seen()[:, 1:9, :, 2:]
     assert table.seen()[:, 1:9, 0, 1].all() and cars.sum() == LANES * 8, "all begin in the left column, with a trail"
     speed = 1 + cars.any(axis=2).argmax(axis=2)
-    way = np.where(cars[:, :, 1].any(axis=2), -1, 1)  # of one that goes left the trail lies to the right
+    way = np.where(cars[:, :, 1].any(axis=2), -1, 1)  # the trail of an object that moves left is on its right
     assert set(speed.ravel()) == {1, 2, 3, 4, 5} and set(way.ravel()) == {-1, 1}
     for t in range(1, 2502):
         table.step(STAY)
@@ -274,9 +270,9 @@ def test_freeway_by_hand():
     assert rows[:3] == [9, 9, 9] and rows[3] == 8 and scored > 0
 
 
-def test_asterix_by_hand():
-    """The first spawn comes in step 11, in which all move; again in step 16, and so on. Enemies end the game in the
-    player's cell, gold is gathered.
+def test_worked_example_of_asterix():
+    """The first spawn comes in step 11, in which all move; the next in step 16. Enemies in the player's cell end the
+    game; gold is collected.
     """
     table = Table("minatar_asterix", sticky=0.0)
     for t in range(1, 19):
@@ -304,9 +300,9 @@ def test_asterix_by_hand():
     assert min(found.values()) > 3, found
 
 
-def test_space_invaders_by_hand():
-    """A shot flies five rows to the lowest alien above. The aliens shoot in step 11 from the nearest column, and move
-    to the left in step 13.
+def test_worked_example_of_space_invaders():
+    """A shot moves five rows to the lowest alien above. The nearest column fires in step 11; the aliens move left in
+    step 13.
     """
     table = Table("minatar_space_invaders", 1, sticky=0.0)
     cluster = np.zeros((10, 10), int)
@@ -328,9 +324,9 @@ def test_space_invaders_by_hand():
         assert where(seen[:, :, 5]) == ([(2 + t - 11, 5)] if t > 10 else []), t
 
 
-def test_seaquest_by_hand():
-    """Diving and coming up without a diver ends the game; so does staying below for 201 steps. A shot leaves the front,
-    and the next one five steps later.
+def test_worked_example_of_seaquest():
+    """Surfacing without a diver ends the game, as does staying below for 201 steps. A shot leaves the front; the next
+    one follows five steps later.
     """
     table = Table("minatar_seaquest", sticky=0.0)
     assert all(
@@ -368,8 +364,8 @@ def test_seaquest_by_hand():
         assert t != 200 or alive.any()
 
 
-def test_games_get_harder_only_where_that_is_asked():
-    """Asterix's spawns come sooner after 102 steps; in no game that does not know the parameter is it taken."""
+def test_difficulty_ramps_only_with_the_parameter():
+    """Asterix's spawns come sooner after 102 steps; games without the parameter reject it."""
     assert {"minatar_asterix", "minatar_seaquest", "minatar_space_invaders"} == set(RAMPING)
     harder, same = (
         Table("minatar_asterix", 256, sticky=0.0, ramping=True),

@@ -1,5 +1,5 @@
-"""Pacman against an independent reference: its rules in plain Python, on sets of cells, drawing from `plain_philox`.
-Each ghost's way, by hand.
+"""Pacman against an independent reference in plain Python, on sets of cells, drawing from `plain_philox`; worked
+examples of each ghost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DOTS = [cell for cell in PICKUPS if cell not in PILLS]
 
 
 def beside(cell: Cell, way: int) -> Cell:
-    """The cell one further, through the tunnel if need be."""
+    """Neighbouring cell, through the tunnel if necessary."""
     return ((cell[0] + MOVES[way][0]) % 28, cell[1] + MOVES[way][1])
 
 
@@ -50,7 +50,7 @@ BITS = {cell: 1 << PICKUPS.index(cell) if cell in PICKUPS else 0 for cell in OPE
 
 
 def bits(pickups: set[Cell]) -> int:
-    """Some pickups as bits."""
+    """Pickups as bits."""
     return sum(BITS[cell] for cell in pickups)
 
 
@@ -59,13 +59,13 @@ def squared_distance(one: Cell, other: Cell) -> int:
 
 
 class Ghost:
-    """A ghost by its name."""
+    """Reference ghost."""
 
     def __init__(self, name: str, wait: int) -> None:
         self.name, self.wait, self.cell, self.heading, self.mood = name, wait, HOMES[name], 0, "hunting"
 
     def choose(self, target: Cell, key: Key | None) -> int:
-        """The way it takes, not back: `key` decides if it is frightened."""
+        """Direction of the ghost, never back; `key` decides for a frightened one."""
         ways = [way for way in PREFERENCE if way in WAYS[self.cell] and way != (self.heading + 2) % 4]
         if self.mood == "frightened" and key is not None:
             return ways[key.integer(NAMES.index(self.name), len(ways))] if len(ways) > 1 else ways[0]
@@ -74,7 +74,7 @@ class Ghost:
 
 
 class Game:
-    """One game, by the rules as the environment's docstring tells them."""
+    """Reference game."""
 
     def __init__(self, key: Key) -> None:
         self.left = 2**244 - 1  # bits of the pickups that are there
@@ -84,7 +84,7 @@ class Game:
         self.eaten = {"pickups": 0, "ghosts": 0}
 
     def mode(self) -> tuple[bool, bool]:
-        """Whether the ghosts chase in the step of this clock, and whether they began or ceased to in it."""
+        """Whether the ghosts chase at this clock, and whether the mode has just changed."""
         begins = [1]
         for length in (70, 140) * 3:
             begins.append(begins[-1] + length)
@@ -105,7 +105,7 @@ class Game:
         }
 
     def step(self, action: int, key: Key) -> tuple[int, str]:
-        """The reward, and how the game ended, if it did."""
+        """Reward, and the cause of the end of the game, if any."""
         self.clock += 1
         chasing, turning = self.mode()
         targets = self.targets(chasing)
@@ -154,7 +154,7 @@ class Game:
         return "eaten"
 
     def words(self) -> list[int]:
-        """(16) what the environment keeps of it."""
+        """State words of the environment, (16)."""
         pickups = [self.left >> 32 * w & 0xFFFFFFFF for w in range(8)]
         signed = [word - (word >> 31 << 32) for word in pickups]
         place = [column + 32 * row for column, row in (self.pacman, *(ghost.cell for ghost in self.ghosts))]
@@ -165,7 +165,7 @@ class Game:
         return [*signed, place[0] | self.heading << 10, *ghosts, self.clock, self.fright, self.left.bit_count()]
 
     def observation(self) -> np.ndarray:
-        """(291) bytes."""
+        """Bytes (291)."""
         seen = [*self.pacman, *(255 * (self.heading == way) for way in range(4))]
         seen += [*(255 * (way in WAYS[self.pacman]) for way in range(4)), 255 * self.fright // 35]
         for ghost in self.ghosts:
@@ -178,7 +178,7 @@ class Game:
 
 
 def late(game: Game, generator: np.random.Generator) -> None:
-    """Make a game one that is nearly over: a pill and a few dots left, ghosts in any mood, clocks anywhere."""
+    """Bring a game near its end: a pill and a few dots left, ghosts in any mood, random clocks."""
     cells = sorted(OPEN)
     game.left = bits(
         {sorted(PILLS)[generator.integers(4)], *(DOTS[k] for k in generator.integers(0, 240, generator.integers(0, 4)))}
@@ -194,8 +194,8 @@ def late(game: Game, generator: np.random.Generator) -> None:
 
 
 def good_action(game: Game) -> int:
-    """The first step to the nearest pickup or frightened ghost, by ways on which no hunting ghost is near; else away
-    from the nearest one.
+    """First step to the nearest pickup or frightened ghost that avoids hunting ghosts; otherwise away from the nearest
+    one.
     """
     danger = [ghost.cell for ghost in game.ghosts if ghost.mood == "hunting" or game.fright < 3]
     prey = [ghost.cell for ghost in game.ghosts if ghost.mood == "frightened" and game.fright > 10]
@@ -221,11 +221,11 @@ def good_action(game: Game) -> int:
 
 
 def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once, and compare everything in each step. By lane modulo 4: at random
-    twice, well, well from late in a game.
+    """Play in a world and in the reference, and compare everything in each step. By lane modulo 4: random twice,
+    skilled, skilled from late in a game.
 
-    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns what was met:
-    pickups and ghosts eaten, games cleared and lost, and those that time cut off ("").
+    With `finals` also final observations, by a kernel that only this needs. Returns counts: pickups and ghosts
+    eaten, games cleared, lost, and truncated ("").
     """
     world = DeviceWorld(envs.find("pacman"), lanes, seed=SEED, every_final=finals)
     slot = world.slot()
@@ -281,13 +281,13 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
     return met
 
 
-def test_steps_are_those_of_the_reference():
+def test_steps_equal_the_reference():
     met = compare(LANES, 1_200)
     assert met["cleared"] >= 16 and met["caught"] >= 64 and met["ghosts"] >= 64 and met["pickups"] >= 2_000, met
 
 
 @pytest.mark.soak
-def test_ten_thousand_steps_are_those_of_the_reference():
+def test_ten_thousand_steps_equal_the_reference():
     met = compare(LANES, 10_000, finals=True)
     assert met["cleared"] >= 200 and met["caught"] >= 500 and met["ghosts"] >= 400 and met[""] > 0, met
 
@@ -295,7 +295,7 @@ def test_ten_thousand_steps_are_those_of_the_reference():
 # THE MAZE
 
 
-def test_the_maze():
+def test_maze_has_244_reachable_pickups():
     assert len(maze.MAZE) == 31 and {len(line) for line in maze.MAZE} == {28}
     assert all(line == line[::-1] for line in maze.MAZE), "left and right are alike"
     assert len(DOTS) == 240 and {(1, 3), (26, 3), (1, 23), (26, 23)} == PILLS
@@ -331,7 +331,7 @@ def test_eyes_find_home_from_everywhere():
         assert not lost, (name, lost)
 
 
-def test_starts_are_as_likely_on_every_dot(serial_worlds):
+def test_starts_are_uniform_over_dots(serial_worlds):
     lanes = 240 * 300
     world = DeviceWorld(envs.find("pacman"), lanes, seed=3)
     world.reset(world.bind(world.slot()))
@@ -361,9 +361,7 @@ def position(
     left: set[Cell] | None = None,
     **ghosts: tuple[Cell, int, str],
 ) -> Game:
-    """A position in which a step has the clock read `clock`. The ghosts named are at (cell, heading, mood); the others
-    wait far away.
-    """
+    """Position in which a step sees `clock`. Given ghosts are at (cell, heading, mood); others wait far away."""
     game = Game(Key(SEED, 0, 0, RESET))
     game.pacman, game.heading, game.clock, game.fright = pacman, heading, clock - 1, fright
     game.left = bits({(1, 5), (26, 5)} if left is None else left)
@@ -374,7 +372,7 @@ def position(
 
 
 class Lanes:
-    """A lane for each position."""
+    """One lane per position."""
 
     def __init__(self, *positions: Game) -> None:
         self.world = DeviceWorld(envs.find("pacman"), len(positions), seed=SEED)
@@ -385,7 +383,7 @@ class Lanes:
         self.int_state[:] = np.array([game.words() for game in positions], np.int32).T
 
     def step(self, *actions: int) -> list[float]:
-        """The rewards. The last action is that of all further lanes."""
+        """Rewards. The last action is used for all further lanes."""
         chosen = [*actions, *[actions[-1]] * (self.world.count - len(actions))]
         self.slot.action.copy_(torch.tensor([chosen], dtype=torch.int32))
         self.world.step(self.bound)
@@ -393,7 +391,7 @@ class Lanes:
         return self.slot.reward.tolist()
 
     def ghost(self, lane: int, name: str) -> tuple[Cell, str]:
-        """Where it is, and its mood."""
+        """Position and mood of a ghost."""
         word = int(self.int_state[rules.GHOSTS + NAMES.index(name), lane])
         return (word & 31, word >> 5 & 31), MOODS[word >> 12 & 3]
 
@@ -406,12 +404,12 @@ UP, RIGHT, DOWN, LEFT = range(4)
 CROSSING = (6, 5)  # all four ways are open
 SCATTER, CHASE = 20, 300  # clocks
 GHOST_WAYS = {
-    # Blinky makes for Pacman himself: 20 rows below; one beside him, where two ways are as near, takes the upper.
+    # Blinky targets Pacman, 20 rows below; next to him, with two equally near directions, the upper one wins.
     "blinky down": ("blinky", position((6, 26), LEFT, CHASE, blinky=(CROSSING, RIGHT, "hunting")), DOWN),
     "blinky not back": ("blinky", position((1, 6), DOWN, CHASE, blinky=(CROSSING, RIGHT, "hunting")), DOWN),
     "blinky of two the upper": ("blinky", position((1, 5), DOWN, CHASE, blinky=(CROSSING, RIGHT, "hunting")), UP),
     "blinky beside": ("blinky", position((9, 5), LEFT, CHASE, blinky=(CROSSING, UP, "hunting")), RIGHT),
-    # Pinky makes for the fourth cell ahead of him, (5, 5), (6, 6), beyond where she stands.
+    # Pinky targets the fourth cell ahead of him: (5, 5), (6, 6), beyond her own position.
     "pinky ahead": ("pinky", position((9, 5), LEFT, CHASE, pinky=(CROSSING, UP, "hunting")), LEFT),
     "pinky ahead, below": ("pinky", position((6, 2), DOWN, CHASE, pinky=(CROSSING, RIGHT, "hunting")), DOWN),
     # Inky: from Blinky over the second cell ahead, (7, 5), and as far again: (13, 5), (-12, 5), (7, -19).
@@ -430,7 +428,7 @@ GHOST_WAYS = {
         position((9, 5), LEFT, CHASE, inky=(CROSSING, UP, "hunting"), blinky=((7, 29), LEFT, "hunting")),
         UP,
     ),
-    # Clyde makes for him from nine cells away, but for his own corner below left from eight.
+    # Clyde targets him from nine cells away, and his own corner at the bottom left from eight.
     "clyde far": ("clyde", position((15, 5), RIGHT, CHASE, clyde=(CROSSING, UP, "hunting")), RIGHT),
     "clyde near": ("clyde", position((14, 5), RIGHT, CHASE, clyde=(CROSSING, UP, "hunting")), LEFT),
     # Scattering, each its own corner.
@@ -438,12 +436,12 @@ GHOST_WAYS = {
     "pinky's corner": ("pinky", position((6, 26), LEFT, SCATTER, pinky=(CROSSING, UP, "hunting")), UP),
     "inky's corner": ("inky", position((6, 26), LEFT, SCATTER, inky=(CROSSING, RIGHT, "hunting")), DOWN),
     "clyde's corner": ("clyde", position((6, 26), LEFT, SCATTER, clyde=(CROSSING, LEFT, "hunting")), DOWN),
-    # Eyes make for home whatever the mode.
+    # Eyes return home in every mode.
     "eyes": ("clyde", position((6, 26), LEFT, SCATTER, clyde=(CROSSING, UP, "eyes")), RIGHT),
 }
 
 
-def test_each_ghost_goes_its_own_way():
+def test_each_ghost_has_its_own_target():
     lanes = Lanes(*(game for _, game, _ in GHOST_WAYS.values()))
     lanes.step(RIGHT)
     for lane, (what, (name, _, way)) in enumerate(GHOST_WAYS.items()):
@@ -452,7 +450,7 @@ def test_each_ghost_goes_its_own_way():
 
 
 def test_ghosts_turn_back_when_the_mode_changes():
-    corridor = ((6, 12), UP, "hunting")  # no other way than on or back
+    corridor = ((6, 12), UP, "hunting")  # only forwards or backwards
     changes, others = (71, 211, 281, 421, 491, 631), (1, 70, 72, 210, 212, 701, 771, 841, 9_000)
     lanes = Lanes(*(position((13, 23), LEFT, clock, blinky=corridor) for clock in (*changes, *others)))
     lanes.step(UP)
@@ -460,7 +458,7 @@ def test_ghosts_turn_back_when_the_mode_changes():
     assert rows == [13] * len(changes) + [11] * len(others)
 
 
-def test_a_ghost_waits_for_its_steps():
+def test_ghost_waits_after_the_start():
     game = position((13, 23), LEFT, 1)
     for wait, ghost in zip((0, 1, 2, 48), game.ghosts, strict=True):
         ghost.wait = wait
@@ -473,8 +471,8 @@ def test_a_ghost_waits_for_its_steps():
     assert [column.index(True) for column in zip(*moved, strict=True)] == [0, 1, 2, 48]
 
 
-def test_a_pill_frightens_turns_back_and_slows():
-    # Pacman eats the pill at (1, 3) coming from above. Blinky runs up the long corridor, far away; Pinky waits; Inky is
+def test_pill_frightens_reverses_and_slows_ghosts():
+    # Pacman eats the pill at (1, 3) from above. Blinky is far away in the long corridor; Pinky waits; Inky is
     # eyes.
     corridor = ((21, 15), UP, "hunting")
     lanes = Lanes(position((1, 2), DOWN, CHASE, left={(1, 3), (26, 5)}, blinky=corridor, inky=((6, 12), UP, "eyes")))
@@ -495,7 +493,7 @@ def test_a_pill_frightens_turns_back_and_slows():
     assert lanes.ghost(0, "blinky")[1] == lanes.ghost(0, "pinky")[1] == "hunting" and lanes.slot.observation[10, 0] == 0
 
 
-def test_a_frightened_ghost_is_eaten_and_comes_back_from_home():
+def test_eaten_ghost_returns_from_home():
     # Three cells ahead of Pacman in the long corridor on the left; Blinky's home is (13, 11).
     lanes = Lanes(
         position((6, 12), UP, CHASE, fright=29, blinky=((6, 9), DOWN, "frightened"), clyde=((21, 15), UP, "frightened"))
@@ -517,7 +515,7 @@ def test_a_frightened_ghost_is_eaten_and_comes_back_from_home():
     )
 
 
-def test_he_is_caught_from_beside_and_across_the_seam_but_not_round_a_corner():
+def test_ghosts_catch_in_neighbouring_cells_and_across_the_seam_only():
     waiting = {"pinky": ((6, 12), UP, "hunting")}
     near, across, corner = (
         position((6, 15), UP, CHASE, **waiting),
@@ -536,7 +534,7 @@ def test_he_is_caught_from_beside_and_across_the_seam_but_not_round_a_corner():
     assert tally[rules.CAUGHT].tolist()[:2] == [1.0, 1.0] and tally[rules.CLEARED].sum() == 0
 
 
-def test_the_last_pickup_clears_the_maze_even_beside_a_ghost():
+def test_last_pickup_clears_the_maze_next_to_a_ghost():
     game = position((1, 4), DOWN, CHASE, left={(1, 5)}, blinky=((1, 7), UP, "hunting"))
     lanes = Lanes(game, position((1, 4), DOWN, CHASE, left={(1, 5)}))
     assert lanes.step(DOWN) == [1.0, 1.0] and lanes.slot.terminated.tolist() == [1, 1]
@@ -557,7 +555,7 @@ def test_the_tunnel_wraps_both_ways_and_walls_hold():
 
 
 @pytest.mark.compile
-def test_parameters():
+def test_rewards_clocks_and_starts_are_parameters():
     env = envs.find("pacman")
     params = env.Params(
         pickup=0.5,
@@ -603,7 +601,7 @@ def test_parameters():
     st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=40),
     st.integers(1, 6),
 )
-def test_what_holds_in_every_game(seed, actions, often):
+def test_invariants_of_every_game(seed, actions, often):
     world = DeviceWorld(envs.find("pacman"), 8, seed=seed)
     slot = world.slot()
     bound = world.bind(slot)
@@ -642,7 +640,7 @@ def test_what_holds_in_every_game(seed, actions, often):
         before = cells.copy()
 
 
-def test_the_picture_shows_who_is_where():
+def test_picture_shows_maze_and_actors():
     env = envs.find("pacman")
     game = position(
         (6, 5), LEFT, CHASE, left={(1, 3), (12, 1)}, blinky=((6, 12), UP, "frightened"), pinky=((21, 12), UP, "hunting")
@@ -673,9 +671,9 @@ def test_the_picture_shows_who_is_where():
 
 
 @pytest.mark.soak
-def test_the_recipe_learns():
-    """With lanes and a network for two CPU cores: the mean score of the games that end in iterations 46 to 60 is more
-    than twice that of the first 15.
+def test_score_improves_with_the_recipe():
+    """With lanes and a network for two CPU cores: the mean score of iterations 46 to 60 is more than twice that of the
+    first 15.
     """
     overrides = ["env.lanes=480", "net.hidden=[128,128]", "algo.minibatches=8"]
     scores = [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in learnt("pacman", overrides, 60)]

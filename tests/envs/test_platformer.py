@@ -1,6 +1,4 @@
-"""The platformer against `plain_platformer`, its rules on whole numbers; levels that can be solved, by a search; and
-what must hold in any game.
-"""
+"""Platformer against `plain_platformer`, the rules in integers; levels solved by a search; invariants of every game."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ REWARDS = {"goal": 3.0, "spiked": -0.5, "fell": -0.5, "too_late": -0.5, "": 0.0}
 
 
 class Game:
-    """One episode by the rules."""
+    """Reference episode."""
 
     def __init__(self, level: Level) -> None:
         self.level, self.body = level, plain.start(level)
         self.best, self.clock, self.coins = self.body.x, 0, 0
 
     def step(self, action: int) -> tuple[float, str]:
-        """The reward, and how the episode ended, if it did."""
+        """Reward, and the cause of the end of the episode, if any."""
         self.body, end, coins = plain.step(self.level, self.body, action)
         self.clock += 1
         self.coins += coins
@@ -70,7 +68,7 @@ class Game:
         column, row = body.x // 256, body.y // 256
         window, coins = [], []
         for k in range(column - 2, column + 8):
-            # Below the window's lowest row lies what one would fall on.
+            # The lowest row of the window shows the landing tile below it.
             lowest = next((r for r in range(row - 4, -1, -1) if level.tile(k, r) != plain.EMPTY), min(row - 4, -1))
             window += [
                 -1.0 if r < 0 and level.tile(k, r) == plain.EMPTY else worth[level.tile(k, r)]
@@ -83,8 +81,8 @@ class Game:
 
 
 class Players:
-    """Actions for each lane, by its number modulo 8: 0 and 1 along a way that the search found; 2 to 4 mostly to the
-    right, with jumps now and then; 5 and 6 at random; 7 for long to one side, or standing still.
+    """Actions for each lane, by lane modulo 8: 0 and 1 along a path of the search; 2 to 4 mostly right with jumps; 5
+    and 6 random; 7 long stretches to one side or still.
     """
 
     def __init__(self, games: list[Game]) -> None:
@@ -116,9 +114,10 @@ def level_of(lane: int, tick: int) -> Level:
 
 
 def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
-    """Play in a world and by the reference at once; nothing is ever brought back in step. States and columns are exact;
-    observations, every `every`-th lane in turn, and rewards within rounding; with `finals` also what is last seen of an
-    episode, by a kernel that nothing else here needs. Returns how often what was seen.
+    """Play in a world and in the reference without resynchronization.
+
+    States and columns are exact; observations, every `every`-th lane in rotation, and rewards up to rounding; with
+    `finals` also final observations, by a kernel that only this needs. Returns counts of events.
     """
     trial = Harness(ENV, LANES, SEED, every_final=finals)
     trial.reset()
@@ -151,21 +150,19 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
     return seen
 
 
-def test_steps_are_those_of_the_reference():
+def test_steps_equal_the_reference():
     seen = compare(steps=500, every=16)
     assert min(seen[end] for end in ("goal", "spiked", "fell", "too_late")) >= 8, seen
 
 
 @pytest.mark.soak
-def test_steps_are_those_of_the_reference_for_long():
+def test_many_steps_equal_the_reference():
     seen = compare(steps=10_000, every=4, finals=True)
     assert min(seen[end] for end in ("goal", "spiked", "fell", "too_late")) >= 50, seen
 
 
 def check_solvable(lanes: int, seed: int) -> None:
-    """Solve the first level of each lane by the reference, then play the ways that were found in a world: each leads to
-    the flag.
-    """
+    """Solve the first level of each lane in the reference, then replay them in a world: each reaches the flag."""
     trial = Harness(ENV, lanes, seed, every_final=False)
     trial.reset()
     ways = []
@@ -194,8 +191,8 @@ def test_thousands_of_levels_can_be_solved():
     check_solvable(lanes=2000, seed=2)
 
 
-def test_a_search_finds_no_way_where_there_is_none():
-    """A wall of five tiles, which no jump reaches; with a plank before it there is a way."""
+def test_search_reports_an_unsolvable_level():
+    """A wall of five tiles is too high for a jump; with a plank in front of it there is a path."""
     bare, helped = made(24), made(24)
     for level in (bare, helped):
         level.ground[4] = 6
@@ -216,7 +213,7 @@ def test_levels_grow_harder():
 
 
 def made(columns: int = 64) -> Level:
-    """A flat level, one tile of ground."""
+    """Flat level with one tile of ground."""
     level = Level(columns)
     level.ground = [1] * columns
     return level
@@ -227,7 +224,7 @@ PRICES = ENV.Params(progress=0.5, coin=0.75, goal=5.0, death=-2.0)
 
 
 class Played:
-    """A lane in a level made by hand."""
+    """Lane in a handmade level."""
 
     def __init__(self, level: Level, body: Body | None = None) -> None:
         self.world = DeviceWorld(ENV, 1, seed=1, params=PRICES)
@@ -267,7 +264,7 @@ def at(x: float, y: float, vx: int = 0, vy: int = 0, stands: bool = True) -> Bod
     return Body(int(x * 256), int(y * 256), vx, vy, stands)
 
 
-def test_jumps_are_high_or_low_by_how_long_the_button_is_held():
+def test_height_of_a_jump_depends_on_the_button():
     held, tapped = Played(made()), Played(made())
     held.step(JUMP, 8)
     tapped.step(JUMP)
@@ -277,7 +274,7 @@ def test_jumps_are_high_or_low_by_how_long_the_button_is_held():
     assert tapped[rules.STANDS] == 1 and tapped[rules.Y] == 1
 
 
-def test_a_plank_lets_one_through_from_below_and_holds_from_above():
+def test_plank_is_solid_from_above_only():
     level = made()
     level.planks = {column: 3 for column in range(2, 9)}
     game = Played(level)
@@ -290,7 +287,7 @@ def test_a_plank_lets_one_through_from_below_and_holds_from_above():
     assert low[rules.Y] == 1, "a low jump does not reach its upper side"
 
 
-def test_a_block_stops_the_head_and_carries_the_feet():
+def test_block_is_solid_from_above_and_below():
     level = made()
     level.blocks = {column: 3 for column in range(2, 9)}
     game = Played(level)
@@ -301,7 +298,7 @@ def test_a_block_stops_the_head_and_carries_the_feet():
     assert above[rules.Y] == 4 and above[rules.STANDS] == 1
 
 
-def test_a_wall_stops_it_and_so_do_the_ends_of_the_world():
+def test_walls_and_ends_of_the_world_stop_the_player():
     level = made()
     level.ground[10] = 4
     game = Played(level)
@@ -311,7 +308,7 @@ def test_a_wall_stops_it_and_so_do_the_ends_of_the_world():
     assert game[rules.X] == 96 / 256
 
 
-def test_a_coin_is_taken_once_and_pays():
+def test_coin_is_collected_once():
     level = made()
     level.coins = {6: 1}
     game = Played(level)
@@ -324,7 +321,7 @@ def test_a_coin_is_taken_once_and_pays():
     assert float(game.world.lanes.running[1 + rules.COINS, 0]) == 1.0
 
 
-def test_only_new_ground_pays():
+def test_only_new_progress_pays():
     game = Played(made())
     game.step(RIGHT, 12)
     game.step(rules.LEFT, 12)
@@ -357,7 +354,7 @@ def test_episodes_end(way):
     ]
 
 
-def test_progress_is_a_share_of_the_way():
+def test_progress_is_a_fraction_of_the_distance():
     trial = Harness(ENV, 8, 1)
     trial.reset()
     ways = [plain.solve(Level.of_key(Key(1, lane, 0, RESET))) for lane in range(8)]
@@ -375,7 +372,7 @@ def test_progress_is_a_share_of_the_way():
     st.lists(st.lists(st.integers(0, 5), min_size=8, max_size=8), min_size=1, max_size=40),
     st.integers(1, 6),
 )
-def test_what_holds_in_every_game(seed, actions, times):
+def test_invariants_of_every_game(seed, actions, times):
     trial = Harness(ENV, 8, seed, every_final=False)
     trial.reset()
     lanes = trial.world.lanes
@@ -401,14 +398,14 @@ def test_what_holds_in_every_game(seed, actions, times):
                 if stands:
                     below = {level.tile(column, int(y) - 1) for column in columns}
                     assert y == int(y) and below & {plain.SOLID, plain.PLANK}
-                # A coin is paid for once, as it disappears; nothing else pays so.
+                # A coin pays once, when it disappears; nothing else pays its reward.
                 gained = float(trial.slot.reward[lane]) - 0.1 * (best - best_before[lane])
                 assert gained == pytest.approx(0.2 * (coins_before[lane] - coins[lane]), abs=1e-5)
             coins_before, best_before = coins, state[rules.BEST].copy()
 
 
 def level_of_words(words: list[int]) -> Level:
-    """The level that columns describe."""
+    """Level described by column words."""
     level = Level(len(words))
     level.ground = [word % 16 for word in words]
     for column, word in enumerate(words):
@@ -423,12 +420,12 @@ def level_of_words(words: list[int]) -> Level:
 
 
 @pytest.mark.parametrize("size", [(9, 64), (16, 64), (12, 23), (12, 1025), (12.0, 64)])
-def test_a_world_that_cannot_be_kept_is_refused(size):
+def test_unsupported_sizes_are_refused(size):
     with pytest.raises(ValueError, match=f"{size[0]} x"):
         rules.platformer(*size)
 
 
-def test_another_size_has_levels_like_the_references():
+def test_other_sizes_equal_the_reference():
     env, lanes = rules.platformer(15, 40), 64
     world = DeviceWorld(env, lanes, seed=SEED)
     world.reset(world.bind(world.slot()))
@@ -438,7 +435,7 @@ def test_another_size_has_levels_like_the_references():
         assert lane > 8 or plain.solve(level) is not None
 
 
-def test_the_picture_shows_everything():
+def test_picture_shows_all_tiles_player_and_bar():
     level = made()
     level.ground[7] = level.ground[8] = 0
     level.planks, level.blocks, level.spikes, level.coins = {5: 3}, {6: 4}, {6}, {9: 2}
@@ -446,7 +443,7 @@ def test_the_picture_shows_everything():
     cells = np.array(level.words(), np.int16)
 
     def seen(x: float, y: float, left: float = 0.0) -> str:
-        """The colour at a place of the world, whose left edge is shown."""
+        """Colour at a position of the world."""
         colour = ENV.pixel_shader.py_func(state, cells, p, np.float32((x - left) / 12.8), np.float32((12.8 - y) / 12.8))
         names = {"player": picture.WHITE, "earth": picture.EARTH, "sky": picture.SKY}
         names |= {"grass": GREEN, "plank": ORANGE, "block": GREY, "spikes": RED, "coin": YELLOW}
@@ -473,7 +470,7 @@ def test_the_picture_shows_everything():
 
 
 @pytest.mark.soak
-def test_the_recipe_learns():
+def test_goal_rate_improves_with_the_recipe():
     """60 iterations are 3.8 M steps."""
     first, *_, last = learnt("platformer", [], 60)
     progress, won = TALLIES + rules.PROGRESS, TALLIES + rules.WON

@@ -1,4 +1,4 @@
-"""Pong against a slow reference in plain Python, written from the rules; whole games; what a player would see."""
+"""Pong against an independent reference in plain Python; whole games; pictures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RANDOM, SCRIPTED, LATE = slice(0, 32), slice(32, 64), slice(48, 64)
 
 
 class Game:
-    """One game. Every position is a whole or half number, so Python's floats hold it exactly."""
+    """Reference game. All positions are multiples of 0.5, which Python floats represent exactly."""
 
     def __init__(self, key: Key) -> None:
         self.score = {"agent": 0, "opponent": 0}
@@ -46,7 +46,7 @@ class Game:
 
     @classmethod
     def of(cls, column: list[float]) -> Game:
-        """The game that a column of the state describes."""
+        """Game described by a column of the state."""
         game = cls.__new__(cls)
         game.opponent, game.agent, game.x, game.y, game.vx, game.vy = column[:6]
         game.score = {"opponent": int(column[OPPONENT_SCORE]), "agent": int(column[AGENT_SCORE])}
@@ -58,7 +58,7 @@ class Game:
         self.vx, self.vy = 10.0, float(-key.integer(0, 2))
 
     def step(self, action: int, key: Key) -> tuple[float, bool]:
-        """Eight frames, or fewer: reward, and whether the game is over."""
+        """Play at most eight frames: reward, and whether the game is over."""
         for _ in range(8):
             winner = self.frame({UP: 8, DOWN: -8, STAY: 0}[action])
             if winner:
@@ -70,7 +70,7 @@ class Game:
         return 0.0, False
 
     def frame(self, move: int) -> str | None:
-        """Who wins the round in this frame, if anyone."""
+        """Winner of the round in this frame, if any."""
         self.agent = sorted((-35, self.agent + move, 605))[1]
         middle = self.opponent + 35
         self.opponent = sorted((-35, self.opponent + sorted((-8, self.y - middle, 8))[1], 605))[1]
@@ -121,9 +121,7 @@ class Game:
 
 
 def follow(state: np.ndarray) -> np.ndarray:
-    """A good player: where the ball will come down, and on the move as it comes, to give it a spin the way it goes. (N)
-    actions.
-    """
+    """Skilled player: moves to where the ball will arrive, and keeps moving to give it a spin. Actions (N)."""
     x, y, vx, vy = state[BALL_X : BALL_VY + 1]
     frames = np.ceil(np.where(vx > 0, 468 - x, x + 468) / 10)
     there = 608 - np.abs(608 - (y + vy * frames) % 1216)  # walls reflect
@@ -136,7 +134,7 @@ def follow(state: np.ndarray) -> np.ndarray:
 
 
 def start_late(state: np.ndarray, lanes: np.ndarray, generator: np.random.Generator) -> None:
-    """Set lanes into the midst of a rally, near the game's end."""
+    """Put lanes into a rally near the end of the game."""
     for i in lanes:
         state[:, i] = [
             *(
@@ -183,23 +181,23 @@ def check_rules(steps: int) -> dict[str, int]:
             assert after[lane] == game.state(), (tick, lane)
         assert np.abs(shown - expected).max() < 1e-6, tick
         assert not slot.truncated.any()
-        trial.world.lanes.age.zero_()  # the time limit is the world's
+        trial.world.lanes.age.zero_()  # the world applies the time limit
         start_late(state, [lane for lane in range(LANES)[LATE] if over[lane]], generator)
     return seen
 
 
-def test_rules():
+def test_steps_equal_the_reference():
     seen = check_rules(400)
     assert all(count > 20 for count in seen.values()), seen
 
 
 @pytest.mark.soak
-def test_rules_for_long():
+def test_many_steps_equal_the_reference():
     seen = check_rules(10_000)
     assert all(count > 200 for count in seen.values()), seen
 
 
-def test_games_end_at_21_and_what_they_tally():
+def test_games_end_at_21_points_with_tallies():
     lanes = 128
     trial, generator = Harness(ENV, lanes, 2), np.random.default_rng(1)
     trial.reset()
@@ -222,15 +220,13 @@ def test_games_end_at_21_and_what_they_tally():
     episodes, _, earned, *tallies = sums
     assert highest == 21 and episodes > 100
     assert tallies[SCORED] - tallies[CONCEDED] == earned
-    # Who wins has 21 points, who loses fewer; truncated games have no winner.
+    # The winner has 21 points, the loser fewer; truncated games have no winner.
     assert 0 < tallies[WON] < episodes and tallies[SCORED] >= 21 * tallies[WON]
     assert tallies[RETURNS] > tallies[SCORED]
 
 
-def test_a_paddle_must_be_more_than_touched():
-    """Balls about to arrive level, a pixel to either side of where the paddle just misses; the opponent moves 8 pixels
-    towards each.
-    """
+def test_ball_at_the_edge_of_the_paddle_is_missed():
+    """Level balls that arrive one pixel to either side of a miss; the opponent moves 8 pixels towards each."""
     agent, opponent = (252, 253, 254, 354, 355, 356), (244, 245, 246, 362, 363, 364)
     trial = Harness(ENV, 12, 1)
     trial.reset()
@@ -244,11 +240,11 @@ def test_a_paddle_must_be_more_than_touched():
 
 
 @pytest.mark.parametrize("pay", [0.0, 0.25])
-def test_a_return_can_be_paid(pay):
+def test_returns_pay_with_return_reward(pay):
     state, tally = np.array([285, 285, 460, 304, 10, 1, 0, 0], np.float32), np.zeros(4, np.float32)
     reward, over = ENV.step.py_func(state, UP, device_params(Params(return_reward=pay)), None, tally)
     assert (float(reward), over) == (pay, False) and tally.tolist() == [0, 0, 1, 0]
-    # On its way up the paddle met the ball in the first frame, and gave it a spin; then seven frames back.
+    # The rising paddle hit the ball in the first frame and gave it a spin; then seven frames back.
     assert state[BALL_VX : BALL_VY + 1].tolist() == [-10, 4]
     assert state[BALL_X : BALL_Y + 1].tolist() == [468 - 70, 305 + 28]
 
@@ -261,7 +257,7 @@ def colour(state: list[float], x: float, y: float) -> tuple[float, ...]:
     )
 
 
-def test_the_picture_shows_who_leads():
+def test_picture_shows_the_scores():
     as_seen = {
         name: tuple(round(float(part), 2) for part in value)
         for name, value in (("b", BLUE), ("g", GROUND), ("o", ORANGE), ("y", YELLOW))
@@ -270,7 +266,7 @@ def test_the_picture_shows_who_leads():
     assert colour(state, 0.5, 0.5) == as_seen["y"]
     assert colour(state, 0.06, 0.5) == as_seen["o"] and colour(state, 0.94, 0.5) == as_seen["b"]
     assert colour(state, 0.06, 0.9) == colour(state, 0.94, 0.9) == as_seen["g"]
-    # The scores' bars: 20 of 21 to the left, 3 of 21 to the right.
+    # Score bars: 20 of 21 to the left, 3 of 21 to the right.
     assert (
         colour(state, 0.06, 0.04) == as_seen["o"]
         and colour(state, 0.55, 0.04) == as_seen["b"]

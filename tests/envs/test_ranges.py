@@ -1,5 +1,5 @@
-"""Parameters out of their range are refused at each door, in one sentence; and what a shipped environment's ranges
-allow, it bears.
+"""Parameters outside of their range are refused by every entry point with the same message; shipped environments work
+within their ranges.
 """
 
 import re
@@ -94,7 +94,7 @@ def from_a_configuration(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_each_door_refuses_alike(name, value, sentence, from_a_configuration):
+def test_every_entry_point_refuses_with_the_same_message(name, value, sentence, from_a_configuration):
     for door in (from_a_world, from_make_vec):
         with pytest.raises(UsageError, match=f"^{re.escape(f'parameter {name!r} of bounded: {sentence}')}$"):
             door(name, value)
@@ -104,7 +104,7 @@ def test_each_door_refuses_alike(name, value, sentence, from_a_configuration):
 
 
 @pytest.mark.parametrize(("name", "value"), TAKEN)
-def test_each_door_takes_what_is_allowed(name, value, from_a_configuration):
+def test_every_entry_point_accepts_allowed_values(name, value, from_a_configuration):
     for door in (from_a_world, from_make_vec, from_a_configuration):
         params = door(name, value)
         assert params == Params()._replace(**{name: value}) and [type(got) for got in params] == [
@@ -112,7 +112,7 @@ def test_each_door_takes_what_is_allowed(name, value, from_a_configuration):
         ]
 
 
-def test_the_line_of_the_file_is_named(tmp_path):
+def test_message_names_the_line_of_the_file(tmp_path):
     source = tmp_path / "mine.toml"
     source.write_text('[env]\nname = "platformer"\n[env.params]\nframes = 3\nsteps = 0\nspeed = 1\n')
     with pytest.raises(ConfigError) as caught:
@@ -125,7 +125,7 @@ def test_the_line_of_the_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "config check", "config show"])
-def test_the_command_line_ends_with_2_and_makes_nothing(command, tmp_path, monkeypatch, capsys):
+def test_command_line_exits_with_2_and_creates_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         sys,
@@ -159,7 +159,7 @@ def test_the_command_line_ends_with_2_and_makes_nothing(command, tmp_path, monke
     ],
     ids=list("abcdefghij"),
 )
-def test_what_is_no_parameter_is_refused(given, sentence):
+def test_unknown_parameters_are_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence):
         ranges.checked(BOUNDED, given)
 
@@ -196,7 +196,7 @@ def test_what_is_no_parameter_is_refused(given, sentence):
     ],
     ids=str,
 )
-def test_a_declaration_that_is_wrong_is_found_wherever_it_is_used(declared, sentence, monkeypatch):
+def test_wrong_declarations_are_reported_everywhere(declared, sentence, monkeypatch):
     env = envs.Env(
         Params,
         1,
@@ -217,7 +217,7 @@ def test_a_declaration_that_is_wrong_is_found_wherever_it_is_used(declared, sent
         config.load(None, ["env.name=bounded"])
 
 
-def test_a_default_that_no_device_holds_is_found():
+def test_unrepresentable_defaults_are_reported():
     class Endless(NamedTuple):
         far: float = float("inf")
 
@@ -225,7 +225,7 @@ def test_a_default_that_no_device_holds_is_found():
     assert "the default of 'far' is inf: input should be a finite number" in declaration.declaration_problems(env)
 
 
-def test_ranges_are_no_part_of_what_is_compiled():
+def test_ranges_do_not_affect_compiled_code():
     other = envs.Env(Params, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe, name="bounded")
     assert other == BOUNDED and hash(other) == hash(BOUNDED)
 
@@ -238,8 +238,8 @@ SLACK = 1e-6  # of a bound, as `operant check` grants
 
 
 class Player:
-    """Lanes, stepped as a world steps them, between guard rows and with indices checked; parameters are an argument of
-    what it compiles.
+    """Lanes stepped like a world, between guard rows and with bounds checks; parameters are an argument of the compiled
+    code.
     """
 
     def __init__(self, env):
@@ -266,9 +266,7 @@ class Player:
         self.shell = shell
 
     def fault(self, params, steps, bounds=True):
-        """What goes wrong in the first of some steps under random and extreme actions, in words; None where nothing
-        does.
-        """
+        """Description of the first fault under random and extreme actions, or None."""
         slot, generator, p = self.guarded.slot, np.random.default_rng(1), device_params(params)
         low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in self.env.observation.bounds())
         slack = SLACK * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
@@ -296,7 +294,7 @@ class Player:
 
 
 def values(env):
-    """Each parameter at its least and its greatest; where there is no bound, at something that nobody plays with."""
+    """Each parameter at its minimum and maximum; unbounded ones at an extreme value."""
     for name, default in env.Params()._asdict().items():
         if isinstance(default, bool):
             yield from ((name, False), (name, True))
@@ -328,8 +326,8 @@ CLASSICS = {
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_ships_bears_what_its_ranges_allow(name):
-    """One parameter at a time. Several together may lead an observation out of its bounds, and nothing else."""
+def test_shipped_environments_work_at_the_limits_of_their_ranges(name):
+    """One parameter at a time. Several together may only lead an observation out of its bounds."""
     env = envs.find(name)
     player, defaults, generator = Player(env), env.Params(), np.random.default_rng(1)
     tried = list(values(env))
@@ -344,9 +342,9 @@ def test_what_ships_bears_what_its_ranges_allow(name):
     assert {case: fault for case, fault in faults.items() if fault} == {}
 
 
-def test_what_would_be_borne_badly_is_seen():
-    """The test above can fail: out of their ranges masses give NaN, and a long step, which is in its range, leaves the
-    bounds that Gymnasium declares.
+def test_faults_beyond_the_ranges_are_detected():
+    """Check of the test above: masses outside of their range give NaN, and a long step within its range leaves the
+    declared bounds.
     """
     player = Player(envs.find("cartpole"))
     defaults = player.env.Params()

@@ -1,5 +1,5 @@
-"""Snake against an independent reference: its rules in plain Python, on a list of cells, drawing from `plain_philox`.
-And what must hold in any game.
+"""Snake against an independent reference in plain Python, on a list of cells, drawing from `plain_philox`; invariants
+of every game.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOVES = {0: (-1, 0), 1: (0, 1), 2: (1, 0), 3: (0, -1)}  # up, right, down, left
 
 
 class Game:
-    """One game, by the rules as the environment's docstring tells them."""
+    """Reference game."""
 
     def __init__(self, height: int, width: int, key: Key) -> None:
         self.height, self.width = height, width
@@ -42,7 +42,7 @@ class Game:
         return free[key.integer(0, len(free))] if free else None
 
     def step(self, action: int, key: Key) -> tuple[int, str]:
-        """The reward, and how the game ended, if it did."""
+        """Reward, and the cause of the end of the game, if any."""
         up, right = MOVES[action]
         neck = self.body[1]
         if (self.body[0][0] + up, self.body[0][1] + right) != neck:
@@ -64,7 +64,7 @@ class Game:
         return (-1, "starved") if self.hungry == self.height * self.width else (0, "")
 
     def observation(self) -> np.ndarray:
-        """(H W 3) bytes."""
+        """Bytes (H W 3)."""
         seen = np.zeros((self.height, self.width, 3), np.uint8)
         for k, (row, column) in enumerate(reversed(self.body)):
             seen[row, column, 0] = min(k + 1, 255)
@@ -75,10 +75,10 @@ class Game:
 
 
 def round_tour(height: int, width: int) -> np.ndarray:
-    """For each cell the action that leads on along a round tour of the board: down the left column, then right and left
-    in the rows back up.
+    """Action of each cell along a Hamiltonian cycle: down the left column, then right and left through the rows back
+    up.
 
-    Where a snake would begin against it, the same upside down.
+    Upside down if the snake would start against it.
     """
     action = np.zeros((height, width), np.int32)
     action[:, 0] = 2
@@ -95,7 +95,7 @@ def round_tour(height: int, width: int) -> np.ndarray:
     return np.array([2, 1, 0, 3], np.int32)[action[::-1]]
 
 
-def test_the_round_tour_visits_every_cell():
+def test_hamiltonian_cycle_visits_every_cell():
     for height, width in ((4, 6), (10, 10)):
         tour, cell, seen = round_tour(height, width), (height // 2, width // 2), []
         for _ in range(height * width):
@@ -106,8 +106,8 @@ def test_the_round_tour_visits_every_cell():
 
 
 def chosen(games: list[Game], tour: np.ndarray, generator: np.random.Generator, t: int) -> np.ndarray:
-    """An action for each lane, (1, N): by lane modulo 4 at random; along the round tour; at random, but not to a
-    certain death; in narrow circles.
+    """Action for each lane, (1, N), by lane modulo 4: random; along the cycle; random without certain death; in narrow
+    circles.
     """
     actions = generator.integers(0, 4, len(games)).astype(np.int32)
     for lane, game in enumerate(games):
@@ -129,11 +129,10 @@ def chosen(games: list[Game], tour: np.ndarray, generator: np.random.Generator, 
 
 
 def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = False) -> dict[str, int]:
-    """Play in a world and by the reference at once. Rewards, ends, heads, foods and lengths are compared in each step,
-    boards in every `every`-th lane in turn.
+    """Play in a world and in the reference: compare rewards, ends, heads, food and lengths in each step, boards in
+    every `every`-th lane in rotation.
 
-    With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns how often games
-    ended in which way.
+    With `finals` also final observations, by a kernel that only this needs. Returns counts of the causes of death.
     """
     height, width, _ = env.observation.shape
     world = DeviceWorld(env, lanes, seed=SEED, every_final=finals)
@@ -184,13 +183,13 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     return ends
 
 
-def test_steps_are_those_of_the_reference():
+def test_steps_equal_the_reference():
     ends = compare(envs.find("snake"), lanes=64, steps=10_000, every=16)
     assert min(ends.values()) >= 16, ends
 
 
 @pytest.mark.soak
-def test_every_board_is_that_of_the_reference():
+def test_every_board_equals_the_reference():
     ends = compare(envs.find("snake"), lanes=64, steps=40_000, every=1, finals=True)
     assert min(ends.values()) >= 64, ends
 
@@ -198,20 +197,20 @@ def test_every_board_is_that_of_the_reference():
 SMALL = rules.snake(4, 6)
 
 
-def test_a_small_board_is_filled_and_won():
+def test_small_board_is_filled_and_won():
     ends = compare(SMALL, lanes=16, steps=600, every=1)
     assert ends["won"] >= 8, ends
 
 
 @pytest.mark.soak
-def test_a_board_of_more_cells_than_a_byte_counts():
+def test_board_with_more_than_255_cells():
     env = rules.snake(16, 18)
     assert env.int_state is not None and env.int_state.dtype == "int32"
     ends = compare(env, lanes=8, steps=50_000, every=1)
     assert ends["won"] > 0, ends
 
 
-def test_food_is_as_likely_on_every_free_cell(serial_worlds):
+def test_food_is_uniform_over_free_cells(serial_worlds):
     lanes = 97 * 400
     world = DeviceWorld(envs.find("snake"), lanes, seed=3)
     slot = world.slot()
@@ -243,7 +242,7 @@ class Small:
 @given(
     st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=60)
 )
-def test_what_holds_in_every_game(seed, actions):
+def test_invariants_of_every_game(seed, actions):
     trial = Small(seed)
     length_before = np.full(8, 3)
     for row in actions:
@@ -264,13 +263,13 @@ def test_what_holds_in_every_game(seed, actions):
                 "a segment lies beside the next"
             )
         assert np.array_equal(length[ended], np.full(ended.sum(), 3))
-        # The score never falls, and rises by what was gained.
+        # The score never falls, and rises by the reward.
         assert np.array_equal(length[~ended], (length_before + (reward == 1.0))[~ended])
         length_before = length
 
 
 @pytest.mark.parametrize("size", [(2, 10), (5, 6), (6, 5), (0, 0), (64, 66), (10.0, 10)])
-def test_a_board_without_a_round_tour_or_with_too_many_cells_is_refused(size):
+def test_unsupported_sizes_are_refused(size):
     with pytest.raises(ValueError, match=f"{size[0]} x {size[1]}"):
         rules.snake(*size)
 
@@ -281,7 +280,7 @@ def test_rewards_are_parameters():
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    food = torch.tensor([56.0, 0.0])  # right before the first snake's head
+    food = torch.tensor([56.0, 0.0])  # directly in front of the first snake's head
     world.lanes.state[rules.FOOD] = food
     slot.action.fill_(1)
     gained = []
@@ -298,7 +297,7 @@ def test_rewards_are_parameters():
     ]
 
 
-def test_the_picture_shows_body_head_food_and_wall():
+def test_picture_shows_body_head_food_and_wall():
     env = envs.find("snake")
     world = DeviceWorld(env, 1, seed=SEED)
     world.reset(world.bind(world.slot()))
@@ -314,20 +313,20 @@ def test_the_picture_shows_body_head_food_and_wall():
 
 
 def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
-    """Mean return and mean length at the end of the games that ended in each fifth of a training by the shipped recipe,
-    on as many lanes as suit a CPU.
+    """Mean return and mean final length of the games that ended in each fifth of a training with the shipped recipe,
+    with lanes for a CPU.
     """
     fifths = learnt("snake", ["env.lanes=480"], iterations, parts=5)
     return [(sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]) for sums in fifths]
 
 
-def test_the_recipe_begins_to_learn(serial_worlds):
+def test_length_improves_early_with_the_recipe(serial_worlds):
     returns, lengths = zip(*returns_and_lengths(25), strict=True)
     assert returns[0] < -0.5 and returns[-1] > 0.5
     assert lengths[-1] > lengths[0] + 1.0
 
 
 @pytest.mark.soak
-def test_the_recipe_learns():
+def test_length_improves_with_the_recipe():
     """150 iterations are 2.3 M steps."""
     assert returns_and_lengths(150)[-1][1] > 15.0

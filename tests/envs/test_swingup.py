@@ -1,5 +1,5 @@
-"""Swing-up, and cart-pole with a push of any strength, against their equations in float64, from the same state at each
-step; their starts, and pictures.
+"""Swing-up and continuous cart-pole against their equations in float64, from the same state at each step; starts and
+pictures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTINUOUS = envs.find("cartpole_continuous")
 
 
 class Trial:
-    """A world with one slot, as arrays."""
+    """World with one slot, as arrays."""
 
     def __init__(self, env: Env, lanes: int, seed: int = 1) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, every_final=True)
@@ -45,8 +45,8 @@ class Trial:
 def accelerations(
     theta: np.ndarray, spin: np.ndarray, force: np.ndarray, g: float, m: float, M: float, l: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the cart and the pole, solved from the two equations of motion of a cart and a uniform rod whose middle is l
-    from the hinge.
+    """Accelerations of cart and pole, from the equations of motion of a cart and a uniform rod with centre at distance
+    l.
 
     (M + m) x'' + m l theta'' cos theta = F + m l theta'^2 sin theta
     m l x'' cos theta + 4/3 m l^2 theta'' = m g l sin theta
@@ -63,7 +63,7 @@ def accelerations(
 
 
 def swung(state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The next state (4, N), reward and end by the rules of the source, in float64."""
+    """Next state (4, N), reward and end by the source's rules, in float64."""
     x, speed, theta, spin = state
     reward = (
         np.cos(theta)
@@ -83,7 +83,7 @@ def swung(state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def balanced(state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of cart-pole, as in Gymnasium's CartPole-v1."""
+    """Next state, reward and end by Gymnasium's CartPole-v1."""
     x, speed, theta, spin = state
     push, turn = accelerations(theta, spin, force, g=9.8, m=0.1, M=1.0, l=0.5)
     after = np.array([x + 0.02 * speed, speed + 0.02 * push, theta + 0.02 * spin, spin + 0.02 * turn])
@@ -91,15 +91,15 @@ def balanced(state: np.ndarray, force: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Absolute errors of states (4, N); an angle at the seam may be wrapped to either side."""
+    """Absolute errors of states (4, N), modulo whole turns of the angle."""
     error = np.abs(ours.astype(np.float64) - theirs)
     error[rules.THETA] = np.minimum(error[rules.THETA], np.abs(error[rules.THETA] - 2 * math.pi))
     return error
 
 
 def forces(env: Env, state: np.ndarray, generator: np.random.Generator, t: int) -> np.ndarray:
-    """Pushes of step t, (1, N): at random, to and fro, and in every fourth lane a feedback that balances a pole once it
-    is up.
+    """Forces of step t, (1, N): random, alternating, and in every fourth lane a feedback controller that balances the
+    pole.
     """
     chosen = rollout_actions(env, generator, t, state.shape[1]).numpy()
     x, speed, theta, spin = state[:, ::4]
@@ -109,15 +109,15 @@ def forces(env: Env, state: np.ndarray, generator: np.random.Generator, t: int) 
 
 
 @pytest.mark.parametrize("name", ["swingup", "cartpole_continuous"])
-def test_steps_are_those_of_the_equations(name):
+def test_steps_equal_the_equations(name):
     env = envs.find(name)
     trial, generator = Trial(env, LANES), np.random.default_rng(7)
     scale, rule = (1.0, swung) if name == "swingup" else (10.0, balanced)
     ends, best = np.zeros(2, int), -math.inf
     for t in range(1000):
         if t % 100 == 0:
-            trial.age[:] = generator.integers(0, env.time_limit, LANES)  # so that lanes meet the time limit
-            if name == "swingup":  # and some poles stand
+            trial.age[:] = generator.integers(0, env.time_limit, LANES)  # so that lanes reach the time limit
+            if name == "swingup":  # and some poles are upright
                 trial.state[:, :32] = generator.normal(0.0, 0.05, (4, 32)).astype(np.float32)
         before, age, action = trial.state.astype(np.float64), trial.age.copy(), forces(env, trial.state, generator, t)
         trial.step(action)
@@ -140,7 +140,7 @@ def test_steps_are_those_of_the_equations(name):
     assert best > 3.9 if name == "swingup" else best == 1.0
 
 
-def test_a_swing_starts_below_and_slowly(serial_worlds):
+def test_episodes_start_hanging_and_slow(serial_worlds):
     state = Trial(envs.find("swingup"), 100_000, seed=3).state.astype(np.float64)
     from_below = np.mod(state[rules.THETA], 2 * math.pi) - math.pi  # both arcs, joined where the pole hangs
     for row, reach in (
@@ -150,7 +150,7 @@ def test_a_swing_starts_below_and_slowly(serial_worlds):
         (state[rules.THETA_DOT], 0.5),
     ):
         assert np.abs(row).max() <= reach + 1e-6 and row.min() < -0.999 * reach and row.max() > 0.999 * reach
-        # Five standard errors of a uniform number's mean, and of its variance.
+        # Five standard errors of the mean and the variance of a uniform variable.
         assert abs(row.mean()) < 5 * 2 * reach / math.sqrt(12 * 100_000)
         assert abs(row.var() - reach**2 / 3) < 5 * 4 * reach**2 / math.sqrt(180 * 100_000)
     assert np.all(state[rules.THETA] >= -math.pi - 1e-6) and np.all(state[rules.THETA] < math.pi + 1e-6)
@@ -172,8 +172,8 @@ def test_seconds_upright_are_counted():
     assert upright_s == pytest.approx(30 * 2 / 60)
 
 
-def test_full_pushes_are_cartpoles():
-    """The same bits would be too much to ask of two orders of the same operations."""
+def test_full_pushes_equal_cartpole():
+    """Equal up to rounding: the order of operations differs."""
     plain, shared, generator = (
         Trial(envs.find("cartpole"), 64, seed=5),
         Trial(CONTINUOUS, 64, seed=5),
@@ -190,7 +190,7 @@ def test_full_pushes_are_cartpoles():
 
 @settings(max_examples=30, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=80))
-def test_what_holds_in_every_swing(seed, pushes):
+def test_invariants_of_every_episode(seed, pushes):
     trial = Trial(envs.find("swingup"), 4, seed=seed)
     for push in pushes:
         trial.step(np.full((1, 4), push, np.float32))
@@ -203,7 +203,7 @@ def test_what_holds_in_every_swing(seed, pushes):
         assert np.abs(trial.slot.observation[2] ** 2 + trial.slot.observation[3] ** 2 - 1).max() < 1e-5
 
 
-def test_the_picture_shows_pole_cart_and_rail():
+def test_picture_shows_pole_cart_and_rail():
     env = envs.find("swingup")
     p = device_params(env.Params())
 
