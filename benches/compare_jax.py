@@ -55,7 +55,7 @@ def jax_training(
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", default=sys.executable, help="a Python that has JAX")
+    parser.add_argument("--python", default=sys.executable, help="a Python interpreter with JAX")
     parser.add_argument(
         "--sizes",
         type=lambda text: [tuple(map(int, size.split("x"))) for size in text.split(",")],

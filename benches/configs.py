@@ -32,9 +32,8 @@ MARKS = {
     "snake": 26,
     "swingup": 3300,
 }
-"""What counts as learnt, in greedy return: the thresholds of the field where it has any, else those of this project's
-games, by whose rules a return of 26 at snake is a mean length of 30: three cells at the start, one taken off for the
-death. Recipes by their environments; of those that ship, those that one number judges.
+"""Thresholds of success in greedy return, by environment: those of the field where they exist, otherwise this
+project's. For snake, a return of 26 is a mean length of 30: three cells at the start, minus one for the death.
 """
 
 

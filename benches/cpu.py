@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--only", default="stepping,ppo,chunks")
-    parser.add_argument("--jax", metavar="PYTHON", help="a Python that has JAX")
+    parser.add_argument("--jax", metavar="PYTHON", help="a Python interpreter with JAX")
     arguments = parser.parse_args()
     repeats, wanted = arguments.repeats, arguments.only.split(",")
     threads = set_threads(0)

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="")
     parser.add_argument("--lanes", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, at most")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of training")
     parser.add_argument("--kept", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="exports-"))

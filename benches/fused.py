@@ -38,7 +38,7 @@ from operant.kernels.dense.select import with_config
 from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
-"""Relative error that a gradient may have."""
+"""Tolerance of the relative error of a gradient."""
 
 SIZES = ((2048, 16), (8192, 64), (65536, 64))
 GOALS = (90e6, 250e6, 415e6)
@@ -249,7 +249,7 @@ CONFIGS = (
     (32, 4, None),
     (32, 2, None),
 )
-"""Rows, warps and most registers of the gradient's kernel."""
+"""Rows, warps and maximum registers of the gradient kernel."""
 
 
 def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
@@ -295,15 +295,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer combinations")
     parser.add_argument("--wide", action="store_true")
-    parser.add_argument("--games", action="store_true", help="with --wide: the games alone")
+    parser.add_argument("--games", action="store_true", help="with --wide: only the games")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="with --wide and --curves: on a CPU, through Triton's interpreter (TRITON_INTERPRET=1)",
+        help="with --wide and --curves: run on a CPU in Triton's interpreter (TRITON_INTERPRET=1)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=90.0, help="with --wide and --curves: begin nothing more after so long"
+        "--seconds", type=float, default=90.0, help="with --wide and --curves: seconds after which no new work starts"
     )
     arguments = parser.parse_args()
     if arguments.wide and arguments.games:

@@ -23,7 +23,7 @@ KINDS = (("torch", "fp32"), ("fused", "fp32"), ("fused", "tf32"), ("fused", "bf1
 SEEDS, ITERATIONS, LANES, HORIZON = 5, 150, 2048, 16
 MARKS = (5, 10, 15, 20, 30, 40, 60, 80, 100, 125, 150)
 WINDOW = 5
-"""A point is the mean over the episodes of so many iterations: few end in each once they are long."""
+"""Iterations per point of a curve: few episodes end per iteration once they are long."""
 
 COLOURS = {"torch fp32": "#222222", "fused fp32": "#1f77b4", "fused tf32": "#2ca02c", "fused bf16": "#d62728"}
 

@@ -44,22 +44,22 @@ from operant.nn import mlp
 GAMES = ("snake", "pacman", "g2048", "go", "breakout")
 
 DENSE = {"hidden": [256, 256], "activation": "relu", "shared": True}
-"""The network of a game that ships with convolutions."""
+"""Network of a game that ships with convolutions."""
 
 LEFT_OUT = ("precision", "kernels", "kernel_config", "horizon", "anneal_steps", "microbatch")
-"""What a bench chooses itself of a configuration's [algo]."""
+"""Keys of [algo] set by the bench instead of the configuration."""
 
 SIZES = Sizes(horizon=32, iterations=200)
 TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, microbatch=128, workers=2)
 
 BENT = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
-"""Relative error that a gradient may have behind relu: where rounding carries a unit over its bend, the unit's whole
-share of a sample's gradient comes or goes. (In the interpreter, tf32, Pacman's network: 3.3e-3; with tanh or silu in
-place of relu 0.9e-3 and 0.7e-3.) So it is measured with silu, too.
+"""Tolerance of the relative error of a gradient with relu. Where rounding carries a unit across the kink, its whole
+contribution to a sample's gradient appears or vanishes. (In the interpreter, tf32, Pacman's network: 3.3e-3; with tanh
+or silu instead of relu 0.9e-3 and 0.7e-3.) Therefore silu is measured as well.
 """
 
 CHECKED_SHARE = 0.6
-"""Of the seconds: when the checks are cut short, if they are not done."""
+"""Fraction of the time limit after which unfinished checks are stopped."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from operant.nn import NetConfig
 from operant.worlds import DeviceWorld
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
-"""On a CPU (TRITON_INTERPRET=1) nothing is timed: it shows that the bench runs."""
+"""On a CPU (TRITON_INTERPRET=1) nothing is timed: a smoke test of the bench."""
 
 
 if WHERE == "cpu":  # kernels are interpreted
@@ -200,8 +200,8 @@ FAST = (
     ("fused", "scalar", 1.0, 1, 16, False),
     ("torch", "scalar", 1.0, 1, 16, False),
 )
-"""FastSAC's own shape: eight updates of a batch of 8,192 a tick of 4,096 lanes, the actor in every fourth; with one
-update a tick; and as it was before.
+"""FastSAC's shape: eight updates with batches of 8,192 per tick of 4,096 lanes, the actor in every fourth; with one
+update per tick; and the earlier settings.
 """
 
 
@@ -243,19 +243,19 @@ def main() -> None:
     parser.add_argument("--kernels", default="fused,torch")
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--horizon", type=int, default=128, help="ticks of an iteration")
-    parser.add_argument("--ratio", type=float, default=1.0, help="updates a tick")
+    parser.add_argument("--horizon", type=int, default=128, help="ticks per iteration")
+    parser.add_argument("--ratio", type=float, default=1.0, help="updates per tick")
     parser.add_argument("--algo", default="sac", choices=["sac", "td3"])
     parser.add_argument("--env", default="pendulum")
     parser.add_argument("--activation", default="relu")
     parser.add_argument("--layer-norm", action="store_true")
     parser.add_argument("--critics", type=int, default=2)
-    parser.add_argument("--numbers", action="store_true", help="how far results are from torch's, instead of rates")
+    parser.add_argument("--numbers", action="store_true", help="print differences from torch instead of rates")
     parser.add_argument("--critic", default="scalar", choices=["scalar", "c51"])
-    parser.add_argument("--critic-hidden", default="", help="the critics' widths, where they are not the actor's")
-    parser.add_argument("--delay", type=int, default=1, help="updates of the critics for one of the actor")
-    parser.add_argument("--fast", action="store_true", help="FastSAC's own shape, in its own ratios and others")
-    parser.add_argument("--parts", action="store_true", help="what each launch takes")
+    parser.add_argument("--critic-hidden", default="", help="widths of the critics, if they differ from the actor's")
+    parser.add_argument("--delay", type=int, default=1, help="critic updates per actor update")
+    parser.add_argument("--fast", action="store_true", help="FastSAC's shape with several update ratios")
+    parser.add_argument("--parts", action="store_true", help="time each launch")
     arguments = parser.parse_args()
     say(device=torch.cuda.get_device_name() if WHERE == "cuda" else "CPU")
     if arguments.fast:

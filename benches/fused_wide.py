@@ -30,7 +30,7 @@ from operant.kernels.tile_config import PerLayer, TileConfig, Workload, candidat
 from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
-"""Relative error that a gradient may have."""
+"""Tolerance of the relative error of a gradient."""
 
 PLAIN = {"entropy_coefficient": 0.03}
 CLIPPED = PLAIN | {"value_clip": 0.1, "normalize_observations": True}

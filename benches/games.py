@@ -31,17 +31,17 @@ from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
 WHOLE = ("snake", "g2048", "go", "pacman")
-"""Games of whole numbers."""
+"""Games with integer arithmetic."""
 
 GAMES = ("breakout", "snake", "platformer", "pong", "swingup", "pacman", "g2048", "go")
 ONE_STEP = 1e-4
-"""What counts as equal in one step from a shared state, relative to max(1, |x|)."""
+"""Tolerance of one step from a shared state, relative to max(1, |x|)."""
 
 DRAWS = 8
-"""Different actions that a graph goes through, over and over."""
+"""Number of action sets that a graph cycles through."""
 
 WARM_UP = 300
-"""Steps before a measurement, so that lanes stand in the middle of their games."""
+"""Steps before a measurement, so that lanes are in mid-game."""
 
 
 def same(name: str, lanes: int, steps: int) -> str:

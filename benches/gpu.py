@@ -28,10 +28,8 @@ from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
 ONE_STEP, TYPICAL = 1e-4, 1e-3
-"""What counts as equal: in one step from the same state, every lane, relative to max(1, |x|); over 200 free steps, the
-median lane.
-
-Free steps cannot be held to more: near the top of a pendulum's swing the last bit decides which way it falls.
+"""Tolerances: of one step from the same state for every lane, relative to max(1, |x|); of 200 free steps for the median
+lane. Free steps diverge: near the top of a pendulum's swing the last bit decides the direction of the fall.
 """
 
 

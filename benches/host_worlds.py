@@ -38,7 +38,7 @@ from operant.worlds.host_world import HostWorld
 CASES = (65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1)
 """Lanes, horizon and buffers of Breakout's rules on the CPU."""
 MORE = {(65536, 32, 2): ((1, True), (4, False), (4, True)), (131072, 16, 4): ((1, True),)}
-"""Of some of them: epochs, and whether learning goes on beside the next collection."""
+"""Variants of some of them: epochs, and algo.overlap."""
 THREADS = (16, 8, 4, 2, 1)
 PARTS = ("check", "overlap", "cpu", "breakout", "buffers")
 

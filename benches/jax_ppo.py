@@ -201,7 +201,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
-        "--solve", action="store_true", help="train 120 iterations and show the mean length of episodes"
+        "--solve", action="store_true", help="train 120 iterations and print the mean length of episodes"
     )
     arguments = parser.parse_args()
     if arguments.solve:

@@ -30,12 +30,12 @@ from operant.training.evaluate import Evaluation, Evaluator
 from operant.worlds.device_world import DeviceWorld
 
 WATCHED, FRESH = 512, 1024
-"""Games of an evaluation on the way, and at the end."""
+"""Games of an evaluation during training, and at the end."""
 
 FRESH_SEED = 10_007
 LONGEST = 12_000  # steps of a game
 SWING_S = 500
-"""Steps after which a pole is up, if it ever is."""
+"""Steps after which the pole is up in a solved episode."""
 
 
 class Mark(NamedTuple):

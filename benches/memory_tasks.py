@@ -249,10 +249,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--limit", type=float, help="seconds of training at most")
-    parser.add_argument("--fresh", type=int, help="games of another seed at the end")
+    parser.add_argument("--limit", type=float, help="maximum seconds of training")
+    parser.add_argument("--fresh", type=int, help="final evaluation games, with another seed")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
-    parser.add_argument("--curve", type=int, default=0, metavar="PARTS", help="go on to the end, with so many looks")
+    parser.add_argument(
+        "--curve", type=int, default=0, metavar="PARTS", help="train to the end, with this number of evaluations"
+    )
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--profile", action="store_true")

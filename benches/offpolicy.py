@@ -382,7 +382,7 @@ TUNE = {
         "env.lanes=512 batch_size=512 learning_rate=2e-3",
     ],
 }
-"""Other values of recipes: keys of `[algo]`, unless they name their section."""
+"""Overrides of recipes: keys of `[algo]` unless they name a section."""
 
 
 def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:

@@ -45,9 +45,9 @@ from operant.worlds.host_world import HostWorld
 PARTS = ("ale_alone", "ale", "mujoco_alone", "mujoco", "resize", "ale_learn", "mujoco_learn")
 CORES = len(os.sched_getaffinity(0))
 ALONE: dict[str, float] = {}
-"""Rates alone, in steps a second."""
+"""Rates without learning, in steps per second."""
 CHOSEN = argparse.Namespace()
-"""What the command line says."""
+"""Parsed command line."""
 
 # ALONE
 
@@ -154,7 +154,7 @@ ALE = {
     "asynchronous, 256 lanes": ("env.lanes=256", "env.buffers=1", "env.asynchronous=true", "algo.horizon=64", *LARGE),
     "learning after": ("algo.horizon=128", "algo.overlap=false", *LARGE),
 }
-"""Cases of Pong: what they have other than the recipe, which learns beside the next collection."""
+"""Variants of the recipe for Pong, which uses algo.overlap."""
 TINY_ALE = ("env.lanes=8", "algo.horizon=4", "algo.epochs=1", "algo.minibatches=1", "env.time_limit=30")
 
 
@@ -338,12 +338,12 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--all", action="store_true", help="every rate alone")
-    parser.add_argument("--cases", help="of `ale`: those whose names hold one of these, with | between them")
+    parser.add_argument("--all", action="store_true", help="seconds per rate without learning")
+    parser.add_argument("--cases", help="cases of `ale` whose names contain one of these words, separated by |")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--seconds", type=float, default=86.0, help="of a curve")
-    parser.add_argument("words", nargs="*", help="KEY=VALUE, of the curve of Pong")
+    parser.add_argument("--seconds", type=float, default=86.0, help="seconds of a curve")
+    parser.add_argument("words", nargs="*", help="KEY=VALUE overrides of the curve of Pong")
     arguments = parser.parse_intermixed_args(namespace=CHOSEN)
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 LINES = 25
-"""Of a rank's error stream, where a part fails."""
+"""Characters printed of a failed rank's error stream."""
 
 
 def say(**found: object) -> None:

@@ -90,7 +90,7 @@ FAULTS = {
     "cartpole": "env.lanes=16384 algo.horizon=32 algo.minibatches=2 algo.chunks=64 run.steps=800M",
     "recipe": "--config breakout run.target=1000 algo.chunks=128 run.steps=400M",
 }
-"""Of `faults`."""
+"""Cases of `faults`."""
 
 
 def faults(asked: Asked) -> None:
@@ -183,7 +183,7 @@ USERS = {
     "dqn": "--config dqn/cartpole",
 }
 LARGE = {"normalised": (65536, 4_000_000_000), "small": (2048, 300_000_000)}
-"""Lanes and steps a GPU; of the others the recipes' own lanes, of all GPUs together, until their targets."""
+"""Lanes and steps per GPU; recipes use their own lanes over all GPUs, until their targets."""
 SHORT = {"normalised": 1_000_000_000, "small": 20_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
 
 

@@ -57,7 +57,7 @@ SMALL = [
     "algo.chunks=8",
     "algo.kernels=torch",
 ]
-"""By torch gradients are made chunk by chunk, those of a memory step by step."""
+"""With torch's kernels gradients are computed chunk by chunk, those of a memory step by step."""
 BITS: dict[str, tuple[str | None, list[str]]] = {  # a recipe, overrides
     "cartpole": (None, LARGE),
     "everything": (None, [*LARGE, *NORMALISED, "algo.target_kl=0.01"]),
@@ -69,7 +69,7 @@ BITS: dict[str, tuple[str | None, list[str]]] = {  # a recipe, overrides
     "muon": ("breakout", ["algo.chunks=128", "algo.kernel_config=first"]),
 }
 EAGER = ("cartpole", "everything", "muon")
-"""Of them, also without graphs."""
+"""Cases that also run without graphs."""
 
 
 def rates(asked: Asked) -> None:
@@ -218,10 +218,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--kinds", default=None, help=f"by default {','.join(KINDS)}; of bits and spin the first")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a part's set of processes may take")
-    parser.add_argument("--cases", default="", help="words of the cases to take; by default all")
-    parser.add_argument("--counts", default="", help="ranks of users' runs; by default 1, 2, ... up to --ranks")
-    parser.add_argument("--short", action="store_true", help="train a little only")
+    parser.add_argument("--limit", type=float, default=120.0, help="time limit of a part, in seconds")
+    parser.add_argument("--cases", default="", help="select cases that contain one of these words; default: all")
+    parser.add_argument("--counts", default="", help="ranks of runs by the command; default: 1, 2, ... up to --ranks")
+    parser.add_argument("--short", action="store_true", help="train only a little")
     parser.add_argument("--tiny", action="store_true", help="on the CPU")
     given = parser.parse_args()
     kinds = (given.kinds or ("gloo" if given.tiny else ",".join(KINDS))).split(",")

@@ -73,10 +73,10 @@ CASES = {
     "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
     "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
 }
-"""By name; minibatches as they are timed. A replay ratio is rounded to whole minibatches."""
+"""Cases by name, with their minibatches. A replay ratio is rounded to whole minibatches."""
 
 LIMITS = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
-"""Relative error that a gradient may have, behind relu: see `fused_games.BENT`."""
+"""Tolerance of the relative error of a gradient with relu: see `fused_games.BENT`."""
 
 
 def say(**row: object) -> None:
@@ -520,7 +520,7 @@ def main() -> None:
     parser.add_argument("--only", default="mingru,lstm,gru")
     parser.add_argument("--precisions", default="bf16,tf32")
     parser.add_argument("--lanes", default="8192,4096")
-    parser.add_argument("--time", help="in place of cases, precisions and lanes: CASE:KERNELS:PRECISION:LANES, ...")
+    parser.add_argument("--time", help="instead of cases, precisions and lanes: CASE:KERNELS:PRECISION:LANES, ...")
     words = parser.parse_args()
     parts, sizes, tiny = words.parts.split(","), [int(lanes) for lanes in words.lanes.split(",")], words.tiny
     if tiny:

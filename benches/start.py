@@ -409,8 +409,8 @@ def main() -> None:
     parser.add_argument("--only", default="phases,command,imports,solve")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--budget", type=float, default=50.0, help="seconds for `solve`")
-    parser.add_argument("--quick", action="store_true", help="two recipes only: whether this works")
+    parser.add_argument("--budget", type=float, default=50.0, help="time limit of `solve`, in seconds")
+    parser.add_argument("--quick", action="store_true", help="only two recipes, as a smoke test")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"))
     arguments = parser.parse_args()
     if arguments.child is not None:

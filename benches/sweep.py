@@ -316,10 +316,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--folder", type=Path, help="where Breakout's sweep is and stays")
-    parser.add_argument("--limit", type=float, help="seconds after which a sweep is stopped as by Ctrl-C")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the sweeps' documents are written")
-    parser.add_argument("--small", action="store_true", help="in a tiny form, for a CPU")
+    parser.add_argument("--folder", type=Path, help="folder of Breakout's sweep, kept afterwards")
+    parser.add_argument("--limit", type=float, help="seconds after which a sweep is stopped, as by Ctrl-C")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder for the sweeps' documents")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, for a CPU")
     arguments = parser.parse_args()
     from operant.config.recipes import find_source
 

@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=30, help="of the comparison byte for byte")
+    parser.add_argument("--rounds", type=int, default=30, help="iterations of the comparison byte for byte")
     arguments = parser.parse_args()
     set_threads(0)
     name = (

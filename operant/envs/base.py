@@ -146,14 +146,14 @@ class Box(_Declared):
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of `n` actions."""
+    """Choice among `n` actions."""
 
     n: int
 
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """One of `n[k]` actions for each dimension k."""
+    """Choice among `n[k]` actions in each dimension k."""
 
     n: tuple[int, ...]
 

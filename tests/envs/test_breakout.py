@@ -40,15 +40,15 @@ from operant.worlds.device_world import DeviceWorld
 ENV = find("breakout")
 SEED, LANES = 5, 64
 SCRIPTED, LATE = slice(32, 64), slice(48, 64)
-"""Lanes that a good player plays, and those of them that begin late in a game, over and over."""
+"""Lanes with the skilled player, and those among them that restart late in a game."""
 
 FIELD_WIDTH, FIELD_HEIGHT, BALL, PADDLE_Y = 576, 330, 32, 312
 TOLERANCE = 1e-3
-"""Pixels, between float32 and Python's floats after one step."""
+"""Tolerance in pixels between float32 and Python's floats after one step."""
 
 NUDGE = 1e-4
-"""Pixels. Where two things are met at almost the same time, float32 may see either first: so may the reference, from a
-hair beside.
+"""Tolerance in pixels for nearly simultaneous contacts: float32 may see either first, so the reference may start from a
+slightly shifted state.
 """
 
 

@@ -220,7 +220,7 @@ def made(columns: int = 64) -> Level:
 
 
 PRICES = ENV.Params(progress=0.5, coin=0.75, goal=5.0, death=-2.0)
-"""What the levels made by hand pay."""
+"""Rewards of the handmade levels."""
 
 
 class Played:

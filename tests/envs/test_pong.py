@@ -34,7 +34,7 @@ from operant.worlds.bounds import rollout_actions
 ENV = find("pong")
 SEED, LANES = 5, 64
 RANDOM, SCRIPTED, LATE = slice(0, 32), slice(32, 64), slice(48, 64)
-"""Lanes by who plays them, and those that begin late in a game, over and over."""
+"""Lanes by player, and those that restart late in a game."""
 
 
 class Game:

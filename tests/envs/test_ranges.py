@@ -322,7 +322,7 @@ CLASSICS = {
     "mountaincar_continuous",
     "pendulum",
 }
-"""Whose observations have Gymnasium's bounds, which are those of its own parameters."""
+"""Environments whose observation bounds are Gymnasium's, for default parameters."""
 
 
 @pytest.mark.parametrize("name", SHIPPED)
