@@ -244,7 +244,7 @@ def profile(place: Path, words: list[str]) -> None:
         began = time.perf_counter()
         if k > 3:
             profiler.enable()
-        code = worker.worked(run.path, None, False, reused=True)
+        code = worker.train_with_exit_code(run.path, None, False, reused=True)
         here._tidy()
         profiler.disable()
         say(part="profile", run=k, code=code, seconds=time.perf_counter() - began, training=results.of_run(run).seconds)

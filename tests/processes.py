@@ -89,7 +89,7 @@ def trained_here(place: Path, *words: str, name: str) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         go_to(place, patch)
         run = made(place, *words, name=name)
-        worker.work(run.path, resume=None)
+        worker.train(run.path, resume=None)
     return run.path
 
 
@@ -101,7 +101,7 @@ def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
     runs.update_document(
         run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()}
     )
-    worker.work(run.path, resume=start)
+    worker.train(run.path, resume=start)
 
 
 def go_to(place: Path, patch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def _train_here(run: Run, trusted: bool) -> None:
 
     worker.write_log()
     try:
-        worker.work(run.path, resume=None, trusted=trusted)
+        worker.train(run.path, resume=None, trusted=trusted)
     except OperantError as error:
         runs.discard_unstarted(run, error.exit_code)
         raise

@@ -12,7 +12,7 @@ _RETURNED = {
 """Return values of an environment's functions, by the names they are unpacked into."""
 
 
-def essence(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """Summary of a numba error: file and line, code, and the problem."""
     if isinstance(error, RecursionError):
         return (
@@ -42,10 +42,10 @@ def _place(error: BaseException, text: str) -> str:
         [(where.filename, where.line)] if where is not None else []
     )
     authors = [(filename, int(line)) for filename, line in named if not re.search(r"/numba(_cuda)?/", filename)]
-    return quoted(*authors[-1]) if authors else ""
+    return source_line(*authors[-1]) if authors else ""
 
 
-def quoted(filename: str, line: int) -> str:
+def source_line(filename: str, line: int) -> str:
     """Location and text of a source line."""
     code = linecache.getline(filename, line).strip()
     return f"{filename}:{line}" + (f" (`{code}`)" if code else "")

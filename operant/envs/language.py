@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from operant.compute.numba_errors import quoted
+from operant.compute.numba_errors import source_line
 from operant.envs.base import Env
 
 _NUMBERS = (
@@ -81,7 +81,7 @@ class Finding(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return f"{quoted(self.function.__code__.co_filename, self.line)}: {self.message}"
+        return f"{source_line(self.function.__code__.co_filename, self.line)}: {self.message}"
 
 
 def language_problems(env: Env) -> list[str]:
@@ -95,7 +95,7 @@ def language_problems(env: Env) -> list[str]:
 def prints(env: Env) -> list[str]:
     """Source lines with `print`, which would run for each lane and step."""
     lines = [
-        quoted(function.__code__.co_filename, node.lineno)
+        source_line(function.__code__.co_filename, node.lineno)
         for function in _functions(env)
         for node in _nodes(function)
         if isinstance(node, ast.Call) and _value(function, node.func) is print

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba import get_num_threads
 
-from operant.compute.numba_errors import essence
+from operant.compute.numba_errors import summary
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.envs import Env
 from operant.text import count
@@ -46,7 +46,7 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
             try:
                 ptx = compile_ptx(*call, capability)
             except Exception as error:
-                return [Finding(name, False, essence(error))]
+                return [Finding(name, False, summary(error))]
             if calls := undefined_calls(ptx):
                 return [Finding(name, False, f"calls functions that are not available on a GPU: {', '.join(calls)}")]
             instructions += float64_lines(ptx)
@@ -135,7 +135,7 @@ def picture(checked: BoundsChecked) -> Finding:
             return Finding(
                 name, False, f"`pixel_shader` writes into {what}, which belongs to training: it may only read"
             )
-    if buffer := checked.trespass():
+    if buffer := checked.overwritten_buffer():
         return Finding(name, False, f"`pixel_shader` writes outside {buffer}: it may only read")
     wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
     if bool(wrong.any()):
@@ -199,7 +199,7 @@ def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None
         with quick_check.muted():
             return run()
     except Exception as error:
-        return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
+        return Finding(name, False, f"{type(error).__name__}: {summary(error)}")
 
 
 def check(
@@ -210,15 +210,15 @@ def check(
     Ends early at a failure that later findings would only repeat. `report` is called with the name of the next check,
     which may take minutes.
     """
-    yield (finding := quick_check.declared(env))
+    yield (finding := quick_check.check_declaration(env))
     if not finding.passed:
         return
     report("compiles for the CPU")
     checked = BoundsChecked(env, min(lanes, quick_check.LANES))
-    yield (finding := quick_check.compiles(checked))
+    yield (finding := quick_check.check_compilation(checked))
     if not finding.passed:
         return
-    yield from quick_check.printing(env)
+    yield from quick_check.check_prints(env)
     sound = True
     for finding in _compiled_findings(env, checked, lanes, steps, report):
         sound &= finding.passed
@@ -236,13 +236,13 @@ def _compiled_findings(
     """Checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
-    yield _attempt("keeps to its columns", lambda: quick_check.keeps_to_its_columns(checked, min(steps, STEPS)), report)
+    yield _attempt("keeps to its columns", lambda: quick_check.check_indices(checked, min(steps, STEPS)), report)
     report("repeatable")
     try:
         with quick_check.muted():
             seen = long_rollout(env, lanes, steps)
     except Exception as error:
-        yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
+        yield Finding("runs", False, f"{type(error).__name__}: {summary(error)}")
         return
     yield from _long_rollout_findings(env, seen, lanes, steps)
     if seen.not_repeated is None:
@@ -280,5 +280,5 @@ def _long_rollout_findings(env: Env, seen: RolloutResult, lanes: int, steps: int
         if seen.episodes
         else "none ended"
     )
-    warnings = () if seen.episodes else quick_check.endless(env, steps, lanes)
+    warnings = () if seen.episodes else quick_check.check_episodes_end(env, steps, lanes)
     yield next(iter(warnings), Finding("episodes end", True, f"{ended} in {over} ({limit})"))

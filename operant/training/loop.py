@@ -241,7 +241,7 @@ class Trainer:
         if lacking and self.requests.pending and not solved:
             self._serve_requests()
         while self.step < config.run.steps and not solved:
-            self.team.tell("iterate", step=self.step, score=self._score)
+            self.team.command("iterate", step=self.step, score=self._score)
             set_scheduled(algo, self.step, self._score)
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
@@ -454,7 +454,7 @@ class Trainer:
         path, self._unconfirmed = self.store.wait(), None
         if path is None:
             self._failures += 1
-            self.requests.tell(save.requests, "failed", self._problem)
+            self.requests.answer_all(save.requests, "failed", self._problem)
         else:
             self._failures = 0
             self.writer.set_checkpoint(save.step)
@@ -466,7 +466,7 @@ class Trainer:
                 else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
             )
             self._event(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
-            self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
+            self.requests.answer_all(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:

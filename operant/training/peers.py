@@ -155,7 +155,7 @@ class Leader:
                 "run's folder"
             )
 
-    def tell(self, do: str, **fields: Any) -> None:
+    def command(self, do: str, **fields: Any) -> None:
         """Send a command to all other ranks."""
         for wire in tuple(self._wires.values()):
             wire.send(do=do, **fields)

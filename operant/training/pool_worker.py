@@ -37,7 +37,7 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
     os.close(descriptor)
     try:
         launch.mark_session()
-        return worker.worked(folder, resume, trusted, reused=True)
+        return worker.train_with_exit_code(folder, resume, trusted, reused=True)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -46,7 +46,7 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
 
 
 def _broken_off(folder: Path, code: int) -> bool:
-    """Whether a run was stopped before its first iteration; its document then names no process (`worker.work`)."""
+    """Whether a run was stopped before its first iteration; its document then names no process (`worker.train`)."""
     return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
 
 

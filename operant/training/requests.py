@@ -237,11 +237,11 @@ class Requests:
     # ANSWERING
 
     def take(self, verb: str) -> list[Request]:
-        """Remove and return all requests of a verb; the caller answers them with `tell`."""
+        """Remove and return all requests of a verb; the caller answers them with `answer_all`."""
         with self._lock:
             return self._unanswered.pop(verb, [])
 
-    def tell(self, requests: Iterable[Request], result: str, text: str) -> None:
+    def answer_all(self, requests: Iterable[Request], result: str, text: str) -> None:
         """Answer removed requests with a `result` of control.RESULTS and a sentence. Thread-safe; does not wait for a
         disk.
         """
@@ -250,7 +250,7 @@ class Requests:
 
     def answer(self, verb: str, result: str, text: str) -> None:
         """Answer all pending requests of a verb."""
-        self.tell(self.take(verb), result, text)
+        self.answer_all(self.take(verb), result, text)
 
     def take_answer(self) -> tuple[Request, str, str] | None:
         """Next answer to write to disk: request, result, sentence."""

@@ -97,7 +97,7 @@ class Team:
         self._leader.wait(ranks.JOIN_S, self._missing)
         address = self._leader.addresses[0]
         store = distributed.host_store("" if len(self._leader.addresses) > 1 else address)
-        self._leader.tell(
+        self._leader.command(
             "train",
             lanes=config.lanes,
             threads=config.run.threads,
@@ -119,14 +119,14 @@ class Team:
 
     # COLLECTIVE OPERATIONS
 
-    def tell(self, do: str, **fields: Any) -> None:
+    def command(self, do: str, **fields: Any) -> None:
         """Send the other ranks' next command: "iterate" or "state"."""
         if self._leader is not None:
-            self._leader.tell(do, **fields)
+            self._leader.command(do, **fields)
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
         """Tensors of a tier on the CPU, with the lanes of all ranks."""
-        self.tell("state", tier=tier)
+        self.command("state", tier=tier)
         return distributed.whole_state(algo, tier, self.exchange)
 
     def words(self, algo: Algorithm) -> str:

@@ -296,7 +296,7 @@ def _train(
     team.end()
 
 
-def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
+def train(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
     """Train the run of a folder in a process that continues afterwards: lock and signal handlers are released. Raises
     OperantError.
 
@@ -319,7 +319,7 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         lock.release()
 
 
-def worked(
+def train_with_exit_code(
     folder: Path,
     resume: str | None,
     trusted: bool = False,
@@ -335,7 +335,7 @@ def worked(
             _train_follower(folder, resume, trusted, placement)
             return 0
         if reused:
-            work(folder, resume=resume, trusted=trusted)
+            train(folder, resume=resume, trusted=trusted)
             return 0
         with Requests() as requests:
             lock = runs.acquire(folder)  # held until the process exits
@@ -410,7 +410,7 @@ def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: 
     launch.mark_session()
     if placement.rank == 0 and not runs.has_trainer(folder):
         (folder / "exit.json").unlink(missing_ok=True)
-    code = worked(folder, resume, trusted, placement=placement)
+    code = train_with_exit_code(folder, resume, trusted, placement=placement)
     if placement.rank == 0:
         began.write_ending(folder, code, os.getpid())
     os.write(own_stderr, f"operant: rank {placement.rank} ended with exit code {code}\n".encode())
@@ -451,7 +451,9 @@ def main() -> NoReturn:
             placement = ranks.Placement(arguments.rank, arguments.ranks, arguments.rank, arguments.ranks)
         elif not arguments.spawn:
             placement = ranks.placement(os.environ)
-        code = (worked if placement.launcher is None else _train_launched)(folder, resume, trusted, placement=placement)
+        code = (train_with_exit_code if placement.launcher is None else _train_launched)(
+            folder, resume, trusted, placement=placement
+        )
     except OperantError as error:
         sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         code = error.exit_code

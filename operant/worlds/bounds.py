@@ -21,7 +21,7 @@ from numpy import float32
 from operant.compute.device import device, device_params
 from operant.compute.jit_cache import cache_cpu
 from operant.compute.kernel import bind, signature
-from operant.compute.numba_errors import quoted
+from operant.compute.numba_errors import source_line
 from operant.envs import Box, Discrete, Env
 from operant.worlds import DeviceWorld, Lanes, Scene, Slot, colour_function, reset_body, step_body
 
@@ -149,7 +149,7 @@ class BoundsChecked:
         call = self.calls[name]
         self._shells[name](count, bind(call.first), bind(call.second), 0)
 
-    def trespass(self) -> str | None:
+    def overwritten_buffer(self) -> str | None:
         """Name of a buffer whose guard rows were overwritten; None if there is none."""
         for name, whole in self._whole.items():
             guards = torch.cat([whole[:GUARD_ROWS], whole[-GUARD_ROWS:]]).view(torch.uint8)
@@ -181,7 +181,7 @@ class BoundsChecked:
                     called is not None and types.float64 in called.args
                 ):
                     lines.add(statement.loc.line)
-        return [quoted(source_of(self.env), line) for line in sorted(lines)]
+        return [source_line(source_of(self.env), line) for line in sorted(lines)]
 
 
 def _checked_shell(body: Callable[..., Any]) -> Any:
@@ -212,7 +212,7 @@ def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
     return body
 
 
-def plain(function: Any) -> Any:
+def python_function(function: Any) -> Any:
     """Python function under a device function."""
     return function.py_func
 
@@ -238,19 +238,19 @@ def index_error(env: Env, params: Any) -> str | None:
             for t in range(STEPS):
                 key = tuple(np.uint32(word) for word in (1, 0, 0, t, 0, 0))
                 if t == 0:
-                    plain(env.reset)(s, *grid, p, key)
+                    python_function(env.reset)(s, *grid, p, key)
                 column = rollout_actions(env, generator, t, 2)[:, t % 2].numpy()
-                _, terminated = plain(env.step)(
+                _, terminated = python_function(env.step)(
                     s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally
                 )
                 for function, out in ((env.observe, obs), (env.legal, mask)):
                     if function is not None and env.observation_shards:
                         for shard in range(env.observation_shards):
-                            plain(function)(s, *ints[: env.int_state is not None], out, p, np.int32(shard))
+                            python_function(function)(s, *ints[: env.int_state is not None], out, p, np.int32(shard))
                     elif function is not None:
-                        plain(function)(s, *grid, out, p)
+                        python_function(function)(s, *grid, out, p)
                 if terminated:
-                    plain(env.reset)(s, *grid, p, key)
+                    python_function(env.reset)(s, *grid, p, key)
     except IndexError as error:
         return place_of(env, error)
     except Exception:
@@ -264,7 +264,7 @@ def place_of(env: Env, error: IndexError) -> str | None:
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
         trace = trace.tb_next
-    return f"{quoted(source_of(env), line)}: {error}" if line else None
+    return f"{source_line(source_of(env), line)}: {error}" if line else None
 
 
 def shade_index_error(checked: BoundsChecked) -> str:
@@ -278,7 +278,7 @@ def shade_index_error(checked: BoundsChecked) -> str:
             for lane in range(len(checked.colours)):
                 ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
                 for x, y in itertools.product(points, points):
-                    plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
+                    python_function(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
     except IndexError as error:
         return place_of(env, error) or unknown
     except Exception:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from operant.compute.numba_errors import essence
+from operant.compute.numba_errors import summary
 from operant.compute.runtime import device_error
 from operant.envs import Env
 from operant.envs.declaration import declaration_problems
@@ -49,26 +49,26 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
     """Yield the results of the quick checks in order, ending at the first failure. Code cached by an earlier process is
     not compiled again.
     """
-    yield (finding := declared(env))
+    yield (finding := check_declaration(env))
     if not finding.passed:
         return
     checked = BoundsChecked(env, LANES, params, cached=True)
-    yield (finding := compiles(checked))
+    yield (finding := check_compilation(checked))
     if not finding.passed:
         return
-    yield from printing(env)
+    yield from check_prints(env)
     steps = LONG_STEPS if env.time_limit is None else STEPS
-    yield (finding := keeps_to_its_columns(checked, steps))
+    yield (finding := check_indices(checked, steps))
     if not finding.passed:
         return
     if not checked.episodes:
-        yield from endless(env, steps, LANES)
+        yield from check_episodes_end(env, steps, LANES)
     if env.pixel_shader is not None:
-        yield _draws_inside(checked)
-    yield _compiles_for(env, params, device)
+        yield _check_shader(checked)
+    yield _check_device(env, params, device)
 
 
-def declared(env: Env) -> Finding:
+def check_declaration(env: Env) -> Finding:
     """Check that spaces, functions and parameters of the declaration are consistent."""
     problems = declaration_problems(env)
     return Finding(
@@ -76,7 +76,7 @@ def declared(env: Env) -> Finding:
     )
 
 
-def compiles(checked: BoundsChecked) -> Finding:
+def check_compilation(checked: BoundsChecked) -> Finding:
     """Check that the functions use only what a kernel supports, and compile."""
     name = "compiles for the CPU"
     if problems := language_problems(checked.env):
@@ -84,11 +84,11 @@ def compiles(checked: BoundsChecked) -> Finding:
     try:
         checked.compile()
     except Exception as error:
-        return Finding(name, False, essence(error))
+        return Finding(name, False, summary(error))
     return Finding(name, True, ", ".join(checked.calls))
 
 
-def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
+def _check_device(env: Env, params: Any, device: torch.device) -> Finding:
     """Check that a world of the environment steps on a device. Later worlds there reuse the kernels."""
     name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
     slot = world.bind(world.slot())
@@ -99,11 +99,11 @@ def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
     except Exception as error:
         if device_error(error) is not None:
             raise
-        return Finding(name, False, essence(error))
+        return Finding(name, False, summary(error))
     return Finding(name, True, "reset and step")
 
 
-def _draws_inside(checked: BoundsChecked) -> Finding:
+def _check_shader(checked: BoundsChecked) -> Finding:
     """Check that the shader's indices are in range: a frame is drawn as soon as a monitor shows the agent."""
     try:
         with muted():
@@ -113,7 +113,7 @@ def _draws_inside(checked: BoundsChecked) -> Finding:
     return Finding("picture", True, "every index checked")
 
 
-def printing(env: Env) -> Iterator[Finding]:
+def check_prints(env: Env) -> Iterator[Finding]:
     """Yield a warning if a function prints."""
     if lines := prints(env):
         yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(lines)}", warning=True)
@@ -126,7 +126,7 @@ def muted() -> Iterator[None]:
         yield
 
 
-def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
+def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
     """Yield a warning if no episode ended and there is no time limit."""
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
@@ -138,7 +138,7 @@ def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
         )
 
 
-def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
+def check_indices(checked: BoundsChecked, steps: int) -> Finding:
     """Check that every index lies within its column, in a rollout with random and extreme actions."""
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
@@ -155,8 +155,8 @@ def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
             or "an index is outside s, int_state, workspace, obs, mask, action or tally",
         )
     except Exception as error:
-        return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
-    if buffer := checked.trespass():
+        return Finding(name, False, f"{type(error).__name__}: {summary(error)}")
+    if buffer := checked.overwritten_buffer():
         return Finding(
             name,
             False,

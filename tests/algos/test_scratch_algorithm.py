@@ -145,7 +145,7 @@ def test_a_file_in_the_folder_of_algorithms_is_one(tmp_path, monkeypatch):
         )
         asked = request.make(words, config=None, environment_file=None, settings={})
         run = runs.create(tmp_path / "runs", "inside", asked.prefix, asked.document())
-        worker.work(run.path, resume=None)
+        worker.train(run.path, resume=None)
     finally:
         sys.modules.pop("operant.algos.a2c", None)
         vars(algos).pop("a2c", None)

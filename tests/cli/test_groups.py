@@ -54,7 +54,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
         "both.7: stopped, is resumed" in resumed.err
         and "both.8: not begun, is trained from its beginning" in resumed.err
     )
-    worker.work(made(tmp_path, *WORDS, "run.seed=7", name="alone").path, resume=None)
+    worker.train(made(tmp_path, *WORDS, "run.seed=7", name="alone").path, resume=None)
     assert tensors(root / "both.7") == tensors(root / "alone") != tensors(root / "both.8")
     assert state(runs.load(root / "both.7")).word == state(runs.load(root / "both.8")).word == "finished"
     assert runs.load(root / "both.7").document["session"] == 2

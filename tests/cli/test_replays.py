@@ -33,7 +33,7 @@ def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
     runs.update_document(
         run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()}
     )
-    worker.work(run.path, resume=start)
+    worker.train(run.path, resume=start)
 
 
 def replays(run: runs.Run) -> list[Path]:

@@ -159,7 +159,9 @@ def test_a_resume_on_a_machine_that_does_not_fit_leaves_the_run_as_it_was(here, 
     """The worker in this process, in place of one that `launch.start` starts."""
 
     def begin(run, argv):
-        runs.write_json(run.exit_path, {"exit": worker.worked(run.path, "last", reused=True), "signal": None})
+        runs.write_json(
+            run.exit_path, {"exit": worker.train_with_exit_code(run.path, "last", reused=True), "signal": None}
+        )
 
     monkeypatch.setattr(launch, "start", begin)
     assert inline(here, f"run.steps={ITERATION}").code == 0

@@ -138,13 +138,13 @@ def whole_as_resumed(tmp_path, over, *words):
     """
     whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
     parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
-    worker.work(whole, resume=None)
-    worker.work(parts, resume=None)
+    worker.train(whole, resume=None)
+    worker.train(parts, resume=None)
     asked = runs.read_json(parts / "run.json")["request"]
     runs.update_document(
         parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)}
     )
-    worker.work(parts, resume="last")
+    worker.train(parts, resume="last")
     assert tensors(parts) == tensors(whole)
     return whole
 

@@ -275,7 +275,7 @@ class Player:
                 slot.action.copy_(rollout_actions(self.env, generator, t, LANES, slot.legal))
             self.shell(t == 0, self.lanes, self.slot, p)
             self.guarded.lanes.tick.add_(1)
-            if buffer := self.guarded.trespass():
+            if buffer := self.guarded.overwritten_buffer():
                 return f"something was written beside {buffer} in step {t}"
             if not bool(slot.reward.isfinite().all()):
                 return f"a reward is not finite in step {t}"

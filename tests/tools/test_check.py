@@ -13,7 +13,7 @@ import torch
 from toys import FILL, FILL_IN_SHARDS, GATE, GATE_IN_SHARDS
 
 from operant import cli, envs
-from operant.compute.numba_errors import essence
+from operant.compute.numba_errors import summary
 from operant.compute.ptx import float64_lines, undefined_calls
 from operant.envs import Box, Discrete, IntState, MultiDiscrete, device
 from operant.envs.declaration import declaration_problems
@@ -314,7 +314,7 @@ def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
     try:
         guarded.compile()
     except Exception as error:
-        assert SHADES[blue] in essence(error)
+        assert SHADES[blue] in summary(error)
     else:
         finding = module.picture(guarded)
         assert SHADES[blue] in finding.detail and finding.passed == (not SHADES[blue])
@@ -582,7 +582,7 @@ def test_instructions_and_symbols_are_read_from_the_text():
     )
     assert float64_lines(ptx) == ["add.f64 %fd1, %fd2, %fd3;"]
     assert undefined_calls(ptx) == ["lost", "vprintf"]
-    assert "on the CPU only" in essence(RecursionError())
+    assert "on the CPU only" in summary(RecursionError())
 
 
 def test_a_file_that_cannot_be_imported_is_refused_before(tmp_path):

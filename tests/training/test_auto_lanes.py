@@ -226,7 +226,7 @@ def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, 
     )
     asked = request.make(words, config=None, environment_file=None, settings={})
     run = runs.create(tmp_path / "runs", "auto", "x", asked.document())
-    worker.work(run.path, resume=None)
+    worker.train(run.path, resume=None)
     assert (
         runs.read_json(run.path / "run.json")["lanes"] == 32 and config.load(run.path / "config.toml").env.lanes == 32
     )
@@ -234,7 +234,7 @@ def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(auto_lanes, "resolve", pytest.fail)
     runs.update_document(run.path, request={**asked.document(), "resume_overrides": ["run.steps=1024"]})
-    worker.work(run.path, resume="last")
+    worker.train(run.path, resume="last")
     assert "resumed from" in caplog.text and config.load(run.path / "config.toml").env.lanes == 32
 
 

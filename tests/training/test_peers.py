@@ -56,7 +56,7 @@ def together(leads, folder, count=2, **options):
 def test_commands_arrive_in_order_and_none_is_lost_at_the_start(leads, tmp_path):
     leader = leads()
     thread = threading.Thread(
-        target=lambda: (leader.wait(20.0, lambda: None), [leader.tell("iterate", k=k) for k in range(50)])
+        target=lambda: (leader.wait(20.0, lambda: None), [leader.command("iterate", k=k) for k in range(50)])
     )
     thread.start()
     follower = follows(tmp_path)

@@ -85,7 +85,7 @@ def test_a_checkpoint_answers_only_the_requests_made_before_it():
     asked.ask(request("checkpoint", "1"))
     taken = asked.take("checkpoint")
     asked.ask(request("checkpoint", "2"))
-    asked.tell(taken, "done", "first")
+    asked.answer_all(taken, "done", "first")
     assert answers(asked) == [("1", "done", "first")] and asked.checkpoint
     asked.answer("checkpoint", "failed", "second")
     assert answers(asked) == [("2", "failed", "second")]
