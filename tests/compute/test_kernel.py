@@ -24,7 +24,7 @@ from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undef
 from operant.compute.rng import integer
 from operant.data import noise, returns, sampling, transitions
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
-from operant.training import entry
+from operant.training import nonfinite
 from operant.worlds import noise as world_noise
 from operant.worlds import pixels
 from operant.worlds.device_world import DeviceWorld
@@ -55,14 +55,14 @@ def discount() -> returns.Discount:
     return returns.Discount(float32(0.99), float32(0.95))  # a Python float would be a float64 argument
 
 
-def checked() -> entry.Checked:
-    return entry.Checked(
+def checked() -> nonfinite.Checked:
+    return nonfinite.Checked(
         zeros(T, U, N, dtype=torch.int32), zeros(T, N, dtype=torch.int32), zeros(T + 1, U, N, dtype=torch.int32)
     )
 
 
-def result() -> entry.Result:
-    return entry.Result(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
+def result() -> nonfinite.Result:
+    return nonfinite.Result(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
 
 
 # of a replay's ring, numbers of an observation, actions of which some are legal, samples
@@ -135,7 +135,7 @@ GROUPS = {  # the two groups each body is launched with
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
-    entry.nonfinite_body: lambda: (checked(), result()),
+    nonfinite.nonfinite_body: lambda: (checked(), result()),
     transitions.store_body: lambda: (source(), ring()),
     transitions.move_body: lambda: (staged(), host()),
     transitions.store_legal_body: lambda: (source(), ring()),

@@ -297,7 +297,7 @@ def test_masks_are_those_of_the_boards_shown():
     assert "final_info" in other
     unmasked = make_vec("cartpole", 2)
     assert unmasked.reset()[1] == {}
-    with pytest.raises(UsageError, match="of no action"):
+    with pytest.raises(UsageError, match="defines no legal actions"):
         unmasked.action_masks()
 
 

@@ -167,7 +167,7 @@ def test_invalid_resets_and_modes_are_refused():
     with pytest.raises(UsageError, match=r"the episodes of lanes \[1\] have ended: call reset\(options=\{'reset_mask'"):
         vector.step(np.zeros(3, np.int64))
     for options, words in (
-        ({"low": -1.0}, r"options \['low'\]: it takes reset_mask alone"),
+        ({"low": -1.0}, r"options \['low'\]: only reset_mask is supported"),
         ({"reset_mask": [False, False, False]}, "3 truth values, one of them True at least"),
         ({"reset_mask": np.ones(3)}, "3 truth values"),
         ({"reset_mask": np.ones(2, np.bool_)}, "3 truth values"),
