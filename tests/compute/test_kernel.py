@@ -144,9 +144,9 @@ GROUPS = {  # the two groups each body is launched with
     transitions.rows_body: lambda: (copied(), copied()),
     transitions.part_body: lambda: (copied(), transitions.Part(zeros(1, dtype=torch.int64), ROWS, N, 3, 64)),
     transitions.legal_body: lambda: (copied(), copied()),
-    sampling.arrival_body: lambda: (chosen(), priorities()),
-    sampling.priority_body: lambda: (chosen(), priorities()),
-    sampling.learned_body: lambda: (chosen(), priorities()),
+    sampling.mark_tick_body: lambda: (chosen(), priorities()),
+    sampling.sample_by_priority_body: lambda: (chosen(), priorities()),
+    sampling.write_priority_body: lambda: (chosen(), priorities()),
 }
 
 
