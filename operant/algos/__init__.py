@@ -1,6 +1,4 @@
-"""Finds algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`. Knows
-nothing of any algorithm.
-"""
+"""Algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from operant.errors import NotFoundError, OperantError
 
 
 def names() -> list[str]:
-    """The algorithms there are, sorted."""
+    """Return the names of the shipped algorithms, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def load(name: str) -> Any:
-    """The `ALGO` of `operant/algos/<name>.py`, or the class of a user's own file, `path/to/file.py:CLASS`.
+    """Return the `ALGO` of `operant/algos/<name>.py`, or the class of a user's file, `path/to/file.py:CLASS`.
 
-    Raises KeyError where no algorithm has this name; NotFoundError and OperantError for a file that is not there or
+    Raises KeyError for an unknown name, NotFoundError for a file that cannot be read, and OperantError for one that
     cannot be used.
     """
     path, colon, class_name = name.rpartition(":")
@@ -44,15 +42,15 @@ def _load_file(path: Path, class_name: str) -> Any:
     return _class(path, class_name, hashlib.sha256(text).hexdigest())
 
 
-@functools.cache  # the same text gives the same class, however often a configuration is read
+@functools.cache  # one class per text, however often a configuration is read
 def _class(path: Path, class_name: str, text_hash: str) -> Any:
     try:
         module = user_file.load(path, f"operant_user_algo_{path.stem}_{text_hash[:16]}")
     except (Exception, SystemExit) as error:
         raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, class_name, None)
-    if not isinstance(getattr(found, "Config", None), type):
+    algorithm = getattr(module, class_name, None)
+    if not isinstance(getattr(algorithm, "Config", None), type):
         raise OperantError(
             f"{path} has no algorithm {class_name!r}: a class with a `Config`, such as operant.algos.ppo.PPO"
         )
-    return found
+    return algorithm

@@ -148,7 +148,7 @@ def replay_metrics(updates: str) -> tuple[Any, Any]:
             figure="updates/s",
             order=25,
             kind="rate",
-            explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps are taken.",
+            explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps.",
         ),
     )
 
@@ -274,7 +274,7 @@ class OffPolicy:
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs besides actor, world and replay, by the names it has in a checkpoint."""
+        """Return the tensors of a checkpoint other than those of actor, world and replay, by their names in it."""
         raise NotImplementedError
 
     def parameters(self) -> tuple[Tensor, ...]:

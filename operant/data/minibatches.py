@@ -181,12 +181,12 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
     return _chunk_problems(layout(steps, lanes, minibatches), chunks)
 
 
-def _chunk_problems(found: Layout, chunks: int | None) -> list[tuple[str, str]]:
+def _chunk_problems(layout: Layout, chunks: int | None) -> list[tuple[str, str]]:
     """Return problems with this number of chunks, as (key, message)."""
-    most = found.shards * found.shard_blocks
-    if chunks is not None and (chunks & (chunks - 1) or not found.shards <= chunks <= most):
+    most = layout.shards * layout.shard_blocks
+    if chunks is not None and (chunks & (chunks - 1) or not layout.shards <= chunks <= most):
         most = 1 << (most.bit_length() - 1)
-        allowed = f"a power of two from {found.shards} (the shards of the lanes) to {most} (the blocks of a minibatch)"
+        allowed = f"a power of two from {layout.shards} (the shards of the lanes) to {most} (the blocks of a minibatch)"
         return [("chunks", f"{chunks} chunks of a minibatch: must be {allowed}")]
     return []
 

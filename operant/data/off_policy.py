@@ -155,8 +155,8 @@ class DelayedActorConfig(OffPolicyConfig):
         1,
         ge=1,
         le=1024,
-        description="the actor learns in every so many updates; critics, targets and an automatic temperature "
-        "learn in each",
+        description="updates of the critics per update of the actor; targets and an automatic temperature "
+        "learn in every update",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:

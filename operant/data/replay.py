@@ -169,7 +169,7 @@ class Replay:
             float32(self.gamma),  # type: ignore[arg-type]
             self.first_shard,
         )
-        seen, after = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
+        observation, next_observation = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
         legal, next_legal = (zeros(H, batch, dtype=torch.uint8) if H else None for _ in range(2))
         span = P * kind.itemsize // 4 if where.type == "cpu" else 1
 
@@ -182,16 +182,24 @@ class Replay:
             ring.legal,
             place,
             next_place,
-            words(seen),
-            words(after),
+            words(observation),
+            words(next_observation),
             legal,
             next_legal,
             span,
         )
-        found = Batch(
-            seen[:, :O].t(), action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise
+        tensors = Batch(
+            observation[:, :O].t(),
+            action,
+            sample.reward,
+            sample.discount,
+            next_observation[:, :O].t(),
+            legal,
+            next_legal,
+            sample.noise,
         )
-        return Drawn(found, place, next_place, bind(sample), bind(rows, where), batch * P * kind.itemsize // 4 // span)
+        copies = batch * P * kind.itemsize // 4 // span
+        return Drawn(tensors, place, next_place, bind(sample), bind(rows, where), copies)
 
     def _bind_store(self) -> None:
         """Bind the target of `store`: the ring, or for host memory a staging tick and the ring."""
@@ -199,14 +207,17 @@ class Replay:
         self._stored = self._ring
         if not self.on_host:
             return
-        seen, final = (
+        observation, final = (
             torch.zeros(1, *rows.shape[1:], dtype=rows.dtype, device=where) for rows in (ring.observation, ring.final)
         )
-        self._stored = bind(ring._replace(observation=seen, final=final))
-        self._move, self._words = kernel(transitions.move_body, where), seen.numel() * seen.element_size() // 4
+        self._stored = bind(ring._replace(observation=observation, final=final))
+        self._move, self._words = (
+            kernel(transitions.move_body, where),
+            observation.numel() * observation.element_size() // 4,
+        )
         self._staged = bind(
             Staged(
-                seen.view(torch.int32).flatten(),
+                observation.view(torch.int32).flatten(),
                 final.view(torch.int32).flatten(),
                 self.rollout.truncated,
                 self.world.count,

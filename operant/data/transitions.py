@@ -126,9 +126,9 @@ def store_body(i, source, ring, offset):
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
     row = tick % ring.reward.shape[0]
-    O, seen_row = source.observation.shape[1], min(row, ring.observation.shape[0] - 1)
+    O, observation_row = source.observation.shape[1], min(row, ring.observation.shape[0] - 1)
     for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
-        ring.observation[seen_row, lane, k] = source.observation[offset, k, lane]
+        ring.observation[observation_row, lane, k] = source.observation[offset, k, lane]
 
     # The true final observation of a truncated episode.
     if source.truncated[offset, lane] != 0:

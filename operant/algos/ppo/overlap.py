@@ -1,7 +1,7 @@
 """Overlapped collection: the next rollout is collected while the last one is learned from, so the acting policy lags
 the learner by one iteration.
 
-A copy of the policy acts, into a rollout of its own. The two halves of an iteration write no memory that the other
+A copy of the policy acts, into a second rollout. The two halves of an iteration write no memory that the other
 uses, so on a GPU they run in two streams, and their order does not matter on a CPU.
 
 A checkpoint does not hold the rollout that waits to be learned from, but the state it was collected from: the lanes

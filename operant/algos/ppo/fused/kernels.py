@@ -296,6 +296,7 @@ def begin(
     tl.store(scalars_ptr + SCALAR.advantage_mean, mean if NORMALIZE else 0.0)
     tl.store(scalars_ptr + SCALAR.advantage_inv_std, 1.0 / (tl.sqrt(variance) + 1e-8) if NORMALIZE else 1.0)
     tl.store(scalars_ptr + SCALAR.explained_variance, explained)
+    tl.static_assert(STAT.gradient_norm < 8)
     tl.store(totals_ptr + tl.arange(0, 8), tl.zeros((8,), tl.float32))
     tl.store(skip_ptr, 0.0)
     if ANNEAL:

@@ -38,17 +38,17 @@ class PPOWork:
         self._steps, self._lanes = self._buffers.rollout.reward.shape
         self._anneal_iterations, device = anneal_iterations, learner.policy.device
         config = self._config
-        scalars = Scalars(
-            clip=config.clip,
-            value_clip=0.0 if config.value_clip is None else config.value_clip,
-            entropy_coefficient=config.entropy_coefficient,
-            value_coefficient=config.value_coefficient,
-            target_kl=math.inf if config.target_kl is None else config.target_kl,
-            start_rate=float(config.learning_rate),
-            advantage_mean=0.0,
-            advantage_inv_std=1.0,
-            explained_variance=0.0,
-        )
+        # Coefficients are keys of the configuration, those that are scheduled scalars on the device.
+        initial = {
+            "start_rate": float(config.learning_rate),
+            "advantage_mean": 0.0,
+            "advantage_inv_std": 1.0,
+            "explained_variance": 0.0,
+        }
+        not_set = {"value_clip": 0.0, "target_kl": math.inf}
+        given = {name: getattr(config, name) for name in Scalars._fields if name not in initial}
+        initial |= {name: not_set[name] if value is None else value for name, value in given.items()}
+        scalars = Scalars(**initial)
         self._scalars = torch.tensor([*map(float, scalars)], device=device)
         self._scheduled = [(self._scalars[k], value) for k, value in enumerate(scalars) if isinstance(value, Tensor)]
         self._parts = torch.zeros(moments.PARTS, 5, device=device)
