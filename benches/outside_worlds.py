@@ -338,7 +338,7 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--all", action="store_true", help="seconds per rate without learning")
+    parser.add_argument("--all", action="store_true", help="measure every rate without learning")
     parser.add_argument("--cases", help="cases of `ale` whose names contain one of these words, separated by |")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true")

@@ -29,7 +29,7 @@ _PIXELS = 1600  # of width
 
 
 async def drawn(app: MonitorApp, size: tuple[int, int], seconds: float, keys: list[str]) -> str:
-    """Program that prints the screen as SVG after a delay and the given keys."""
+    """Screen as SVG after a delay and the given keys."""
     async with app.run_test(size=size) as pilot:
         await pilot.pause(seconds)
         for key in keys:
