@@ -77,7 +77,7 @@ def replay_microseconds(work: Callable[[], None], replays: int) -> float:
     return best
 
 
-def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC | TD3:
+def start(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC | TD3:
     """Algorithm on a fresh world, with enough transitions in the replay to learn."""
     kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
     config = kind.Config(
@@ -91,10 +91,10 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
         critic=arguments.critic,
         actor_delay=arguments.delay,
     )
-    judging = widths(arguments.critic_hidden) if arguments.critic_hidden else None
+    critic_hidden = widths(arguments.critic_hidden) if arguments.critic_hidden else None
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
     network = NetConfig(
-        hidden=hidden, critic_hidden=judging, activation=arguments.activation, layer_norm=arguments.layer_norm
+        hidden=hidden, critic_hidden=critic_hidden, activation=arguments.activation, layer_norm=arguments.layer_norm
     )
     made = kind(world, config, network, seed=1, steps=1)
     made.start()
@@ -103,7 +103,7 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
 
 def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> None:
     """One line: a whole iteration, the update alone, and with fused kernels each launch."""
-    made = begun(arguments, kernels, precision, hidden)
+    made = start(arguments, kernels, precision, hidden)
     for _ in range(4):
         made.train()
     ticks, updates = made.config.horizon, made.config.updates
@@ -133,50 +133,55 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
         "updates_with_tick": round(updates * 1e6 / whole, -1),
         "sps": round(ticks * arguments.lanes * 1e6 / whole, -3),
     }
-    learner = made.engine
-    numbers = itertools.count()
-    alone = microseconds(lambda: (made.engine or made).update(ticks, next(numbers)), *((16, 10) if large else ()))
+    engine = made.engine
+    update_numbers = itertools.count()
+    alone = microseconds(
+        lambda: (made.engine or made).update(ticks, next(update_numbers)), *((16, 10) if large else ())
+    )
     row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone, -1)}
-    if learner is not None and arguments.parts:
+    if engine is not None and arguments.parts:
         parts = {
-            name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")
+            name: getattr(engine, name)
+            for name in ("evaluate", "step_critics", "action_gradient", "actor_gradient", "step_actor")
         }
         slot = made.world.bind(made.rollout, 0)
         parts |= {
-            "sample": lambda: learner.sample(ticks, 0),
-            "act": lambda: learner.act(0),
+            "sample": lambda: engine.sample(ticks, 0),
+            "act": lambda: engine.act(0),
             "world.step": lambda: made.world.step(slot, 0),
         }
         row |= {"parts": {name: round(microseconds(f), 2) for name, f in parts.items()}}
     say(**row, stats=[float(f"{x:.4g}") for x in made.stats.tolist()])
 
 
-def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ...]) -> None:
+def differences(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ...]) -> None:
     """One line: differences of Adam's first moments between fused kernels and torch after one iteration, and between
     two fused runs.
     """
-    found = []
+    moments = []
     for kernels, kind in (("fused", precision), ("torch", precision), ("fused", precision), ("torch", "fp32")):
-        made = begun(arguments, kernels, kind, hidden)
+        made = start(arguments, kernels, kind, hidden)
         while float(made.cycle.skip) > 0:  # sync: not timed
             made.train()
-        found.append({name: tensor.double() for name, tensor in made.state("all").items() if name.endswith("exp_avg")})
-    ours, torchs, again, exact = found
+        moments.append(
+            {name: tensor.double() for name, tensor in made.state("all").items() if name.endswith("exp_avg")}
+        )
+    fused, reference, again, exact = moments
 
-    def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
+    def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
         return {name: float(f"{float((one[name] - other[name]).norm() / other[name].norm()):.3g}") for name in one}
 
     row = {
         "numbers": arguments.algo,
         "hidden": hidden,
         "precision": precision,
-        "fused_torch": apart(ours, torchs),
-        "fused_fp32": apart(ours, exact),
+        "fused_torch": difference(fused, reference),
+        "fused_fp32": difference(fused, exact),
     }
     say(
         **row,
-        torch_fp32=apart(torchs, exact),
-        same_bits=all(torch.equal(ours[name], again[name]) for name in ours),
+        torch_fp32=difference(reference, exact),
+        same_bits=all(torch.equal(fused[name], again[name]) for name in fused),
         layer_norm=arguments.layer_norm,
     )
 
@@ -187,8 +192,7 @@ def widths(words: str) -> tuple[int, ...]:
 
 
 FAST = (
-    # Kernels, critic, updates a tick, the actor's delay, ticks of an iteration, and whether actor and critics have
-    # widths of their own.
+    # Kernels, critic, updates a tick, delay of the actor, ticks of an iteration, whether actor and critics differ.
     ("fused", "c51", 8.0, 4, 4, True),
     ("fused", "c51", 1.0, 4, 16, True),
     ("fused", "scalar", 8.0, 4, 4, True),
@@ -228,7 +232,7 @@ def attempt(arguments: argparse.Namespace, kernels: str, precision: str, hidden:
     """Run one case, or print a line with its error."""
     try:
         if arguments.numbers:
-            numbers(arguments, precision, widths(hidden))
+            differences(arguments, precision, widths(hidden))
         else:
             case(arguments, kernels, precision, widths(hidden))
     except Exception:

@@ -56,7 +56,7 @@ def stats_of(dqn):
 # C51
 
 
-def test_the_projection_by_hand():
+def test_projection_onto_a_support_of_three_atoms():
     """Support -1, 0, 1 (dz = 1), Z with 0.2, 0.3, 0.5.
 
     R = 0.25, discount 1/2: Z moves to -0.25, 0.25, 0.75. -0.25 gives a quarter of 0.2 to -1 and the rest to 0; 0.25 a
@@ -73,7 +73,7 @@ def test_the_projection_by_hand():
     torch.testing.assert_close(found, expected)
 
 
-def test_the_projection_is_algorithm_1():
+def test_projection_equals_algorithm_1_of_the_paper():
     """Of the paper, atom by atom in float64."""
     random = np.random.default_rng(1)
     K, B, low, high = 51, 64, -3.0, 7.0
@@ -113,7 +113,7 @@ def head_of(actions, **how):
     return QHead(actions, **how)
 
 
-def test_targets_by_hand():
+def test_targets_of_three_transitions():
     """Target network: Q(s', .) = 1, 5, 3. y = R + discount max: 2 + 0.5 x 5; where terminated R alone; where action 1
     is illegal 2 + 0.5 x 3.
     """
@@ -122,7 +122,7 @@ def test_targets_by_hand():
     assert q_target(head_of(3), following, following, batch).tolist() == [4.5, 2.0, 3.5]
 
 
-def test_double_q_learning_lets_the_network_choose():
+def test_double_q_learning_chooses_by_the_online_network():
     """The network prefers action 2, of which the target network says 3."""
     following, own = torch.tensor([[1.0, 5.0, 3.0]]).t(), torch.tensor([[0.0, 1.0, 2.0]]).t()
     assert q_target(head_of(3), following, own, batch_of([2.0], [0.5])).tolist() == [3.5]
@@ -130,14 +130,14 @@ def test_double_q_learning_lets_the_network_choose():
     assert q_target(head_of(3), following, own, batch_of([2.0], [0.5], next_legal=legal)).tolist() == [4.5]
 
 
-def test_a_duelling_head_by_hand():
+def test_duelling_head_adds_value_and_centred_advantages():
     """Advantages 1, 5, 3 and the value 10: Q = 10 + A - 3."""
     head = head_of(3, duelling=True)
     assert head.parameter_rows == 4
     assert head.values(torch.tensor([[1.0, 5.0, 3.0, 10.0]]).t())[:, 0].tolist() == [8.0, 12.0, 10.0]
 
 
-def test_time_limits_and_true_ends_by_hand(tmp_path):
+def test_targets_bootstrap_at_time_limits_and_not_at_true_ends(tmp_path):
     """A network with max Q(o) = o^2 plays COUNT (see test_pqn): r is the count after the step, gamma 1/2, three steps
     of reward.
 
@@ -208,7 +208,7 @@ def plain_loss(policy, config, batch, target, weight):
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("how", HEADS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_gradient_is_that_of_the_loss_in_float64(kernels, how, weighted):
+def test_gradient_equals_float64(kernels, how, weighted):
     dqn = iterate(dqn_on(CARTPOLE, 16, kernels=kernels, double=True, **how), 6)
     batch = dqn.cycle.replay.sample(0, 0)
     target = q_target(dqn.policy.distribution, *dqn.next_outputs(batch), batch)
@@ -223,7 +223,7 @@ def test_the_gradient_is_that_of_the_loss_in_float64(kernels, how, weighted):
     assert dqn.kernels == ("torch" if kernels == "torch" else "manual_backward")
 
 
-def test_of_distributions_the_mean_is_the_value():
+def test_q_is_the_mean_of_the_distribution():
     head = head_of(2, atoms=3, low=-1.0, high=1.0)
     rows = torch.tensor([[0.2, 0.3, 0.5, 0.6, 0.4, 1e-30]]).log().t()
     torch.testing.assert_close(head.values(rows)[:, 0], torch.tensor([0.3, -0.6]))
@@ -248,7 +248,7 @@ def test_nothing_is_learned_before_learning_starts():
 
 
 @pytest.mark.parametrize(("tau", "every"), [(1.0, 4), (0.1, 1), (0.5, 3)])
-def test_the_target_network_follows(tau, every):
+def test_target_network_is_averaged_every_n_updates(tau, every):
     """One update a tick, one tick an iteration: after every update the target is where hand-worked averaging
     puts it.
     """
@@ -266,7 +266,7 @@ def test_the_target_network_follows(tau, every):
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("how", HEADS[::3])
-def test_a_policy_takes_nothing_illegal_and_learns_of_nothing_illegal(kernels, how):
+def test_illegal_actions_are_neither_chosen_nor_bootstrapped(kernels, how):
     dqn = dqn_on(FILL, 16, kernels=kernels, epsilon_end=0.5, **how)
     for _ in range(10):
         iterate(dqn, 1)
@@ -277,13 +277,13 @@ def test_a_policy_takes_nothing_illegal_and_learns_of_nothing_illegal(kernels, h
 
 
 @pytest.mark.parametrize(("env", "kind"), [(PUSH, "Box"), (GATE, "MultiDiscrete")])
-def test_other_actions_are_refused_with_what_to_use(env, kind):
+def test_unsupported_actions_name_the_algorithms_to_use(env, kind):
     with pytest.raises(ConfigError, match=rf"Discrete.*{kind}.*ppo") as caught:
         dqn_on(env, 4)
     assert ('"sac"' in str(caught.value)) == (kind == "Box")
 
 
-def test_priorities_are_the_errors_of_the_last_visit():
+def test_priorities_are_the_last_td_errors():
     """The first samples that are learned from get |Q - y|^alpha; the weights of the loss make up for that, the more the
     nearer the end.
     """
@@ -309,7 +309,7 @@ def test_priorities_are_the_errors_of_the_last_visit():
     assert dqn.cycle.sampler.importance.item() == pytest.approx(0.4 + 0.6 * 2 * 128 / 1280)
 
 
-def test_a_resume_keeps_the_ends_of_schedules():
+def test_a_resume_keeps_the_schedules_of_the_first_start():
     """As the run began with them, whatever its steps are now."""
     began = DQN.Config(replay_sampling="prioritised").completed(1000)
     assert (began.epsilon_steps, began.priority_steps) == (100, 1000) and began.completed(5000) == began
@@ -340,7 +340,7 @@ PRIORITISED = {"replay_sampling": "prioritised", "critic": "c51", "v_max": 50.0}
         (CARTPOLE, PRIORITISED, "auto"),
     ],
 )
-def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env, algo, kernels):
+def test_equal_seeds_give_equal_bits_and_a_checkpoint_resumes_them(env, algo, kernels):
     whole, again, other = (iterate(dqn_on(env, 16, seed=seed, kernels=kernels, **algo), 6) for seed in (1, 1, 2))
     assert bytes_of(whole) == bytes_of(again) != bytes_of(other)
     half = clones(whole)
@@ -352,7 +352,7 @@ def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env, algo, ke
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
-def test_a_resume_without_the_replay_fills_it_again_before_it_learns(sampling):
+def test_a_resume_without_replay_refills_it_before_learning(sampling):
     dqn = iterate(dqn_on(CARTPOLE, 16, replay_sampling=sampling), 4)
     resumed = dqn_on(CARTPOLE, 16, start=False, replay_sampling=sampling)
     saved = {name: tensor.clone() for name, tensor in dqn.state("train").items()}
@@ -368,13 +368,13 @@ def test_a_resume_without_the_replay_fills_it_again_before_it_learns(sampling):
 
 
 @pytest.mark.parametrize("how", HEADS)
-def test_the_manual_backward_pass_learns_what_autograd_learns(how):
+def test_manual_backward_equals_autograd(how):
     one, other = (iterate(dqn_on(CARTPOLE, 16, kernels=kernels, **how), 5) for kernels in ("torch", "auto"))
     torch.testing.assert_close(one.policy.flat.values.data, other.policy.flat.values.data, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(one.stats, other.stats, rtol=1e-3, atol=1e-4)
 
 
-def test_a_network_of_ones_own_and_pictures_train(tmp_path):
+def test_custom_networks_and_images_train(tmp_path):
     (tmp_path / "net.py").write_text(MY_NET)
     own = iterate(dqn_on(CARTPOLE, 16, mlp.Config(kind=f"{tmp_path / 'net.py'}:MyNet")), 3)
     board = iterate(
@@ -384,21 +384,21 @@ def test_a_network_of_ones_own_and_pictures_train(tmp_path):
         assert torch.isfinite(dqn.stats).all() and dqn.stats[-1] == 0 and dqn.policy.flat.gradient.abs().sum() > 0
 
 
-def test_what_is_not_finite_is_counted():
+def test_not_finite_values_are_counted():
     dqn = iterate(dqn_on(CARTPOLE, 16), 3)
     dqn.policy.flat.values.data[0] = float("nan")
     iterate(dqn, 1)
     assert dqn.stats[-1] > 0
 
 
-def test_a_support_without_length_is_refused():
+def test_an_empty_support_raises():
     assert dict(DQN.Config(critic="c51", v_min=1.0, v_max=1.0).problems(16))["v_min"]
 
 
 # LEARNING
 
 
-def test_cartpole_is_learned():
+def test_cartpole_is_solved():
     recipe = {
         "horizon": 32,
         "batch_size": 256,

@@ -326,7 +326,7 @@ def test_unsupported_dqn_is_reported_with_a_reason(net, config, problem):
         ),
     ],
 )
-def test_dqns_kernels_compile(env, precision, net, config):
+def test_dqn_kernels_compile(env, precision, net, config):
     from operant.algos.dqn.fused.engine import FusedDQN
 
     dqn = dqn_on(env, net, **config)

@@ -60,7 +60,7 @@ def error(network, flat, loss):
 
 @pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_critics_gradient_is_that_of_float64(made, case, sampling):
+def test_critic_gradient_equals_float64(made, case, sampling):
     if sampling == "prioritised" and "own" in case:
         return
     algo = iterate(made(case, replay_sampling=sampling), 6)
@@ -110,14 +110,14 @@ def test_the_critics_gradient_is_that_of_float64(made, case, sampling):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resume_goes_on_to_the_bit(made, case):
+def test_a_resume_continues_bit_for_bit(made, case):
     first, other = iterate(made(case), 4), made(case, start=False)
     for name, tensor in other.state("all").items():
         tensor.copy_(first.state("all")[name])
     assert bytes_of(iterate(first, 2)) == bytes_of(iterate(other, 2))
 
 
-def test_priorities_are_a_part_of_a_resume():
+def test_a_resume_restores_priorities():
     keys = {"replay_sampling": "prioritised", "priority_steps": 1000}
     first, other = iterate(sac_on(PUSH, **keys), 10), sac_on(PUSH, start=False, **keys)
     assert 0.4 < first.cycle.sampler.importance.item() < 1.0
@@ -126,7 +126,7 @@ def test_priorities_are_a_part_of_a_resume():
     assert bytes_of(iterate(first, 4)) == bytes_of(iterate(other, 4))
 
 
-def test_a_network_that_cannot_read_observations_is_told_why():
+def test_a_network_that_cannot_read_observations_raises_with_the_reason():
     with pytest.raises(ConfigError, match="reads images and boards"):
         sac_on(PUSH, net=BOARD)
     with pytest.raises(ConfigError, match=r'algo.kernels = "fused" is not possible: the network is a cnn or your own'):
@@ -134,7 +134,7 @@ def test_a_network_that_cannot_read_observations_is_told_why():
 
 
 @pytest.mark.parametrize(("activation", "layer_norm"), [("relu", False), ("relu", True), ("silu", False)])
-def test_bf16_is_near_float32(activation, layer_norm):
+def test_bf16_gradients_are_close_to_float32(activation, layer_norm):
     net = mlp.Config(hidden=(64, 64), activation=activation, layer_norm=layer_norm)
     exact, short = (
         MLPEnsemble(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype)
@@ -157,7 +157,7 @@ def test_bf16_is_near_float32(activation, layer_norm):
 
 
 @pytest.mark.parametrize("made_on", [sac_on, td3_on])
-def test_a_start_forgets_what_running_episodes_had_returned(made_on):
+def test_start_resets_the_accrued_returns(made_on):
     algo = iterate(made_on(PUSH, normalize_returns=True), 1)
     accrued = algo.state("train")["algo/accrued"]
     assert accrued.abs().max() > 0

@@ -98,7 +98,7 @@ def gradient_error(flat, gradient, weights):
 
 @pytest.mark.parametrize("critics", [1, 2])
 @pytest.mark.parametrize(("layer_norm", "n_step"), [(False, 1), (True, 3)])
-def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
+def test_gradients_and_targets_equal_float64(critics, layer_norm, n_step):
     net = mlp.Config(hidden=(16, 24), activation="relu", layer_norm=layer_norm)
     algo = iterate(
         sac_on(PUSH, net=net, critics=critics, n_step=n_step, initial_temperature=0.3, tau=0.01, batch_size=512), 12
@@ -148,7 +148,7 @@ def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
 
 
 @pytest.mark.parametrize("env", [PUSH, FILL])
-def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
+def test_delayed_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
     algo = iterate(
         sac_on(env, actor_delay=4, net=mlp.Config(hidden=(16,), critic_hidden=(24, 16), activation="relu")), 12
     )
@@ -170,7 +170,7 @@ def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
     assert [key for key, _ in SAC.Config(**SMALL, actor_delay=3).problems(8)] == ["actor_delay"]
 
 
-def test_the_loss_of_the_actor_is_the_mean_of_the_updates_that_have_one():
+def test_actor_loss_is_the_mean_over_updates_of_the_actor():
     still = {"learning_rate": 1e-9, "critic_learning_rate": 1e-9, "tau": 1e-9, "batch_size": 512}
     losses = [
         dict(zip(Stats._fields, iterate(sac_on(PUSH, actor_delay=delay, **still), 10).stats.tolist(), strict=True))
@@ -180,7 +180,7 @@ def test_the_loss_of_the_actor_is_the_mean_of_the_updates_that_have_one():
     assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.2)
 
 
-def test_a_gradient_is_clipped():
+def test_gradients_are_clipped_to_max_gradient_norm():
     algo = iterate(sac_on(PUSH, max_gradient_norm=0.01), 10)
     assert algo.critic_flat.gradient.norm().item() == pytest.approx(0.01, rel=1e-3)
     assert algo.actor.flat.gradient.norm().item() <= 0.0101
@@ -205,13 +205,13 @@ def test_nothing_is_learned_before_learning_starts_and_actions_are_uniform():
     assert not torch.equal(algo.state("train")["policy/parameters"], before["policy/parameters"])
 
 
-def test_actions_are_scaled_to_their_bounds():
+def test_actions_are_scaled_to_the_environments_bounds():
     algo = iterate(sac_on(PUSH), 3)
     raw, taken = algo.cycle.action, algo.rollout.action
     assert torch.allclose(taken[:, 0], raw[:, 0]) and torch.allclose(taken[:, 1], 0.5 + 0.5 * raw[:, 1])
 
 
-def test_a_fixed_temperature_stays():
+def test_a_fixed_temperature_is_constant():
     algo = iterate(sac_on(PUSH, temperature=0.2), 12)
     assert dict(zip([spec.name for spec in algo.metrics], algo.stats.tolist(), strict=False))[
         "temperature"
@@ -226,7 +226,7 @@ def test_a_fixed_temperature_stays():
         (PUSH, {"kind": "cnn"}, "cnn"),
     ],
 )
-def test_what_does_not_fit_is_said(env, net, sentence):
+def test_invalid_configurations_raise_with_the_reason(env, net, sentence):
     with pytest.raises(ConfigError, match=sentence):
         sac_on(env, net=mlp.Config(**net))
 
@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_said(env, net, sentence):
 # BITS
 
 
-def test_the_same_seed_gives_the_same_bytes():
+def test_equal_seeds_give_equal_bytes():
     assert bytes_of(iterate(sac_on(PUSH, normalize_observations=True), 12)) == bytes_of(
         iterate(sac_on(PUSH, normalize_observations=True), 12)
     )
@@ -242,7 +242,7 @@ def test_the_same_seed_gives_the_same_bytes():
 
 
 @pytest.mark.parametrize("delay", [1, 4])
-def test_a_resumed_run_goes_on_to_the_bit(delay):
+def test_a_resumed_run_continues_bit_for_bit(delay):
     first = iterate(sac_on(PUSH, n_step=2, normalize_observations=True, actor_delay=delay), 12)
     other = sac_on(PUSH, n_step=2, normalize_observations=True, actor_delay=delay, start=False)
     for name, tensor in other.state("all").items():
@@ -250,7 +250,7 @@ def test_a_resumed_run_goes_on_to_the_bit(delay):
     assert bytes_of(iterate(first, 6)) == bytes_of(iterate(other, 6))
 
 
-def test_without_its_replay_a_run_fills_it_anew_by_its_own_actions():
+def test_a_resume_without_replay_refills_it_with_the_actors_actions():
     first = iterate(sac_on(PUSH, learning_starts=256), 12)
     other = sac_on(PUSH, learning_starts=256, start=False)
     for name, tensor in other.state("train").items():
@@ -266,7 +266,7 @@ def test_without_its_replay_a_run_fills_it_anew_by_its_own_actions():
 # LEARNING
 
 
-def test_it_learns_where_to_stand():
+def test_reward_improves_on_push():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.02, "gamma": 0.9}
     algo = sac_on(PUSH, lanes=16, batch_size=64, initial_temperature=0.1, target_entropy=-4.0, **rates)
     rewards = []
@@ -276,7 +276,7 @@ def test_it_learns_where_to_stand():
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, SimpleNamespace(first=rewards[:8], last=rewards[-10:])
 
 
-def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
+def test_reward_improves_with_c51_and_a_resume_continues_bit_for_bit():
     keys = {
         "learning_rate": 3e-3,
         "critic_learning_rate": 3e-3,

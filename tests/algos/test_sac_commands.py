@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     return place
 
 
-def test_it_resumes_to_the_bit_with_its_replay(trained, here, monkeypatch):
+def test_train_resumes_bit_for_bit_with_the_replay(trained, here, monkeypatch):
     halves = trained_here(trained, *SMALL, f"run.steps={STEPS // 2}", name="halves")
     go_to(trained, monkeypatch)
     resumed = here("resume", "halves", f"run.steps={STEPS}")
@@ -51,7 +51,7 @@ def test_it_resumes_to_the_bit_with_its_replay(trained, here, monkeypatch):
     assert tensors(halves) == tensors(trained / "runs" / "whole")
 
 
-def test_it_evaluates_renders_and_shows_its_figures(trained, here, monkeypatch):
+def test_commands_evaluate_render_and_show_the_run(trained, here, monkeypatch):
     go_to(trained, monkeypatch)
     played = here("eval", "whole", "--episodes", 8, "--json")
     assert played.code == 0 and -2000.0 < json.loads(played.out)["sampled"]["mean"] < 0.0, played.err
@@ -71,6 +71,6 @@ def test_it_evaluates_renders_and_shows_its_figures(trained, here, monkeypatch):
     assert any("temperature" in line.title for line in snapshot.health), snapshot.health
 
 
-def test_actions_of_the_wrong_kind_are_told_what_to_use(here):
+def test_unsupported_actions_name_the_algorithms_to_use(here):
     done = here("train", "--inline", "cartpole", "algo.name=td3", "run.device=cpu")
     assert done.code == 2 and 'use algo.name = "sac", "dqn", "pqn" or "ppo"' in done.err

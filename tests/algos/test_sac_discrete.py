@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("critics", [1, 2])
-def test_an_update_is_that_of_float64(critics):
+def test_gradients_equal_float64(critics):
     algo = iterate(sac_on(FILL, critics=critics, n_step=2, initial_temperature=0.3, batch_size=256), 12)
     actor, critic, target = doubles(algo.actor.flat), doubles(algo.critic_flat), doubles(algo.target_flat)
     alpha = algo.state("train")["algo/log_temperature"].double().exp()
@@ -58,7 +58,7 @@ def test_an_update_is_that_of_float64(critics):
     assert gradient_error(algo.actor.flat, algo.actor.flat.gradient, actor) < 1e-5
 
 
-def test_only_legal_actions_are_taken():
+def test_only_legal_actions_are_sampled():
     algo = sac_on(FILL, lanes=64, learning_starts=1024)
     for k in range(8):
         iterate(algo, 1)
@@ -70,7 +70,7 @@ def test_only_legal_actions_are_taken():
     assert algo.world.ended_tallies.sum().item() == 0.0
 
 
-def test_it_learns_cartpole_and_goes_on_to_the_bit():
+def test_cartpole_is_solved_and_a_resume_continues_bit_for_bit():
     def made(**keys):
         config = SAC.Config(
             **{
@@ -107,7 +107,7 @@ def test_it_learns_cartpole_and_goes_on_to_the_bit():
     assert bytes_of(iterate(algo, 1)) == bytes_of(iterate(other, 1))
 
 
-def test_c51_is_for_continuous_actions():
+def test_c51_with_discrete_actions_raises():
     with pytest.raises(ConfigError, match="has Discrete actions, for which SAC has"):
         sac_on(FILL, critic="c51")
     assert sac_on(PUSH, critic="c51").critic_flat.values.numel() > sac_on(PUSH).critic_flat.values.numel()

@@ -40,7 +40,7 @@ def normal(noise):
 
 
 @pytest.mark.parametrize(("critics", "n_step"), [(1, 1), (2, 3)])
-def test_an_update_is_that_of_float64(critics, n_step):
+def test_gradients_and_targets_equal_float64(critics, n_step):
     algo = iterate(
         td3_on(PUSH, critics=critics, n_step=n_step, tau=0.01, batch_size=512, target_noise=0.4, target_noise_clip=0.5),
         12,
@@ -73,7 +73,7 @@ def test_an_update_is_that_of_float64(critics, n_step):
         assert torch.allclose(after[name], expected, rtol=0, atol=1e-7) and not torch.equal(after[name], state[name])
 
 
-def test_actor_and_targets_learn_with_every_second_update():
+def test_actor_and_targets_change_in_every_second_update():
     algo = iterate(td3_on(PUSH), 12)
     before = {name: tensor.clone() for name, tensor in algo.state("train").items()}
     algo.update(0, 0)
@@ -85,7 +85,7 @@ def test_actor_and_targets_learn_with_every_second_update():
     assert TD3.Config(**{**SMALL, "horizon": 3}).problems(8)[0][0] == "actor_delay"
 
 
-def test_each_lane_has_noise_of_its_own():
+def test_exploration_noise_grows_over_the_lanes():
     algo = td3_on(
         PUSH,
         lanes=64,
@@ -107,12 +107,12 @@ def test_each_lane_has_noise_of_its_own():
 @pytest.mark.parametrize(
     ("env", "net", "sentence"), [(COUNT, {}, "has Discrete actions"), (PUSH, {"kind": "cnn"}, "cnn")]
 )
-def test_what_does_not_fit_is_said(env, net, sentence):
+def test_invalid_configurations_raise_with_the_reason(env, net, sentence):
     with pytest.raises(ConfigError, match=sentence):
         td3_on(env, net=NetConfig(**net))
 
 
-def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_to_the_bit():
+def test_equal_seeds_give_equal_bytes_and_a_resume_continues_bit_for_bit():
     first = iterate(td3_on(PUSH, n_step=2, normalize_observations=True), 12)
     assert bytes_of(first) == bytes_of(iterate(td3_on(PUSH, n_step=2, normalize_observations=True), 12))
     other = td3_on(PUSH, n_step=2, normalize_observations=True, start=False)
@@ -121,7 +121,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_to_the_bit
     assert bytes_of(iterate(first, 6)) == bytes_of(iterate(other, 6))
 
 
-def test_it_learns_where_to_stand():
+def test_reward_improves_on_push():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.02, "gamma": 0.9}
     algo = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, **rates)
     rewards = []
@@ -131,7 +131,7 @@ def test_it_learns_where_to_stand():
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, rewards
 
 
-def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
+def test_reward_improves_with_c51_and_a_resume_continues_bit_for_bit():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.05, "gamma": 0.9}
     algo = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, critic="c51", atoms=21, **rates)
     rewards = []

@@ -54,7 +54,7 @@ class DQNConfig(OffPolicyConfig):
         10.0, ge=0, description="the gradient is clipped to this global norm; 0: not clipped"
     )
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
-    adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
+    adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in Adam's denominator")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
         description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU "
@@ -71,18 +71,18 @@ class DQNConfig(OffPolicyConfig):
     )
 
     def completed(self, steps: int) -> Self:
-        """With the ends of its schedules, where they follow from the run's steps."""
+        """Return this configuration with `epsilon_steps` set, by default to a tenth of the run's steps."""
         return super().completed(steps).model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
-        found = super().problems(lanes)
+        """Return problems between values as (key, message)."""
+        problems = super().problems(lanes)
         if self.critic == "c51" and self.v_min >= self.v_max:
-            found.append(
+            problems.append(
                 (
                     "v_min",
-                    f"it should be less than algo.v_max ({self.v_max:g}), the other end of the support (got "
+                    f"it should be less than algo.v_max ({self.v_max:g}), the upper end of the support (got "
                     f"{self.v_min:g})",
                 )
             )
-        return found
+        return problems

@@ -49,7 +49,7 @@ _DIVERGES: Final = (
 
 
 class Stats(NamedTuple):
-    """Numbers of an iteration. The first four are means over its updates."""
+    """Statistics of an iteration. The first four are means over its updates."""
 
     q_loss: Tensor = metric("loss/q", "Q loss", order=80, advice=_NOT_FINITE)
     td_error: Tensor = metric(
@@ -175,11 +175,11 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Set the iteration's epsilon: 1 until `learning_starts` steps are taken, then the schedule."""
-        config, taken = self.config, self.cycle.iteration * self.steps_per_iteration
-        share = self.cycle.iteration[0] / self._epsilon_iterations
-        scheduled = decayed(config.epsilon_start, config.epsilon_end, share)
-        self.epsilon.copy_(torch.where(taken < config.learning_starts, 1.0, scheduled))
+        """Set the iteration's epsilon: 1 until `learning_starts` environment steps, then the schedule."""
+        config, steps_done = self.config, self.cycle.iteration * self.steps_per_iteration
+        progress = self.cycle.iteration[0] / self._epsilon_iterations
+        scheduled = decayed(config.epsilon_start, config.epsilon_end, progress)
+        self.epsilon.copy_(torch.where(steps_done < config.learning_starts, 1.0, scheduled))
         self.policy.epsilon.copy_(self.exchange.gather(self.epsilon.mean()[None]).mean())
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch; where it is due, the target network follows."""
+        """Learn from one batch: step the network and, if it is due, move the target network."""
         config, cycle, skip = self.config, self.cycle, self.cycle.skip
         batch, weight = cycle.sampler.sample(ticks, number)
 
@@ -208,10 +208,10 @@ class DQN(OffPolicy):
         self.optimizer.step(skip)
 
         # theta' <- (1 - tau) theta' + tau theta in every `target_every`-th update.
-        share = config.tau * (1.0 - skip)
+        tau = config.tau * (1.0 - skip)
         if config.target_every > 1:
-            share = share * ((cycle.replay.ring.updates[0] + (number + 1)) % config.target_every == 0)
-        self.target.flat.values.data.lerp_(self.policy.flat.values.data, share)
+            tau = tau * ((cycle.replay.ring.updates[0] + (number + 1)) % config.target_every == 0)
+        self.target.flat.values.data.lerp_(self.policy.flat.values.data, tau)
 
         self.record(
             q_loss=result.loss.detach(),
@@ -273,11 +273,11 @@ class DQN(OffPolicy):
 
 
 class QLoss(NamedTuple):
-    """Loss of a batch and its per-sample figures."""
+    """Loss of a batch, and per-sample values."""
 
     loss: Tensor  # (), weighted mean over the samples
     priority: Tensor  # (B), |Q - y|, or the cross-entropy of distributions, for prioritised replay
-    q: Tensor  # (B), Q(s, a) of the action taken
+    q: Tensor  # (B), Q(s, a) of the sampled action
     td_error: Tensor  # (B), |Q - y|; of distributions, of their means
 
 
@@ -315,5 +315,5 @@ def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: T
 
 
 def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the K numbers of the actions (1, B) from the network's outputs (H, B): (K, B)."""
+    """Return the K logits of the actions (1, B) from the network's outputs (H, B): (K, B)."""
     return head.logits(outputs).gather(0, action.long()[:, None].expand(1, head.atoms, -1))[0]

@@ -17,13 +17,13 @@ class SACConfig(DelayedActorConfig, ActorCriticConfig):
     temperature: Annotated[Real, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description='weight of the entropy; "auto": learned, so that the entropy stays near target_entropy'
     )
-    initial_temperature: Real = Field(1.0, gt=0, description='where temperature = "auto" begins')
+    initial_temperature: Real = Field(1.0, gt=0, description='initial value with temperature = "auto"')
     target_entropy: Real | None = Field(
         None,
-        description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous "
-        "action, (ln n) / 2 for n choices",
+        description="target of an automatic temperature, in nats; not set: -1 per continuous action, (ln n) / 2 for n "
+        "choices",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
+        """Return problems between values as (key, message)."""
         return super().problems(lanes) + self.support_problems()

@@ -51,7 +51,7 @@ _DIVERGES: Final = (
 
 
 class Stats(NamedTuple):
-    """Numbers of an iteration. The first six are means over its updates."""
+    """Statistics of an iteration. The first six are means over its updates."""
 
     critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
     actor_loss: Tensor = metric("loss/actor", "actor loss", order=80, advice=_NOT_FINITE)
@@ -84,7 +84,7 @@ class Stats(NamedTuple):
         explanation="The mean distance of the critics from their targets, in units of return. It should stay a small "
         "share of the Q values.",
     )
-    # -E[log pi] of actions drawn now; in updates without the actor, of those at the next observations
+    # -E[log pi] of actions sampled now; in updates without the actor, of those at the next observations
     entropy: Tensor = metric(
         "entropy",
         "entropy",
@@ -124,10 +124,10 @@ class Stats(NamedTuple):
     not_finite: Tensor = NOT_FINITE
 
 
-def _entropy_threshold(least: float) -> dict[str, Any]:
-    """Threshold of the entropy below which a policy hardly explores."""
+def _entropy_threshold(minimum: float) -> dict[str, Any]:
+    """Threshold below which the entropy is too low to explore."""
     advice = "the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto"
-    return {"thresholds": (Threshold("warn", below=least, records=0.75, unless="target", advice=advice),)}
+    return {"thresholds": (Threshold("warn", below=minimum, records=0.75, unless="target", advice=advice),)}
 
 
 class SAC(OffPolicy):
@@ -187,10 +187,10 @@ class SAC(OffPolicy):
         initial = config.initial_temperature if config.temperature == "auto" else config.temperature
         self.log_temperature = torch.full((1,), math.log(initial) if initial > 0.0 else -math.inf, device=device)
         self.temperature_gradient = torch.zeros(1, device=device)
-        usual = 0.5 * math.log(outputs) if discrete else -float(A)
-        self.target_entropy = usual if config.target_entropy is None else config.target_entropy
+        default_entropy = 0.5 * math.log(outputs) if discrete else -float(A)
+        self.target_entropy = default_entropy if config.target_entropy is None else config.target_entropy
 
-        # One optimizer for each.
+        # Optimizers of actor, critics and temperature.
         rate, critic_rate = scalar(config.learning_rate, device), scalar(config.critic_learning_rate, device)
         actor_flat, critic_flat, epsilon = self.actor.flat, self.critic_flat, config.adam_epsilon
         self.actor_adam = Adam(actor_flat.values.data, actor_flat.gradient, rate, epsilon)
@@ -209,7 +209,7 @@ class SAC(OffPolicy):
 
     @classmethod
     def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Any:
-        """Create the actor alone: a squashed Gaussian, or a categorical policy for Discrete actions."""
+        """Create the actor: a squashed Gaussian, or a categorical policy for Discrete actions."""
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
         return kind(
             spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision
@@ -217,7 +217,7 @@ class SAC(OffPolicy):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Rows of noise: 2 A per lane to act; per sample 2 A for the next action and 2 A for the action now."""
+        """Rows of uniform noise: 2 A per lane to act; 2 A per sample for the next and 2 A for the current action."""
         rows = actor.noise_rows
         return {"acting_noise": rows, "update_noise": 2 * rows, "stored_action": torch.float32}
 
@@ -225,7 +225,7 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Draw the actions of tick t from the actor, or uniformly while `cycle.warming` is 1."""
+        """Sample the actions of tick t from the actor, or uniformly while `cycle.warming` is 1."""
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
         parameters = actor.forward(actor.features(cycle.rollout.observation[t]))
@@ -238,10 +238,10 @@ class SAC(OffPolicy):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: critics and their targets, the actor where it is due, the temperature.
+        """Learn from one batch: step the critics and their targets, the actor if it is due, and the temperature.
 
-        The temperature learns from log pi of the actor's actions now; where the actor is not due, from that of the
-        actions at the next observations.
+        The temperature's gradient uses log pi of the actor's current actions; if the actor is not due, of its actions
+        at the next observations.
         """
         config, skip = self.config, self.cycle.skip
         batch, weight = self.cycle.sampler.sample(ticks, number)
@@ -285,9 +285,9 @@ class SAC(OffPolicy):
     def critic_loss(
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
-        """Return the critics' loss at the actions taken, and log pi(a'|s') of the target's actions, (B).
+        """Return the critics' loss at the sampled actions, and log pi(a'|s') of the target's actions, (B).
 
-        y = r + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' drawn from the actor at s'. With C51 y is the
+        y = r + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' sampled from the actor at s'. With C51 y is the
         distribution of that on the support.
         """
         with torch.no_grad():
@@ -299,7 +299,7 @@ class SAC(OffPolicy):
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[alpha log pi(a|s) - min_c Q_c(s, a)], a drawn from the actor at s, and E[log pi]."""
+        """Return E[alpha log pi(a|s) - min_c Q_c(s, a)], a sampled from the actor at s, and E[log pi]."""
         noise = batch.noise[len(batch.noise) // 2 :]  # (2 A, B)
         action, log_prob = self.actor.sample_with_log_probability(features, noise)
         q = self.head.values(self.critic(features, action, constant=True)).amin(dim=0)  # (B)
@@ -387,12 +387,12 @@ class DiscreteSAC(SAC):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Rows of noise: one per lane to act, none for an update."""
+        """Rows of uniform noise: one per lane to act, none for an update."""
         return {"acting_noise": actor.noise_rows}
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Draw the actions of tick t from the actor, or any legal ones while `cycle.warming` is 1."""
+        """Sample the actions of tick t from the actor, or uniformly from the legal ones while `cycle.warming` is 1."""
         cycle, collector, actor = self.cycle, self.cycle.collector, self.actor
         legal = collector.legal(t)
         logits = actor.logits(actor.features(cycle.rollout.observation[t]), None) * (1.0 - cycle.warming)
@@ -408,7 +408,7 @@ class DiscreteSAC(SAC):
     def critic_loss(
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
-        """Return the critics' loss at the actions taken, and minus the entropy at the next observations, (B).
+        """Return the critics' loss at the sampled actions, and minus the entropy at the next observations, (B).
 
         y = r + discount sum_a' pi(a'|s') (min_c Q'_c(s', a') - alpha log pi(a'|s')).
         """

@@ -1,5 +1,5 @@
-"""Twin delayed deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, arXiv 1802.09477) on N lanes, each with
-its own strength of exploration noise.
+"""Twin delayed deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, arXiv 1802.09477) on N lanes,
+with a standard deviation of exploration noise per lane.
 
 This file is the specification, in torch and autograd, and reads from top to bottom. On a GPU the same updates run in
 fused Triton kernels (`operant.kernels.actor_critic`), which are tested against it. The cycle of act, step, store and
@@ -41,7 +41,7 @@ from operant.nn import (
 from operant.worlds import World
 
 SATURATED = 0.98
-"""Share of its bounds beyond which an action counts as saturated."""
+"""Absolute value beyond which an action in [-1, 1] counts as saturated."""
 
 _NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
 _DIVERGES: Final = (
@@ -54,7 +54,7 @@ _SATURATED: Final = (
 
 
 class Stats(NamedTuple):
-    """Numbers of an iteration. The first four are means over its updates, the next two over those of the actor."""
+    """Statistics of an iteration. The first four are means over its updates, the next two over the actor's updates."""
 
     critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
     q_mean: Tensor = metric(
@@ -141,7 +141,7 @@ class TD3(OffPolicy):
         """Create networks, optimizers and the cycle. `world` holds this rank's lanes where an exchange joins ranks."""
         spec, device, A, N = world.spec, world.device, world.spec.action_size, world.count
         actor = self.make_actor(spec, config, net, device, seed=seed)
-        # Noise: 2 A uniform numbers per lane to act, and per sample for target smoothing.
+        # Uniform noise: 2 A rows per lane to act, and per sample for target smoothing.
         super().__init__(
             world,
             config,
@@ -180,8 +180,8 @@ class TD3(OffPolicy):
         self.critic_adam = Adam(critic_flat.values.data, critic_flat.gradient, critic_rate, epsilon)
 
         # Standard deviation of each lane's exploration noise, (N): evenly spaced over the lanes of all ranks.
-        last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
-        stds = torch.linspace(config.exploration_noise, last, N * exchange.ranks, dtype=torch.float64).float()
+        max_noise = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
+        stds = torch.linspace(config.exploration_noise, max_noise, N * exchange.ranks, dtype=torch.float64).float()
         self.exploration = stds.to(device)[exchange.rank * N :][:N]
 
         # Scale of rewards, so that returns fit the support of C51.
@@ -196,7 +196,7 @@ class TD3(OffPolicy):
     def make_actor(
         cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> SquashedActor:
-        """Create the actor alone; sampled actions have noise of `exploration_noise`."""
+        """Create the actor; its sampled actions have noise of standard deviation `exploration_noise`."""
         return SquashedActor(
             spec,
             net,
@@ -224,7 +224,7 @@ class TD3(OffPolicy):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: the critics, and where it is due the actor, then all targets."""
+        """Learn from one batch: step the critics; if the actor is due, step it and move all targets."""
         config, skip = self.config, self.cycle.skip
         batch, weight = self.cycle.sampler.sample(ticks, number)
         features = self.actor.features(batch.observation)  # (K, B)
@@ -255,9 +255,9 @@ class TD3(OffPolicy):
 
         # Targets follow by Polyak averaging.
         with torch.no_grad():
-            share = config.tau * (1.0 - skip)
-            self.target_flat.values.lerp_(self.critic_flat.values, share)
-            self.target_actor.flat.values.lerp_(self.actor.flat.values, share)
+            tau = config.tau * (1.0 - skip)
+            self.target_flat.values.lerp_(self.critic_flat.values, tau)
+            self.target_actor.flat.values.lerp_(self.actor.flat.values, tau)
             self.record(actor_loss=actor_loss, saturated=(action.abs() > SATURATED).float().mean())
 
     @torch.no_grad()
