@@ -23,7 +23,7 @@ MAX_SIDE = 128
 """Largest number of rows and columns of a small matrix."""
 
 SIDE, TILE = tl.constexpr(64), tl.constexpr(4096)
-"""Of large matrices: sides are padded to a multiple of SIDE; elementwise kernels take TILE elements per program."""
+"""Multiple to which the sides of large matrices are padded, and elements per program of elementwise kernels."""
 
 OFFSET, ROWS, COLUMNS, SHORT, LONG, X_OFFSET, SQUARE_OFFSET = (tl.constexpr(k) for k in range(7))
 """Columns of the table of large matrices: offset in the flat vectors, rows, columns, shorter and longer side (padded),
@@ -310,7 +310,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of out = alpha A B + beta added, (short, short) if SQUARED, otherwise (short, long).
+    """Tile of out = alpha A B + beta added, (short, short) if SQUARED, otherwise (short, long).
 
     With DEEP the result is A A^T of A = X (short, long), and alpha, beta and added are unused. Otherwise A is (short,
     short), and B and added have the shape of the result.

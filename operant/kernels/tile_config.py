@@ -70,7 +70,7 @@ class PerLayer(_TileConfig):
     warps: int
     stages: int  # of the software pipeline
     chunks: int  # of a minibatch
-    microbatch: int  # samples of the buffers: as many whole chunks as fit, at least one
+    microbatch: int  # samples of the buffers; holds whole chunks, at least one
 
     def __post_init__(self) -> None:
         _check(self.block_m, self.block_n, self.block_k, warps=(self.warps,), chunks=self.chunks)

@@ -68,4 +68,4 @@ def cannot_compile(error: BaseException) -> str:
     while isinstance(error, CompilationError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"Triton cannot compile them here: {lines[-1 if isinstance(error, CompilationError) else 0].strip()}"
+    return f"Triton cannot compile the kernels: {lines[-1 if isinstance(error, CompilationError) else 0].strip()}"

@@ -194,7 +194,7 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
 
 
 @needs_compiler
-def test_board_kernels_are_rehearsed_before_a_run(monkeypatch):
+def test_board_kernels_are_compiled_before_a_run(monkeypatch):
     """Compiled before a run begins: what then asked for too much shared memory would end it."""
     learner = made_for_board("minatar_breakout", "tf32", 64, horizon=4, minibatches=2)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())

@@ -43,9 +43,9 @@ def failing(error):
 
 @needs_compiler
 @pytest.mark.parametrize("kernel", [refused, around])
-def test_a_kernel_that_does_not_compile_is_a_reason_and_no_traceback(kernel):
+def test_compilation_error_is_an_unsupported_reason(kernel):
     reason = Launching(lambda: compile_for(75, kernel, (torch.zeros(16),), {"SIDE": 8})).unsupported_reason("tf32")
-    assert reason == "Triton cannot compile them here: no product of fewer than 16 rows"
+    assert reason == "Triton cannot compile the kernels: no product of fewer than 16 rows"
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_a_kernel_that_does_not_compile_is_a_reason_and_no_traceback(kernel):
         (lambda: False, "a network this wide takes more shared memory in tf32 than this GPU has"),
         (
             failing(RuntimeError("Failed to find C compiler.\nPlease specify it")),
-            "Triton cannot compile them here: Failed to find C compiler.",
+            "Triton cannot compile the kernels: Failed to find C compiler.",
         ),
         (
             failing(triton.runtime.errors.PTXASError("no such target\nlog")),
-            "Triton cannot compile them here: PTXAS error: no such target",
+            "Triton cannot compile the kernels: PTXAS error: no such target",
         ),
     ],
 )
-def test_a_reason_is_one_sentence(answer, reason):
+def test_unsupported_reason_is_one_sentence(answer, reason):
     assert Launching(answer).unsupported_reason("tf32") == reason
 
 
-def test_a_full_gpu_is_no_reason():
+def test_out_of_memory_is_raised():
     with pytest.raises(torch.OutOfMemoryError):
         Launching(failing(torch.OutOfMemoryError())).unsupported_reason("tf32")

@@ -22,7 +22,9 @@ from operant.kernels.convolution import (
     reduce_small,
 )
 from operant.kernels.dense.learner import Learner
+from operant.kernels.dense.task import B, C, Layout, Task
 from operant.kernels.ops.reduce import REDUCE_COLUMNS
+from operant.nn import Policy, cnn
 
 log = logging.getLogger("operant.kernels")
 
@@ -71,8 +73,9 @@ def _power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def unsupported_reason(policy: Any, layout: Any) -> str | None:
+def unsupported_reason(policy: Policy, layout: Layout) -> str | None:
     """The reason why a convolutional network cannot run in these kernels, a sentence, or None."""
+    assert isinstance(policy.net, cnn.Convolutional)
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
     channels, across = config.channels or (16,), shape[1] - 2
@@ -105,8 +108,9 @@ def unsupported_reason(policy: Any, layout: Any) -> str | None:
     return None
 
 
-def describe(policy: Any, precision: str) -> ConvolutionSpec:
+def describe(policy: Policy, precision: str) -> ConvolutionSpec:
     """Spec of a policy without an `unsupported_reason`."""
+    assert isinstance(policy.net, cnn.Convolutional)
     offsets = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
     height, width, planes = (*policy.env.observation.shape, 1)[:3]
     (filters,), (hidden,) = policy.net.config.channels or (16,), policy.net.config.hidden
@@ -152,12 +156,12 @@ class Tiling:
         return ""
 
 
-class ConvolutionLearner(Learner):
-    """One program per row of positions and 32 samples in the forward pass, per two positions in the backward pass."""
+class ConvolutionLearner(Learner[B, C]):
+    """Learner with one program per row of positions and 32 samples, and in the backward pass per two positions."""
 
-    spec: Any
+    spec: Any  # ConvolutionSpec
 
-    def __init__(self, policy: Any, task: Any, precision: str) -> None:
+    def __init__(self, policy: Policy, task: Task[B, C], precision: str) -> None:
         spec = describe(policy, precision)
         samples = task.layout.samples
         self._groups = spec.across // POSITIONS
@@ -295,7 +299,7 @@ class ConvolutionLearner(Learner):
         )
 
 
-def build(task: Any, precision: str) -> tuple[ConvolutionLearner | None, str | None]:
+def build(task: Task[B, C], precision: str) -> tuple[ConvolutionLearner[B, C] | None, str | None]:
     """Learner of a task and None; or None and the reason, a sentence."""
     steps, lanes = task.buffers.rollout.reward.shape
     reason = unsupported_reason(task.policy, task.layout)

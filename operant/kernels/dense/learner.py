@@ -14,7 +14,7 @@ from operant.compute.exchange import Link
 from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.arguments import Bootstrap, Inputs, Minibatch, Moments
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.dense.task import B, Task
+from operant.kernels.dense.task import B, C, Task
 from operant.kernels.feature_table import FeatureTable
 from operant.kernels.muon import Matrices
 from operant.kernels.ops.adam import adam_step
@@ -28,14 +28,14 @@ LARGE = 2**18
 """Number of parameters above which elementwise kernels use larger tiles."""
 
 
-class Learner(Launcher, Generic[B]):
+class Learner(Launcher, Generic[B, C]):
     """Fused kernels of one policy in one tile config. Subclasses implement `act`, `bootstrap` and `backward`."""
 
     config: TileConfig
     acts_on_slices = False
     """Whether `act` accepts a slice of the lanes, also concurrently with another slice in another stream."""
 
-    def __init__(self, spec: Spec, task: Task[B], config: TileConfig) -> None:
+    def __init__(self, spec: Spec, task: Task[B, C], config: TileConfig) -> None:
         policy, buffers = task.policy, task.buffers
         self.spec, self.task, self.config = spec, task, config
         self.policy, self.buffers, self.coefficients = policy, buffers, task.coefficients
@@ -62,7 +62,7 @@ class Learner(Launcher, Generic[B]):
         )
         self.work = task.work(self)
 
-    def spare(self) -> Learner[B]:
+    def spare(self) -> Learner[B, C]:
         """Switch this learner to copies of the optimizer's state and the gradient, for measurements; returns self."""
         self.adam = {name: value.clone() for name, value in self.adam.items()}
         self._gradient = self._gradient.clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from operant.kernels.arguments import Head, Layer
 from operant.kernels.dense.learner import Learner, Spec, Task
-from operant.kernels.dense.task import B
+from operant.kernels.dense.task import B, C
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import (
     act_head,
@@ -35,7 +35,7 @@ HEAD_ELEMENTS = 4096
 """Largest tile of the head, samples x outputs; each element takes about six registers."""
 
 
-class PerLayerLearner(Learner[B]):
+class PerLayerLearner(Learner[B, C]):
     """Forward and backward pass of microbatches, whose activations lie in buffers (towers, capacity, padded width)."""
 
     config: PerLayer
@@ -56,7 +56,7 @@ class PerLayerLearner(Learner[B]):
             torch.empty(spec.towers, capacity, width, dtype=dtype, device=device) for width in spec.widths
         ]
         # Learners with separate buffers for slices of the lanes, by first lane.
-        self._slices: dict[int, PerLayerLearner[B]] = {}
+        self._slices: dict[int, PerLayerLearner[B, C]] = {}
         self._head_block_m = min(config.block_m, HEAD_ELEMENTS // spec.out_pad)
         self._norm_block_m = min(self._head_block_m, NORM_ELEMENTS // max(spec.hidden_pad))
         self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from operant.kernels.act import act, bootstrap_values
 from operant.kernels.backward import backward
 from operant.kernels.dense.learner import Learner
-from operant.kernels.dense.task import B
+from operant.kernels.dense.task import B, C
 from operant.kernels.tile_config import Resident
 
 
-class ResidentLearner(Learner[B]):
-    """One program per tile of lanes and tower when acting, per chunk and tower in an update."""
+class ResidentLearner(Learner[B, C]):
+    """Learner with one program per tile of lanes and tower, and in the backward pass per chunk and tower."""
 
     config: Resident
 

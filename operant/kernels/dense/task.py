@@ -87,6 +87,14 @@ class Layout(Protocol):
     """Division of a rollout into minibatches, shards, chunks and blocks: `operant.data.minibatches.Layout`."""
 
     @property
+    def steps(self) -> int:
+        """Steps of a rollout, or segments of a lane."""
+
+    @property
+    def length(self) -> int:
+        """Steps of a segment; 1 for single steps."""
+
+    @property
     def minibatches(self) -> int:
         """Minibatches of an epoch."""
 
@@ -152,28 +160,29 @@ class Work(Protocol):
 
 
 B = TypeVar("B", bound=Buffers)
+C = TypeVar("C", bound=Coefficients)
 
 
 @dataclass(frozen=True)
-class Task(Generic[B]):
+class Task(Generic[B, C]):
     """A policy and its optimizer, to be run by a dense engine over an algorithm's buffers."""
 
     name: str  # of the algorithm
     policy: Policy
     optimizer: Adam
     buffers: B
-    coefficients: Coefficients
+    coefficients: C
     layout: Layout
-    work: Callable[[Learner[B]], Work]
+    work: Callable[[Learner[B, C]], Work]
     written: tuple[str, ...]  # buffers that kernels write, apart from the rollout's actions
     chunks: int | None = None  # fixed number of chunks of a minibatch on this rank
     exchange: Exchange = SOLO  # with other ranks
     boards: bool = False  # whether `convolution.ConvolutionLearner` may run the policy's network
 
-    def replace(self, **fields: Any) -> Task[B]:
+    def replace(self, **fields: Any) -> Task[B, C]:
         """Copy with some fields replaced."""
         return replace(self, **fields)
 
-    def alone(self) -> Task[B]:
+    def alone(self) -> Task[B, C]:
         """Copy without the other ranks."""
         return self.replace(exchange=SOLO)

@@ -21,7 +21,7 @@ LOG_BETA_2 = tl.constexpr(-0.0010005003335835335)
 
 @triton.jit
 def adam(x, grad, m, v, step_size, root_correction, epsilon):
-    """One Adam update in registers; returns the new (x, m, v).
+    """Adam update in registers; returns the new (x, m, v).
 
     | parameter       | shape         | meaning                             |
     |-----------------|---------------|-------------------------------------|
