@@ -42,7 +42,9 @@ class Rollout(Protocol):
     def legal(self) -> Any:
         """Legal-action masks (T + 1, H, N) uint8, or None."""
 
-    def _replace(self, **fields: Any) -> Any: ...
+    @property
+    def _replace(self) -> Callable[..., Any]:
+        """Copy with some fields replaced, as a NamedTuple has it."""
 
 
 class Buffers(Protocol):
@@ -68,7 +70,9 @@ class Buffers(Protocol):
     def learning_rate(self) -> Tensor:
         """Learning rate (1)."""
 
-    def _replace(self, **fields: Any) -> Any: ...
+    @property
+    def _replace(self) -> Callable[..., Any]:
+        """Copy with some fields replaced, as a NamedTuple has it."""
 
 
 class Coefficients(Protocol):
@@ -126,7 +130,9 @@ class Layout(Protocol):
     def chunk_blocks(self) -> int:
         """Blocks of a chunk."""
 
-    def _replace(self, **fields: Any) -> Any: ...
+    @property
+    def _replace(self) -> Callable[..., Any]:
+        """Copy with some fields replaced, as a NamedTuple has it."""
 
 
 class Work(Protocol):
