@@ -405,9 +405,10 @@ def _store_chunk_sum(
 ):
     """Store the sum (WIDTH) over the `tiles` tiles of a chunk."""
     unit = tl.arange(0, WIDTH_PAD)
+    mask = unit < WIDTH
     target_ptr += unit
     total = _sum_tiles(tile_sums_ptr + chunk * tiles * STRIDE, tiles, WIDTH_PAD, STRIDE)
-    tl.store(target_ptr, total, mask=unit < WIDTH)
+    tl.store(target_ptr, total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles", "chunk_norm_tiles"])
