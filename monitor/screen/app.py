@@ -415,7 +415,7 @@ class MonitorApp(App[None]):
         if self.model is None or self.model.readonly:
             self.say("this monitor is read-only", alarm=True)
         elif not self.model.newest.live:
-            self.say(f"the run is {self.model.newest.state}: no trainer to send the request to", alarm=True)
+            self.say(f"no trainer to send the request to (state: {self.model.newest.state})", alarm=True)
         else:
             verb = "unpause" if what == "pause" and self.model.newest.state == "paused" else what
             sentence, consequence, _ = _QUESTIONS[verb]

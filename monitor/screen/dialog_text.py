@@ -8,6 +8,7 @@ from monitor.charts import Line, Piece, padded, wrapped
 from monitor.data.snapshot import Snapshot
 from monitor.screen.keys import KEYS, shown_keys
 from monitor.screen.labels import label_of
+from monitor.text_output import value as format_value
 from operant.text import age, count, duration, number
 
 _KEY_CELLS, _SIGN_CELLS = 11, 16
@@ -89,9 +90,13 @@ def description(snapshot: Snapshot) -> list[Line]:
     if snapshot.series:
         lines += [(), _head("Newest values")]
         for series in snapshot.series.values():
-            best = f"   best {number(series.best)}" if series.higher_better and series.best is not None else ""
+            best = (
+                f"   best {format_value(series.kind, series.best)}"
+                if series.higher_better and series.best is not None
+                else ""
+            )
             broken = f"   not finite: {series.not_finite:,}" if series.not_finite else ""
             unit = f" {series.unit}" if series.unit else ""
-            text = Piece(padded(f"{number(series.latest)}{unit}", 16), "text")
-            lines.append((Piece(padded(series.name, 28), "dim"), text, Piece(best, "dim"), Piece(broken, "bad")))
+            newest = Piece(padded(f"{format_value(series.kind, series.latest)}{unit}", 16), "text")
+            lines.append((Piece(padded(series.name, 28), "dim"), newest, Piece(best, "dim"), Piece(broken, "bad")))
     return lines

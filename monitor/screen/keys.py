@@ -41,7 +41,7 @@ KEYS: Final = (
         "maximise",
         "enter",
         "maximise",
-        "maximise the selected chart; failed run: show its traceback",
+        "maximise the selected chart; failed run: show its traceback or log",
         "enter",
         "Max",
     ),

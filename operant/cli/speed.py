@@ -120,8 +120,8 @@ def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_j
             (buffer.name, size(buffer.bytes), "x".join(map(str, buffer.shape)), buffer.dtype, buffer.device)
             for buffer in kept[:40]
         ]
-        print_table(("buffer", "bytes", "shape", "type", "where"), rows, right=(1,))
-        out("", f"{len(kept):,} buffers, {size(sum(buffer.bytes for buffer in kept))} in all")
+        print_table(("buffer", "size", "shape", "dtype", "device"), rows, right=(1,))
+        out("", f"{len(kept):,} buffers, {size(sum(buffer.bytes for buffer in kept))} in total")
 
 
 def _place(trace: str) -> Path:
@@ -152,7 +152,7 @@ def print_profile(found: Profile) -> None:
     )
     halves = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.phase_s.items())
     out(
-        f"{duration(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: "
+        f"{duration(found.iteration_s)} per iteration ({halves}), medians of {found.iterations}: "
         f"{_count(found.sps)} steps/s",
         "",
     )
@@ -175,8 +175,8 @@ def print_profile(found: Profile) -> None:
     if found.kernel_launches is not None and found.busy_share is not None:
         out("phase times are those of kernels launched one by one, since kernels in a graph have no names")
         launches = (
-            f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by "
-            f"{found.host_launches:,} calls"
+            f"{found.kernel_launches:,} kernels and {found.copies:,} copies per iteration, by "
+            f"{found.host_launches:,} host calls"
         )
         out("", f"{launches}; the device is busy {found.busy_share:.0%}")
         print_table(
@@ -187,18 +187,18 @@ def print_profile(found: Profile) -> None:
     share = found.flops / found.peak.flops
     out(
         "",
-        f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product "
-        f"of {found.peak.product} reached here",
+        f"compute    {_count(found.flops)}FLOP/s, {share:.1%} of {_count(found.peak.flops)}FLOP/s, measured by a "
+        f"{found.peak.product} matrix product",
     )
     share = found.bandwidth / found.peak.bytes
     out(
-        f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a "
-        "large copy",
+        f"memory     at least {_count(found.bandwidth)}B/s, {share:.1%} of {_count(found.peak.bytes)}B/s, measured by "
+        "a large copy",
         "",
     )
     if found.kernel_launches is None:  # on a CPU only the memory of the process is known
         print_table(
-            ("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,)
+            ("memory", "resident"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,)
         )
     else:
         heads = ("memory", "allocated", "reserved", "peak since")
@@ -273,13 +273,13 @@ def _size(word: str) -> tuple[int, int]:
 def _print_bench(found: Bench) -> None:
     load = "" if found.load is None else f", load before {found.load:.2f}"
     out(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
-    _print_part(("stepping", "lanes", "steps/s", "moved at least"), [_stepping_row(row) for row in found.stepping])
+    _print_part(("stepping", "lanes", "steps/s", "memory traffic"), [_stepping_row(row) for row in found.stepping])
     _print_part(
         ("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"),
         [_training_row(row) for row in found.ppo],
     )
     _print_part(
-        ("CartPole from nothing", "training", "with compilation", "steps", "return"),
+        ("solve CartPole", "training", "with compilation", "steps", "return"),
         [_solved_row(row) for row in found.solve],
     )
 

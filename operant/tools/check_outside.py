@@ -178,6 +178,6 @@ def _speed(env: HostEnv) -> Finding:
                 count += 1
         world.close()
         parts.append(
-            f"{count * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}"
+            f"{count * lanes / spent:,.0f} steps/s {f'with {processes} processes' if processes else 'in one process'}"
         )
     return Finding("speed", True, "; ".join(parts))

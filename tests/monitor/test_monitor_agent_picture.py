@@ -78,7 +78,7 @@ def test_a_picture_comes_out_dot_for_dot():
     assert all(cell.style.back == "" for row in rows for cell in row)
 
 
-def test_two_colours_without_ground_lie_one_behind_the_other():
+def test_two_colours_without_background_become_foreground_and_background():
     rows = draw_picture(frame_of("..........\n" + "....rr....\n" * 3 + "....bb....\n" + "..........\n" * 3), 5, 2, DARK)
     cell = rows[0][2]
     # Three rows of red over a row of ground is one colour; shifted by one, red and blue fill a cell.
@@ -113,7 +113,7 @@ def test_ascii_is_as_dense_as_the_picture():
     assert rows == [" :. ", " :  "]
 
 
-def test_the_ground_is_what_the_picture_mostly_is():
+def test_background_is_the_most_frequent_colour():
     swapped = PICTURE.replace(".", "x").replace("b", ".").replace("x", "b")
     one, other = draw_picture(frame_of(PICTURE), 4, 2, DARK), draw_picture(frame_of(swapped), 4, 2, DARK)
     assert lit(one) == lit(other)
@@ -130,14 +130,14 @@ VALLEY = "........\n" * 6 + "bbbbbbbb\n" * 2
 HILL = "........\n" + "..r.....\n" + "bbbbbbbb\n" * 6
 
 
-def test_a_wall_around_the_field_is_not_its_ground():
+def test_border_colour_is_not_the_background():
     walled = "bbbbbbbb\n" + "b......b\n" * 6 + "bbbbbbbb\n"
     assert ground_of(frame_of(walled)) == GROUND
     large = "b" * 64 + "\n" + ("b" * 3 + "." * 58 + "b" * 3 + "\n") * 62 + "b" * 64 + "\n"
     assert ground_of(frame_of(large)) == GROUND, "of which some pixels are looked at"
 
 
-def test_lanes_have_one_ground():
+def test_all_lanes_share_one_background():
     assert ground_of(frame_of(HILL)) == BLUE, "alone, it would be drawn inverted"
     rows = draw_picture(frame_of(VALLEY, HILL, VALLEY), 14, 2, DARK)
     alone = draw_picture(frame_of(HILL), 4, 2, DARK, ground=GROUND)
@@ -147,7 +147,7 @@ def test_lanes_have_one_ground():
     }
 
 
-def test_the_ground_stays_while_it_has_a_fair_share():
+def test_background_is_kept_while_it_is_frequent():
     assert ground_of(frame_of(HILL), GROUND) == GROUND, "fifteen of 64 pixels"
     assert ground_of(frame_of("........\n" + ".bbbbbbb\n" + "bbbbbbbb\n" * 6), GROUND) == BLUE, "nine are too few"
     assert ground_of(frame_of("........\n" + "..bbbbbb\n" + "bbbbbbbb\n" * 6), GROUND) == GROUND, "ten are enough"
@@ -163,7 +163,7 @@ some_picture = st.tuples(st.integers(1, 24), st.integers(1, 24)).flatmap(
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(some_picture, st.integers(1, 30), st.integers(1, 30))
-def test_scaled_down_nothing_gets_lost_and_scaled_up_nothing_is_added(picture, columns, rows):
+def test_scaling_down_keeps_thin_lines_and_scaling_up_adds_nothing(picture, columns, rows):
     height, width = len(picture), len(picture[0])
     data = b"".join(COLOURS[letter] for line in picture for letter in line)
     dots = sampled(data, width, height, columns, rows, GROUND)
@@ -232,7 +232,7 @@ def test_lanes_are_as_large_as_they_can_be(lanes, pixel_width, pixel_height, wid
     assert grid.width * grid.height >= largest / 1.15**2 - grid.width - grid.height - 1
 
 
-def test_no_room_is_no_picture():
+def test_a_frame_without_space_is_blank():
     assert LaneGrid.of(9, 8, 8, 2, 2) is None and LaneGrid.of(4, 64, 64, 4, 1) is None
     assert {cell.character for row in draw_picture(frame_of(*[PICTURE] * 9), 2, 2, DARK) for cell in row} == {" "}
 
@@ -246,7 +246,7 @@ def test_a_picture_of_the_wanted_size_is_not_scaled():
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT])
-def test_every_colour_is_seen_and_there_are_few(palette):
+def test_colours_are_quantized_and_have_contrast(palette):
     draw = random.Random(1)
     some = [bytes(draw.randrange(256) for _ in range(3)) for _ in range(3000)]
     shown = {shown_colour(pixel, palette.ground) for pixel in some}

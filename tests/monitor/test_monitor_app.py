@@ -151,7 +151,7 @@ def test_a_click_chooses_a_chart():
     act(body)
 
 
-def test_pages():
+def test_number_keys_switch_pages():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         wanted = {
             "2": "learning rate",
@@ -194,7 +194,7 @@ def test_a_long_storm_of_sizes():
     storm(MonitorApp(FakeSource(running()), FakeLibrary()), 600)
 
 
-def test_a_run_that_ends_is_told_where_the_agent_was():
+def test_ending_replaces_the_agent_panel():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert "How it ended" not in text_of(app)
         text = await show(app, pilot, states()["failed"]._replace(version=2))
@@ -209,7 +209,7 @@ def test_a_run_that_ends_is_told_where_the_agent_was():
 # LOOKING
 
 
-def test_axis_smoothing_and_logarithm():
+def test_keys_cycle_axis_smoothing_and_log_scale():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "x")
         assert app.model.view.axis == "wall" and "x: wall time" in text_of(app) and "0:02:30" in text_of(app)
@@ -245,7 +245,7 @@ def test_zoom_follows_or_is_held():
     act(body)
 
 
-def test_maximise_and_back():
+def test_enter_maximises_a_chart_and_escape_restores():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "tab", "right")
         assert app.model.chosen == "sps"
@@ -394,7 +394,7 @@ def test_log_and_configuration_scroll():
 # THE AGENT
 
 
-def test_pictures_are_asked_for_only_while_there_is_a_place_for_them():
+def test_frames_are_requested_only_while_the_agent_is_visible():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert app.source.watches == [(True, "greedy")]
         await press(pilot, "g")
@@ -412,7 +412,7 @@ def test_pictures_are_asked_for_only_while_there_is_a_place_for_them():
     act(body)
 
 
-def test_a_picture_is_as_large_as_its_place():
+def test_requested_frame_size_fits_the_panel():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for page, size in (("1", (120, 36)), ("3", (120, 36)), ("3", (80, 24)), ("3", (160, 48))):
             await pilot.resize_terminal(*size)
@@ -423,7 +423,7 @@ def test_a_picture_is_as_large_as_its_place():
     act(body)
 
 
-def test_a_small_screen_asks_for_no_picture():
+def test_a_small_screen_requests_no_frames():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert app.source.watches == []
 
@@ -433,7 +433,7 @@ def test_a_small_screen_asks_for_no_picture():
 # THE TRAINER
 
 
-def test_the_trainer_is_asked_only_after_a_question():
+def test_requests_are_sent_only_after_confirmation():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         cases = [("C", "y", "checkpoint"), ("C", "enter", "checkpoint"), ("P", "y", "pause"), ("S", "y", "stop")]
         for key, answer, asked in [
@@ -456,7 +456,7 @@ def test_the_trainer_is_asked_only_after_a_question():
     act(body, size=(80, 24))
 
 
-def test_a_paused_run_is_asked_to_go_on():
+def test_a_paused_run_can_be_resumed_after_confirmation():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert "P Resume" in text_of(app) and "P Pause" not in text_of(app)
         await press(pilot, "P")
@@ -467,7 +467,7 @@ def test_a_paused_run_is_asked_to_go_on():
     act(body, MonitorApp(FakeSource(states()["paused"]), FakeLibrary()), size=(80, 24))
 
 
-def test_a_run_without_a_trainer_here_is_not_asked():
+def test_no_request_is_sent_without_a_local_trainer():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for state in sorted(ENDED | {"remote", "unreadable"}):
             await show(app, pilot, states()[state]._replace(version=app.model.newest.version + 1))
@@ -648,7 +648,7 @@ def test_the_id_is_copied_through_the_terminal():
     act(body)
 
 
-def test_nobody_looking_is_worth_one_picture_a_second():
+def test_without_focus_the_screen_polls_once_a_second():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert app.source.interval_s == 0.1
         app.app_focus = False

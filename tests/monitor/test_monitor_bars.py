@@ -42,7 +42,7 @@ def test_portions_are_within_a_cell_and_add_up(shares, width):
         ([], 10, []),
     ],
 )
-def test_portions(shares, width, expected):
+def test_portions_of_known_shares(shares, width, expected):
     assert portions(shares, width) == expected
 
 
@@ -66,7 +66,7 @@ def test_bars_are_as_wide_as_asked(share, width, glyphs):
         (7.0, "━━━━━━"),
     ],
 )
-def test_progress(share, expected):
+def test_progress_of_known_values(share, expected):
     assert text_of([progress_bar(share, 6)])[0] == expected
 
 
@@ -89,14 +89,14 @@ def test_progress_never_goes_back():
         (0.0097, "1 %"),
     ],
 )
-def test_percent(share, text):
+def test_percent_formats(share, text):
     assert percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.42, "0.42 ms"), (0.0189, "0.02 ms"), (75.0, "75.0 ms"), (123.4, "123 ms"), (1300.0, "1.3 s")]
 )
-def test_milliseconds(value, text):
+def test_milliseconds_formats(value, text):
     assert milliseconds(value) == text
 
 

@@ -354,7 +354,7 @@ def test_a_range_grows_with_room_to_spare_and_shrinks_late():
         (12345, "12.3k"),
     ],
 )
-def test_tick_texts(value, text):
+def test_tick_text_formats(value, text):
     assert tick_text(value, 5) == text
 
 
@@ -390,7 +390,7 @@ def test_ticks_are_evenly_apart_and_end_with_the_range():
 @pytest.mark.parametrize(
     ("least", "step"), [(1, 1), (1.1, 2), (2.1, 2.5), (3, 5), (7, 10), (0.03, 0.05), (1e-9, 1e-9), (4e7, 5e7)]
 )
-def test_nice_steps(least, step):
+def test_nice_steps_of_known_values(least, step):
     assert nice_step(least) == pytest.approx(step)
 
 
@@ -417,7 +417,7 @@ def test_a_window_grows_in_jumps_and_holds_its_data():
         (0.0, 0.0, None, (0.0, 1.0)),
     ],
 )
-def test_windows(first, last, previous, expected):
+def test_windows_of_known_ranges(first, last, previous, expected):
     assert window(first, last, previous) == pytest.approx(expected)
 
 
@@ -504,7 +504,7 @@ def test_lines_of_text_are_cut_padded_and_without_wide_characters():
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT, Palette(ground="#000000"), Palette(dark=False, ground="#FFFFFF")])
-def test_all_that_is_said_can_be_read(palette):
+def test_text_colours_have_contrast(palette):
     for token in ("text", "bright", "dim", "good", "warn", "bad", "focus", *(f"series.{k}" for k in range(8))):
         assert contrast(palette.hex(token), palette.ground) >= 2.9, token
     for k in range(8):
@@ -517,7 +517,7 @@ def test_all_that_is_said_can_be_read(palette):
         assert contrast(palette.hex(f"series.{k}"), palette.hex(f"band.{k}")) > 1.8
 
 
-def test_the_first_series_are_told_apart_with_deuteranopia():
+def test_first_series_colours_differ_with_deuteranopia():
     # Machado, Oliveira & Fernandes 2009, severity 1, on linear light.
     rows = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
 
@@ -529,7 +529,7 @@ def test_the_first_series_are_told_apart_with_deuteranopia():
     assert min(math.dist(one, other) for index, one in enumerate(some) for other in some[:index]) > 0.12
 
 
-def test_colour_arithmetic():
+def test_mix_contrast_and_luminance_match_known_values():
     assert mix("#FF0000", "#0000FF", 0.5) == "#800080"
     assert luminance("#FFFFFF") == pytest.approx(1) and contrast("#000000", "#FFFFFF") == pytest.approx(21)
     assert readable("#56B4E9", "#121212") == "#56B4E9"
@@ -728,11 +728,11 @@ def test_the_diff_renderer_keeps_wide_and_combining_characters_whole():
         (math.nan, 1.0, math.inf, True, ("-", "", "", "", None)),
     ],
 )
-def test_words_of_a_metric(value, trend, best, better, expected):
+def test_metric_text_of_known_values(value, trend, best, better, expected):
     assert metric_text.metric_text(value, "", trend, best, better) == expected
 
 
-def test_units_and_readings():
+def test_units_and_cursor_texts():
     assert metric_text.with_unit(4.71e6, "step/s") == "4.71 M step/s" and metric_text.with_unit(None, "s") == "-"
     assert (
         metric_text.with_unit(5.12e8, "bytes"),

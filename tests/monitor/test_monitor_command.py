@@ -76,7 +76,7 @@ def test_what_is_wrong_on_the_command_line_is_said(arguments, words):
         command.main(arguments)
 
 
-def test_the_environment_says_how_often(monkeypatch):
+def test_fps_default_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPERANT_FPS", "40")
     with pytest.raises(UsageError, match=r"\$OPERANT_FPS is '40'"):
         command.main([])
@@ -89,7 +89,7 @@ def test_the_environment_says_how_often(monkeypatch):
         command.main(["--fps", "3"])
 
 
-def test_help_is_no_error(capsys):
+def test_help_exits_with_zero(capsys):
     with pytest.raises(SystemExit) as left:
         command.main(["--help"])
     assert left.value.code == 0 and "--readonly" in capsys.readouterr().out
@@ -98,13 +98,13 @@ def test_help_is_no_error(capsys):
 # WHICH RUN
 
 
-def test_no_run_at_all(tmp_path):
+def test_no_runs_is_an_error_with_a_hint(tmp_path):
     for arguments in ([], ["--latest"], ["--once"]):
         with pytest.raises(NotFoundError, match=r"no runs yet in runs\. Start one: operant train"):
             command.main(arguments)
 
 
-def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path, capsys):
+def test_default_run_is_the_live_one_or_a_choice_or_the_newest(tmp_path, capsys):
     def chosen(*words: str) -> str:
         assert command.main([*words, "--once"]) == 0
         return capsys.readouterr().out.split()[2]
@@ -126,7 +126,7 @@ def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path, capsys):
         command.main(["nwe-0002"])
 
 
-def test_the_library_lists_and_opens(tmp_path):
+def test_run_folders_list_and_open_runs(tmp_path):
     make(tmp_path, "one-0001")
     library = command.RunFolders(runs.Scope(tmp_path / "runs"), readonly=True)
     (row,) = library.rows()
@@ -177,7 +177,7 @@ def test_a_line_every_five_seconds_and_one_on_a_change():
     assert lines[0].split("   ")[1:3] == ["68.2 %", "341 M / 500 M steps"] and "all steps done" in lines
 
 
-def test_nobody_reads_any_more():
+def test_a_closed_output_stream_ends_the_text_output():
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -224,7 +224,7 @@ def test_a_terminal_that_is_too_small(tmp_path, monkeypatch, columns, lines):
         ("remote", "cartpole-ppo-4f2a: remote"),
     ],
 )
-def test_what_is_said_on_leaving_is_true(state, words):
+def test_parting_line_matches_the_state(state, words):
     assert command.parting(states()[state]).startswith(words)
     assert "Still training" not in command.parting(states()[state]) or state == "running"
 

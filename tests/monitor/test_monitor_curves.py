@@ -91,7 +91,7 @@ def test_the_mean_of_a_column_weighs_all_its_records_alike():
 
 
 @pytest.mark.parametrize("blocks", [(1,), (7, 1, 300), (100_000,), (5000, 3)])
-def test_how_records_come_changes_nothing(blocks):
+def test_batching_of_records_changes_nothing(blocks):
     values = [value if n % 13 else NAN for n, value in enumerate(noise(11_000))]
     _, whole = one(values, blocks=(1024,))
     _, split = one(values, blocks=blocks)
@@ -321,7 +321,7 @@ def test_a_window_of_the_newest_records_or_of_long_ago():
     assert CurveTable([Column("m", "m")]).window(1.0, 20, ["m"]).values == {"m": []}
 
 
-def test_curves_are_what_screens_expect():
+def test_curves_implement_the_series_protocol():
     curve: Series = one([1.0])[1]
     assert (curve.name, curve.label, curve.unit, curve.log_axis) == ("m", "m", "", False)
 

@@ -234,7 +234,7 @@ def test_checkpoints_of_before_are_marked(trainer, opened):
     assert [mark.step for mark in opened(trainer.run).snapshot().marks] == [500.0, 1500.0]
 
 
-def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
+def test_rate_and_remaining_time(trainer, opened, monkeypatch):
     clock = [time.clock_gettime_ns(BOOTTIME) - 10**10]
     monkeypatch.setattr("operant.runs.metrics.writer.time.clock_gettime_ns", lambda which: clock[0])
     for _ in range(100):
@@ -271,7 +271,7 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
         (None, 0, {}, "crashed", "ended without a terminal state"),
     ],
 )
-def test_how_a_run_ended(trainer, opened, state, code, ending, word, said):
+def test_ending_of_each_terminal_state(trainer, opened, state, code, ending, word, said):
     trainer.record(10, **{"eval/return": 460.0})
     feed = opened(trainer.run)
     log = (
@@ -312,7 +312,7 @@ def test_a_suspended_trainer_says_what_its_process_does(started, opened):
     until(feed, lambda one: one.state == "running")
 
 
-def test_a_run_that_never_began(tmp_path, opened):
+def test_a_run_that_never_started_has_a_state_and_no_records(tmp_path, opened):
     run = runs.create(tmp_path / "runs", "cartpole-ppo-4f2a", "x", {})
     feed = opened(run)
     assert feed.snapshot().state == "starting" and not feed.snapshot().series
@@ -401,7 +401,7 @@ def test_an_unreadable_file_is_a_state_and_no_error(tmp_path, opened, content):
     assert snapshot.state == "unreadable" and "metrics.mm" in snapshot.cause
 
 
-def test_a_run_of_another_machine(trainer, opened):
+def test_a_run_on_another_machine_is_remote(trainer, opened):
     trainer.record(10)
     runs.update_document(trainer.run.path, host="gpu03", boot_id="another")
     trainer.lock.release()
@@ -529,7 +529,7 @@ def test_a_viewer_that_slept_asks_for_the_history(trainer):
 # LOOKING BACK
 
 
-def test_a_step_of_before(tmp_path, opened):
+def test_seek_shows_an_earlier_step(tmp_path, opened):
     spec = MetricSpec("entropy", figure="entropy", order=40, thresholds=(Threshold("warn", below=0.1),))
     trainer = Trainer(
         tmp_path / "runs", specs=(spec, MetricSpec("return", figure="return", higher_better=True, order=10))
@@ -697,7 +697,7 @@ def test_pictures_are_asked_for_again_and_again_while_they_are_wanted(tmp_path, 
         trainer.lock.release()
 
 
-def test_that_there_are_no_pictures_is_said_as_the_run_says_it(trainer, opened):
+def test_missing_frames_have_the_runs_reason(trainer, opened):
     trainer.record(3)
     feed = opened(trainer.run)
     feed.watch(True)
@@ -894,7 +894,7 @@ def test_closing_ends_the_threads(trainer):
         time.sleep(0.01)
 
 
-def test_the_state_of_a_process():
+def test_process_state_is_read_from_proc():
     own = {"pid": os.getpid(), "pid_start_ticks": runs.start_ticks(os.getpid()), "host": runs.host()}
     assert process_state(own) in ("R", "S")
     for other in ({"pid_start_ticks": 1}, {"pid": None}, {"host": "elsewhere"}, {"pid": 1 << 40}):
@@ -904,7 +904,7 @@ def test_the_state_of_a_process():
 # THE PICKER
 
 
-def test_rows_of_runs(tmp_path, started):
+def test_listing_has_a_row_per_run(tmp_path, started):
     root = tmp_path / "runs"
     done = Trainer(root)
     done.record(5, **{"eval/return": 480.0})

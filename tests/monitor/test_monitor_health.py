@@ -238,7 +238,7 @@ def levels(*found):
         (5.0, "bad"),
     ],
 )
-def test_kl(value, level):
+def test_kl_outside_its_range_is_a_finding(value, level):
     found = said(approx_kl=value)
     assert (
         levels(*found) == [level]
@@ -284,7 +284,7 @@ def test_a_run_without_an_end_is_settled_after_some_iterations(iterations, level
         (-1.2, 0.9, (10.0, 500.0, 300.0), "bad"),
     ],
 )
-def test_the_critic(value, share, evaluation, level):
+def test_low_explained_variance_is_a_finding(value, share, evaluation, level):
     found = {
         finding.title.split()[0]: finding
         for finding in said(HealthContext(share=share, evaluation=evaluation), explained_variance=value)
@@ -308,7 +308,7 @@ def test_the_critic(value, share, evaluation, level):
         (0.0, (), 0.3, "bad"),
     ],
 )
-def test_entropy(entropy, actions, share, level):
+def test_collapsed_entropy_is_a_finding(entropy, actions, share, level):
     assert levels(*said(HealthContext(share=share), actions, entropy=entropy)) == [level]
 
 
@@ -346,7 +346,7 @@ def test_a_jump_of_the_gradient_and_a_slower_machine():
         (Gpu("x", 0.97, throttled="power limit"), "ok", "97 %"),
     ],
 )
-def test_the_gpu(gpu, level, word):
+def test_idle_or_throttled_gpu_is_a_finding(gpu, level, word):
     found = said(HealthContext(share=0.5, gpu=gpu))
     assert levels(*found) == [level] and word in found[0].title + found[0].advice
     assert said(HealthContext(share=0.5, gpu=Gpu("x"))) == ()
@@ -358,13 +358,13 @@ def test_checkpoints_that_cannot_be_saved():
     assert levels(*said(HealthContext(share=0.5, history_error=True))) == ["warn"]
 
 
-def test_the_gravest_first_and_nothing_of_nothing():
+def test_findings_are_sorted_by_severity_and_empty_without_values():
     found = said(HealthContext(share=0.5, not_finite=("loss/value",)), approx_kl=0.01, clip_fraction=0.5)
     assert levels(*found) == ["bad", "warn", "ok"] and "value loss" in found[0].title
     assert said() == () and said(approx_kl=[NAN] * 20) == ()
 
 
-def test_circumstances_of_a_run(tmp_path):
+def test_health_context_of_a_run(tmp_path):
     declared = specs((2,), MetricSpec("sps", thresholds=(SLOWER,)))
     metrics = [
         Metric("entropy"),
@@ -443,13 +443,13 @@ def test_a_value_in_a_range_that_does_not_count_yet_says_why():
         (3.0, 1.5, "an x 1.5 (median 3)"),
     ],
 )
-def test_the_value_shown_elsewhere_has_the_usual_one_beside_it_where_it_would_be_judged_otherwise(usual, shown, title):
+def test_title_adds_the_median_if_the_shown_value_would_be_judged_differently(usual, shown, title):
     spec = MetricSpec("x", "an x", thresholds=(Threshold("warn", below=10.0, at_least=2.0),))
     (found,) = findings({"x": [usual] * 20}, {"x": spec}, HealthContext(share=0.5), {"x": shown})
     assert found.title == title
 
 
-def test_what_was_judged_before_is_told_with_the_figures_of_this_moment(tmp_path):
+def test_cached_verdicts_are_shown_with_current_values(tmp_path):
     timeline = Timeline([Metric("approx_kl"), Metric("eval/return")], specs())
     known = RunData(Run("x", tmp_path, {"steps": 20_000}), State("running"), Observation(True), timeline)
     timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.01, 5.0)) for n in range(40)])

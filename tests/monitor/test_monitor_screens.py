@@ -40,7 +40,7 @@ def screens(size: tuple[int, int]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_every_state(size):
+def test_screen_of_every_state_matches_its_golden_file(size):
     folder = GOLDEN / f"{size[0]}x{size[1]}"
     shown = screens(size)
     if UPDATE:
@@ -55,7 +55,7 @@ def test_every_state(size):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_what_must_be_said_is_said(size):
+def test_golden_screens_contain_required_texts(size):
     """Read from the files, so that no update takes it away unseen."""
     for state, snapshot in states().items():
         text = (GOLDEN / f"{size[0]}x{size[1]}" / f"{state}.txt").read_text(encoding="utf-8")

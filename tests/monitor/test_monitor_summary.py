@@ -215,7 +215,7 @@ def test_figures_are_the_newest_values_there_are():
     assert found["sps"].value == 120.0  # the median of the newest: one odd rate is none
 
 
-def test_figures_of_a_step():
+def test_figures_at_an_earlier_step():
     made = timeline([[float(n), 1.0, 1.0, 50.0] for n in range(2000)])
     found = {figure.metric: figure for figure in summary.figures(made, 150_000.0)}
     assert (
@@ -244,7 +244,7 @@ def test_phases_longer_than_the_wall_time_are_still_shares():
     ) == pytest.approx(1.0)
 
 
-def test_progress(tmp_path):
+def test_progress_of_known_values(tmp_path):
     made = timeline([[1.0] * 4] * 50)  # 100 steps a second
     look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7)
     now = summary.progress(
@@ -267,7 +267,7 @@ def test_an_end_more_than_a_day_ahead_is_a_date(tmp_path, steps, form):
 
 
 @pytest.mark.parametrize("word", ["paused", "stalled", "suspended", "crashed", "finished", "remote", "stopping"])
-def test_what_does_not_move_has_no_rest_time(tmp_path, word):
+def test_no_eta_unless_running(tmp_path, word):
     now = summary.progress(known(tmp_path, word, timeline=timeline([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
     assert now.eta_s is None and now.done_at is None and now.iterations_per_s is None and now.step == 5000
 
@@ -327,7 +327,7 @@ def test_ages_of_an_ended_run_change_seldom(tmp_path):
         ("crashed", "killed by SIGKILL", {}, "killed by SIGKILL"),
     ],
 )
-def test_what_the_header_says(tmp_path, word, told, fields, said):
+def test_cause_of_each_state(tmp_path, word, told, fields, said):
     found = summary.cause(known(tmp_path, word, told, **fields))
     assert found == said or (said is not None and found is not None and found.startswith(said))
 
@@ -436,7 +436,7 @@ def test_facts_of_a_run(tmp_path):
     assert empty.env is empty.steps is None and empty.short == "x"
 
 
-def test_why_there_is_no_picture(tmp_path):
+def test_reason_for_a_missing_frame(tmp_path):
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
 
     def why(word="running", wanted=True, readonly=False, room=100, **document):

@@ -41,7 +41,7 @@ def test_the_trainers_process_is_measured_between_two_samples():
 @pytest.mark.parametrize(
     "other", [{"pid_start_ticks": 1}, {"pid": None}, {"pid": "7"}, {"boot_id": "another"}, {"pid": 1 << 40}]
 )
-def test_another_process_of_the_same_number_is_none(other):
+def test_a_reused_pid_is_not_the_trainer(other):
     process = Process()
     process.sample(OWN)
     seen = process.sample(OWN | other)
@@ -53,7 +53,7 @@ def test_without_psutil_there_are_no_figures(monkeypatch):
     assert Process().sample(OWN) == system.System()
 
 
-def test_room_on_the_disk(tmp_path):
+def test_free_disk_space_is_rounded(tmp_path):
     free = disk_free(Run("x", tmp_path, {}))
     assert free is not None and abs(free - os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize) < 1 << 30
     assert disk_free(Run("x", Path("/nowhere"), {})) is None
@@ -140,7 +140,7 @@ def test_the_gpu_that_a_run_trains_on(monkeypatch, document, gpus, share):
 
 
 @pytest.mark.parametrize("no_processes", [False, True])
-def test_a_gpu_that_cannot_be_told_is_not_guessed(monkeypatch, no_processes):
+def test_an_ambiguous_gpu_is_not_guessed(monkeypatch, no_processes):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([A, B], no_processes=no_processes))
     found, absent = Gpus().sample(CUDA)
     assert found is None and "which GPU" in absent
@@ -155,7 +155,7 @@ def test_the_process_of_a_run_may_come_later(monkeypatch):
     assert gpus.sample(CUDA)[0].utilisation == 0.1
 
 
-def test_a_gpu_that_tells_nothing(monkeypatch):
+def test_unsupported_gpu_queries_are_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([{"name": b"\x1b[31mGPU", "uuid": b"GPU-aaaa"}]))
     found, _ = Gpus().sample(CUDA)
     assert found == ("[31mGPU", None, None, None, None, None, None)
@@ -174,12 +174,12 @@ def test_a_gpu_that_tells_nothing(monkeypatch):
         (0x100, None),
     ],
 )
-def test_why_the_clock_is_held_down(monkeypatch, held, reason):
+def test_throttle_reasons(monkeypatch, held, reason):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([A | {"held": held}]))
     assert Gpus().sample(CUDA)[0].throttled == reason
 
 
-def test_why_there_are_no_gpu_figures(monkeypatch):
+def test_reason_for_missing_gpu_figures(monkeypatch):
     assert Gpus().sample(OWN) == (None, "this run trains on the CPU") and Gpus().sample({}) == (None, "")
     absent, unloaded = nvml([], init="NVML Shared RunCatalog Not Found"), nvml([], init="Driver Not Loaded")
     for module, said in ((None, "not installed"), (absent, "NVML not found"), (unloaded, "Driver")):

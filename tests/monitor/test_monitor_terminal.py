@@ -267,12 +267,12 @@ def harass(place: Path, kills: int, monitors: int, resizes: int) -> None:
     kill(run)
 
 
-def test_what_happens_to_monitors_is_nothing_to_the_trainer(place):
+def test_killed_monitors_do_not_affect_the_trainer(place):
     harass(place, kills=1, monitors=2, resizes=15)
 
 
 @pytest.mark.soak
-def test_a_hundred_killed_monitors_a_storm_of_sizes_and_ten_at_once_are_nothing_to_the_trainer(place):
+def test_many_killed_resized_and_concurrent_monitors_do_not_affect_the_trainer(place):
     harass(place, kills=100, monitors=10, resizes=500)
 
 

@@ -53,7 +53,7 @@ HOSTILE = (
 
 
 @given(st.text(max_size=60), st.booleans())
-def test_what_is_shown_obeys_nobody(text, ascii_only):
+def test_hostile_text_sends_no_control_sequences(text, ascii_only):
     shown = line.clean(text, ascii_only=ascii_only)
     assert all(unicodedata.category(c) not in ("Cc", "Cs", "Cf", "Zl", "Zp") for c in shown)
     assert not ascii_only or shown.isascii()
@@ -115,7 +115,7 @@ def test_a_plan_fits_every_size(page):
                     assert width // plan.columns >= min(27, width) and body // plan.rows >= min(8, body)
 
 
-def test_the_sizes_that_were_promised():
+def test_plans_of_documented_sizes():
     assert (
         layout.plan(160, 48, View()).columns == 3
         and layout.plan(160, 48, View()).sidebar
@@ -239,7 +239,7 @@ def test_a_persons_own_keys(tmp_path, text, found, notice):
     assert own == found and bool(told) == notice and told.isprintable()
 
 
-def test_no_file_of_keys_is_none(tmp_path):
+def test_a_missing_keys_file_is_no_problem(tmp_path):
     assert keys.keymap(tmp_path / "keys.toml") == ({}, "")
     (tmp_path / "folder").mkdir()
     assert "cannot be read" in keys.keymap(tmp_path / "folder")[1]
@@ -274,7 +274,7 @@ def test_every_panel_can_be_drawn_at_any_size_in_any_state(draw):
                 draw(Model(snapshot), width, height)
 
 
-def test_numbers_do_not_move_what_stands_beside_them():
+def test_changing_numbers_do_not_move_other_text():
     def places(snapshot: Any) -> list[int]:
         (made, *_) = header.figures(Model(snapshot), 240, 1)
         text = "".join(piece.text for piece in made)
@@ -306,14 +306,14 @@ def written(lines: Any) -> str:
         (8_640_000.0, "100 d"),
     ],
 )
-def test_what_is_left_is_told_whole(seconds, said):
+def test_remaining_time_is_never_cut(seconds, said):
     assert labels.remaining(seconds) == said
     shown = running()
     line = written(header.progress(Model(shown._replace(progress=shown.progress._replace(eta_s=seconds))), 120, 1))
     assert f"ETA {said} " in line and "…" not in line
 
 
-def test_the_line_below_the_header_tells_what_is_not_as_usual():
+def test_message_line_lists_non_default_settings():
     def said(snapshot: Any, **how: Any) -> str:
         return written(header.message(Model(snapshot, **how), 200, 1))
 

@@ -133,7 +133,7 @@ def test_r_restarts_at_once_and_esc_leaves():
     assert score.steps == 3 and stage.ages.tolist() == [1]
 
 
-def test_time_is_up():
+def test_time_limit_ends_the_game():
     score, stage, seen = a_game("space", 6.0, turns=False)
     assert score.returns == [0.0] and stage.ages.tolist() == [40] and seen.last("time limit: return 0 in 40 steps")
 
@@ -143,7 +143,7 @@ def test_without_rest_the_last_action_stays():
     assert stage.action.tolist() == [[0]] and score.steps >= 3 and seen.last("   up")
 
 
-def test_pushes():
+def test_box_actions_follow_held_keys():
     score, stage, _ = a_game("left", 0.35, env=PUSH, turns=False)
     assert score.steps == 3 and stage.action[:, 0].tolist() in ([-1.0, 0.0], [0.0, 0.0])
     assert a_game("right", "up", 0.15, env=PUSH, turns=False)[1].action[:, 0].tolist() == [1.0, 1.0]

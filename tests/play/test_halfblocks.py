@@ -55,6 +55,6 @@ def test_the_background_is_the_most_frequent_colour_of_the_border():
 
 
 @pytest.mark.parametrize(("pixels", "width", "height"), [(b"", 0, 0), (b"abc", 2, 1), (b"abcabc", 1, 1)])
-def test_bytes_that_are_no_picture(pixels, width, height):
+def test_a_wrong_number_of_bytes_is_refused(pixels, width, height):
     with pytest.raises(ValueError, match=r"has .* bytes"):
         cells_of(pixels, width, height, COLOURED)

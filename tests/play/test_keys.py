@@ -144,7 +144,7 @@ def test_pushes_go_to_the_bounds():
     assert KeyBindings(PUSH).excludes("-0", "+0") and not KeyBindings(PUSH).excludes("-0", "+1")
 
 
-def test_several_choices():
+def test_multidiscrete_actions_follow_held_keys():
     assert [words(PICK, *keys) for keys in ((), ("right",), ("up",), ("right", "up"), ("left",))] == [
         (0, 0),
         (2, 0),

@@ -95,7 +95,7 @@ def test_a_gif_is_never_so_fast_that_viewers_show_it_slowly(tmp_path):
     assert set(read_gif(tmp_path / "a.gif")[1]) == {20}
 
 
-def test_a_picture_that_stays_is_one_frame_that_lasts(tmp_path):
+def test_equal_pictures_become_one_longer_frame(tmp_path):
     one, other = pictures(2)
     assert film_of(GifWriter(tmp_path / "a.gif", 10.0), [one, one, one, other]) == 4
     frames, durations, _ = read_gif(tmp_path / "a.gif")
@@ -163,7 +163,7 @@ def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there,
         assert np.array_equal(whole[top : top + 20, left : left + 24], shown[k])
 
 
-def test_pictures_side_by_side():
+def test_tile_arranges_pictures_in_a_grid():
     four = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((5, 2, 3, 3), np.uint8)
     whole = tile(four, 3, 1, 9)
     assert (
@@ -214,7 +214,7 @@ def test_what_ffmpeg_cannot_write_has_a_sentence(tmp_path, capfd, count):
     assert "No such file" in capfd.readouterr().err
 
 
-def test_an_abandoned_film_leaves_no_process(tmp_path):
+def test_an_abandoned_video_leaves_no_process(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     film, own = Mp4Writer(tmp_path / "a.mp4", 12.0), psutil.Process()
     film.add(pictures(1)[0])
@@ -227,7 +227,7 @@ def test_an_abandoned_film_leaves_no_process(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["agent.jpg", "agent", "agent.gif.txt", ".gif"])
-def test_another_ending_is_refused(tmp_path, name):
+def test_an_unknown_suffix_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match=r"must end in \.gif, \.png or \.mp4"):
         render.check(tmp_path / name, force=True)
 
@@ -242,7 +242,7 @@ def test_what_is_there_is_replaced_only_by_force(tmp_path):
         render.check(tmp_path / "b.gif", force=True)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(NotFoundError, match="does not exist"):
         render.check(tmp_path / "none" / "a.gif", force=False)
     with pytest.raises(UsageError, match="is not a valid file name"):
@@ -250,7 +250,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_folder_that_may_only_be_read(tmp_path):
+def test_a_read_only_folder_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(MachineError, match="is read-only"):
         render.check(tmp_path / "a.gif", force=False)
@@ -306,7 +306,7 @@ def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path):
         (1e-3, None, None, (1000 / 34, 34)),
     ],
 )
-def test_a_film_keeps_its_worlds_pace(step_s, fps, every, wanted):
+def test_default_pace_is_real_time(step_s, fps, every, wanted):
     assert pace(step_s, fps, every) == pytest.approx(wanted)
 
 
@@ -386,7 +386,7 @@ class Kept(list):
         ),  # of several lanes the first decides, and none is waited for
     ],
 )
-def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wanted, steps, cut):
+def test_a_recording_has_the_requested_frames(ends, every, length, hold, wanted, steps, cut):
     stage, film, told = Counting(*ends), Kept(), []
     shot = record(stage, stage.step, film, side=1, every=every, limits=length, hold=hold, report=told.append)
     assert (film, shot.steps, shot.cut) == (wanted, steps, cut)
@@ -511,7 +511,7 @@ BOARD = Env(
 )
 
 
-def test_boards_masks_and_tallies():
+def test_stage_supports_boards_masks_and_tallies():
     stage = Stage(BOARD, None, seed=1, lanes=2)
     assert (
         stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2
@@ -688,7 +688,7 @@ def test_a_file_that_is_there_costs_no_computation(trained, here, tmp_path, monk
     assert done.code == 2 and "--force" in done.err and (tmp_path / "a.gif").read_text() == "mine"
 
 
-def test_a_run_that_is_not_there(here):
+def test_a_missing_run_is_refused(here):
     assert here("render", "nosuch", "-o", "a.gif").code == 3
 
 
@@ -707,7 +707,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
 )
-def test_a_film_that_is_broken_off_leaves_nothing(trained, tmp_path, number, code):
+def test_an_interrupted_recording_leaves_no_file(trained, tmp_path, number, code):
     command = [sys.executable, "-m", "operant.cli", "render", str(trained), "-o", "a.mp4", "--seconds", "3600"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     pytest.importorskip("imageio_ffmpeg")

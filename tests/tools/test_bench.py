@@ -79,7 +79,7 @@ def test_stepping_counts_what_a_step_moves():
 # TRAINING
 
 
-def test_training_tells_its_size_and_its_halves():
+def test_training_reports_its_size_and_phases():
     found = bench.training(64, 8, "tf32", CPU, repeats=1, least_s=0.001)
     assert found[:3] == (64, 8, "fp32"), "a CPU computes in fp32 whatever is asked"
     assert found.sps == pytest.approx(64 * 8 / found.iteration_s)
@@ -137,7 +137,7 @@ def test_parts_that_are_not_asked_for_stay_empty():
         ({"sections": ["ppo"], "device": "cuda:99"}, MachineError),
     ],
 )
-def test_what_is_not_there_is_refused(words, error):
+def test_unknown_sections_environments_and_devices_are_refused(words, error):
     with pytest.raises(error):
         small_bench(**words)
 
@@ -185,7 +185,7 @@ def test_the_command_prints_tables_and_json(monkeypatch):
     assert done.exit_code == 0, done.output
     assert (asked["sections"], asked["lanes"], asked["sizes"]) == (["stepping", "ppo"], [32, 64], [(32, 4), (64, 8)])
     assert (asked["precisions"], asked["repeats"], asked["device"]) == (["fp32"], 3, "cpu")
-    for text in ("stepping", "PPO, CartPole", "CartPole from nothing", "80.0, not reached"):
+    for text in ("stepping", "PPO, CartPole", "solve CartPole", "80.0, not reached"):
         assert text in done.output
     assert json.loads(run("--json").stdout)["solve"][0]["mean_return"] == 480.0
 

@@ -93,7 +93,7 @@ def findings(tmp_path, monkeypatch):
 
 
 @pytest.mark.compile
-def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
+def test_each_check_is_reported_before_its_finding(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     told = []
@@ -405,12 +405,12 @@ def _moves_what_it_sees(s, cells, obs, p, shard):
     ],
     ids=["a row of two shards", "a shard that waits for another", "a shard that plays"],
 )
-def test_parts_that_do_not_keep_apart(env, words):
+def test_dependent_shards_are_a_finding(env, words):
     assert words in (shards_apart(env, 8, 3) or "")
 
 
 @pytest.mark.compile
-def test_parts_are_checked_alone_and_together(monkeypatch):
+def test_shards_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     found = {finding.name: finding for finding in check(FILL_IN_SHARDS, lanes=16, steps=20)}
@@ -464,7 +464,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("what", few(MASKS))
-def test_masks(what, findings, monkeypatch):
+def test_broken_masks_are_findings(what, findings, monkeypatch):
     replacements, wanted = MASKS[what]
     if "float32 only" not in wanted:
         monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
@@ -544,7 +544,7 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"step_s": math.inf}, "step_s is inf"),
     ],
 )
-def test_declarations(change, sentence):
+def test_broken_declarations_are_findings(change, sentence):
     env = envs.find("cartpole")
     assert declaration_problems(env) == []
     assert any(sentence in problem for problem in declaration_problems(replace(env, **change)))

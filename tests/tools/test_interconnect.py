@@ -10,7 +10,7 @@ import torch
 from operant.tools import exchange_probe
 
 
-def test_it_says_what_is_between_the_gpus_and_how_to_start_on_several(here, monkeypatch):
+def test_links_lists_gpu_links_and_launch_commands(here, monkeypatch):
     asked = here("doctor", "--links", "--json")
     found = {row["name"]: row["found"] for row in json.loads(asked.out)["findings"]}
     assert asked.code == 0 and found["prepare"] == "operant train --prepare"

@@ -289,7 +289,7 @@ def test_a_profile_changes_nothing_of_what_is_trained(quick_peak, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_device_that_is_not_there_is_said():
+def test_a_missing_device_is_an_error():
     with pytest.raises(MachineError):
         profile.profile(config.load(None, [*SMALL, "run.device=cuda"]), 1)
 
@@ -343,20 +343,20 @@ def test_the_command_prints_json(tmp_path, quick_peak):
 @pytest.mark.parametrize(
     ("trace", "error"), [("gone/trace.json", NotFoundError), (".", UsageError), ("a\0b", UsageError)]
 )
-def test_the_command_wants_a_place_for_its_trace(trace, error, tmp_path, monkeypatch):
+def test_an_unwritable_trace_path_is_refused_before_training(trace, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "profile", pytest.fail)
     assert isinstance(run("profile", "--trace", trace).exception, error)
 
 
-def test_a_device_is_no_place_for_a_trace(tmp_path, monkeypatch):
+def test_a_device_file_is_refused_as_trace(tmp_path, monkeypatch):
     (tmp_path / "full.json").symlink_to("/dev/full")
     monkeypatch.setattr(profile, "profile", pytest.fail)
     refused = run("profile", "--trace", tmp_path / "full.json").exception
     assert isinstance(refused, UsageError) and "is a folder, a device or a pipe: name a file" in str(refused)
 
 
-def test_a_machine_without_room_for_temporary_files_is_told(tmp_path, monkeypatch):
+def test_a_full_temporary_folder_is_an_error(tmp_path, monkeypatch):
     def full(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 
@@ -378,7 +378,7 @@ def test_the_program_has_the_command(name):
     assert done.exit_code == 0 and f"{name} [OPTIONS]" in done.output
 
 
-def test_what_a_gpu_tells_is_printed(quick_peak, capsys):
+def test_gpu_results_are_printed(quick_peak, capsys):
     plain = profile.profile(config.load(None, SMALL), 1)
     found = plain._replace(
         kernel_launches=1234,

@@ -15,7 +15,7 @@ def test_a_part_is_timed_alone(part, steps):
     assert (found.part, found.steps, found.lanes) == (part, steps, 8) and found.sps == steps / found.seconds > 0
 
 
-def test_what_steps_and_learns_in_one_says_so():
+def test_part_of_a_single_phase_algorithm_is_refused():
     with pytest.raises(UsageError, match="--part update: dqn steps and learns in one phase, 'train'"):
         profile_parts.time_part(
             config.load(
