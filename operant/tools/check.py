@@ -150,7 +150,7 @@ def picture(checked: BoundsChecked) -> Finding:
     return Finding(
         name,
         True,
-        f"{len(colours)} pictures of {PICTURE_SIDE} x {PICTURE_SIDE} pixels, every index checked, colours within 0 to 1",
+        f"{len(colours)} pictures of {PICTURE_SIDE} x {PICTURE_SIDE} pixels: every index valid, colours within 0 to 1",
     )
 
 
