@@ -1,5 +1,4 @@
-"""Text output of a run where there is no terminal: one line every five seconds until the run ends. Standard library
-only.
+"""Text output of a run without a terminal: one line every five seconds until the run ends. Standard library only.
 
 Reads a Source; knows neither files nor signals.
 """

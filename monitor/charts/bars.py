@@ -59,7 +59,7 @@ def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE
 
 
 def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
-    """One row per phase: `█ collect    61 %   75 ms`."""
+    """Legend of the phases, one row each: `█ collect    61 %   75 ms`."""
     rows: Rows = []
     for index, phase in enumerate(phases):
         name = safe(phase.name, max(1, width - 20))

@@ -100,15 +100,15 @@ def _logarithms(point: Point) -> Point:
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:
     """`rows` with narrow gaps linearly interpolated (see the module's docstring)."""
-    there = [index for index, row in enumerate(rows) if row is not None]
+    filled_rows = [index for index, row in enumerate(rows) if row is not None]
     filled = list(rows)
-    if len(there) < 3:
+    if len(filled_rows) < 3:
         # Two points have no typical distance: connect them.
         widest = len(rows)
     else:
-        steps = sorted(after - before for before, after in pairwise(there))
+        steps = sorted(after - before for before, after in pairwise(filled_rows))
         widest = max(3, 2 * steps[len(steps) // 2])
-    for before, after in pairwise(there):
+    for before, after in pairwise(filled_rows):
         if 1 < after - before <= widest:
             start, end = rows[before] or 0, rows[after] or 0
             for index in range(before + 1, after):
@@ -271,7 +271,7 @@ def _ascii_column(
 
 
 def _dotted(span: Dots, index: int) -> Dots:
-    """Drop every other dot column of an overlaid line, so that it can be told from the run's line without colour."""
+    """Drop every other dot column of an overlaid line, so that it differs from the run's line without colour."""
     return span if index % 2 == 0 else _NOTHING
 
 

@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from monitor.charts.cells import blank
-from monitor.charts.palette import Cell, Palette, Row, Rows, Style
+from monitor.charts.palette import STYLE_OF, Palette, Row, Rows, Style
 
 # runs fewer than 4 cells apart are merged: moving the cursor costs more bytes than rewriting the cells between
 _NEAR = 4
@@ -117,7 +117,7 @@ class Canvas(Widget):
         return [strip if (first, last) == (0, strip.cell_length) else strip.crop(first, last) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """One complete line, as in `render_lines`."""
+        """Strip of a complete line, as in `render_lines`."""
         rows = self._current()
         return self._strip(y, rows[y]) if 0 <= y < len(rows) else Strip.blank(self.size.width)
 
@@ -133,7 +133,7 @@ class Canvas(Widget):
         if known is not None and known[0] is row:
             return known[1]
         segments = [
-            Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(row, _style)
+            Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(row, STYLE_OF)
         ]
         strip = Strip(segments, len(row))
         self._strips[y] = row, strip
@@ -141,15 +141,11 @@ class Canvas(Widget):
 
     def style_of(self, style: Style) -> RichStyle:
         """Rich style of a cell style, cached."""
-        found = self._rich_styles.get(style)
-        if found is None:
+        rich_style = self._rich_styles.get(style)
+        if rich_style is None:
             colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)
             meta = {"@click": style.action} if style.action else None
-            found = self._rich_styles[style] = RichStyle(
+            rich_style = self._rich_styles[style] = RichStyle(
                 color=colour, bgcolor=ground, bold=style.bold or None, meta=meta
             )
-        return found
-
-
-def _style(cell: Cell) -> Style:
-    return cell[1]
+        return rich_style

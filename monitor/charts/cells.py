@@ -21,8 +21,8 @@ def blank(width: int, height: int) -> Rows:
 
 @lru_cache(4096)
 def styled(text: str, style: Style) -> Row:
-    """One cell per character; a character that is not printable or not one cell wide becomes "?", so that columns stay
-    aligned.
+    """Convert text to cells, one per character. A character that is not printable or not one cell wide becomes "?", so
+    that columns stay aligned.
     """
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
@@ -47,9 +47,9 @@ def justified(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
     """`left` at the left edge and `right` at the right edge; `right` is left out if both do not fit."""
     left, right = list(left), list(right)
     used = sum(len(text) for text, _ in left)
-    room = width - used - 1
+    free = width - used - 1
     length = sum(len(text) for text, _ in right)
-    if used >= width or length > room:
+    if used >= width or length > free:
         return line(left, width)
     return line([*left, (" " * (width - used - length), Style()), *right], width)
 

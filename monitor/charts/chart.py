@@ -194,10 +194,10 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
     choices: tuple[list[Piece], ...] = ([arrow, rate, best], [arrow, best], [arrow])
     if data.reading:
         choices = ([(f"  {data.reading}", Style("focus"))],)
-    room = width - sum(len(text) for text, _ in pieces)
+    free = width - sum(len(text) for text, _ in pieces)
     for choice in choices:
         chosen = [piece for piece in choice if piece[0].strip()]
-        if sum(len(text) for text, _ in chosen) <= room:
+        if sum(len(text) for text, _ in chosen) <= free:
             return pieces + chosen
     return pieces
 

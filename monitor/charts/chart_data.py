@@ -171,8 +171,8 @@ def _reading(points: Sequence[Point | None], cursor: int, context: ChartContext,
 
 
 def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
-    reach = max(_NEAR, len(points) // _NEAR_SHARE)
+    radius = max(_NEAR, len(points) // _NEAR_SHARE)
     near = sorted(
-        range(max(0, cursor - reach), min(len(points), cursor + reach + 1)), key=lambda index: abs(index - cursor)
+        range(max(0, cursor - radius), min(len(points), cursor + radius + 1)), key=lambda index: abs(index - cursor)
     )
     return next((points[index] for index in near if points[index] is not None), None)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from monitor.charts.palette import Cell, Row, Style
+from monitor.charts.palette import STYLE_OF, Cell, Row, Style
 from operant.text import cells, safe
 
 _LONGEST_CELLS = 2000
@@ -100,16 +100,16 @@ def characters(text: str) -> list[str]:
     """
     if text.isascii():
         return list(text)
-    found: list[str] = []
+    cell_texts: list[str] = []
     base = 0
     for character in text:
         used_cells = cells(character)
-        if used_cells or not found:
-            base = len(found)
-            found += [character, ""][: max(1, used_cells)]
+        if used_cells or not cell_texts:
+            base = len(cell_texts)
+            cell_texts += [character, ""][: max(1, used_cells)]
         else:
-            found[base] += character
-    return found
+            cell_texts[base] += character
+    return cell_texts
 
 
 def row_of(line: Line) -> Row:
@@ -131,12 +131,8 @@ def of_cells(row: Row) -> Line:
     """Convert a row of cells to pieces."""
     return tuple(
         Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back)
-        for style, run in groupby(row, _style)
+        for style, run in groupby(row, STYLE_OF)
     )
-
-
-def _style(cell: Cell) -> Style:
-    return cell.style
 
 
 def width_of(text: str) -> int:

@@ -7,6 +7,8 @@ blindness.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 OKABE_ITO = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2", "#BBBBBB")
@@ -31,14 +33,14 @@ class Style(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One character and its style. A wide character is followed by a cell with an empty character, for
-    its right half.
-    """
+    """Character and its style. A wide character is followed by a cell with an empty character, for its right half."""
 
     character: str
     style: Style
 
 
+STYLE_OF: Callable[[Cell], Style] = operator.itemgetter(1)
+"""Key for grouping cells by style."""
 Row = tuple[Cell, ...]
 Rows = list[Row]
 
@@ -155,7 +157,7 @@ class Palette:
         return colours
 
     def hex(self, token: str) -> str:
-        """Colour of a token; `#rrggbb` is returned as it is, "" is the background. Raises KeyError for an unknown
+        """Colour of a token; `#rrggbb` is returned unchanged, "" is the background. Raises KeyError for an unknown
         token.
         """
         return token if token.startswith("#") else self._colours[token] if token else self.ground

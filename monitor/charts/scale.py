@@ -170,7 +170,7 @@ def tick_value(text: str) -> float:
 
 
 def ticks(shown: Range, most: int) -> Sequence[float]:
-    """At most `most` (>= 1) evenly spaced values to label, including both ends if two fit."""
+    """Values to label, evenly spaced, at most `most` (>= 1), including both ends if two fit."""
     if most <= 1:
         values = [shown.high]
     else:

@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 class Curve:
-    """One metric of a table (`monitor.data.snapshot.Series`). Live: results always include the newest records."""
+    """Metric of a table (`monitor.data.snapshot.Series`). Live: results always include the newest records."""
 
     def __init__(self, levels: Levels, column: Column) -> None:
         (
@@ -133,7 +133,8 @@ class Curve:
         if len(points) < _TREND_FEWEST or points[-1][0] - points[0][0] < _TREND_SHORTEST_S:
             return None
         (early_s, early), (late_s, late) = (
-            (_median([x for x, _ in some]), _median([y for _, y in some])) for some in (points[:third], points[-third:])
+            (upper_median([x for x, _ in some]), upper_median([y for _, y in some]))
+            for some in (points[:third], points[-third:])
         )
         slope = (late - early) / (late_s - early_s) * 60.0 if late_s > early_s else math.nan
         return slope if math.isfinite(slope) else None
@@ -254,9 +255,9 @@ class Curve:
                 at = bisect_left(ends, x)
                 right = next((k for k in range(at, len(ends)) if part.count[k]), None)
                 left = next((k for k in range(min(at, len(ends)) - 1, -1, -1) if part.count[k]), None)
-                found = [k for k in (left, right) if k is not None]
-                if found:
-                    best = min(found, key=lambda k: abs(ends[k] - x))
+                candidates = [k for k in (left, right) if k is not None]
+                if candidates:
+                    best = min(candidates, key=lambda k: abs(ends[k] - x))
                     point = part.point(best, best + 1)
                     assert point is not None
                     return ends[best], point
@@ -276,5 +277,6 @@ def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
     return result
 
 
-def _median(values: Sequence[float]) -> float:
+def upper_median(values: Sequence[float]) -> float:
+    """Upper median, an element of `values` (at least one)."""
     return sorted(values)[len(values) // 2]

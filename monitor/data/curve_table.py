@@ -246,5 +246,5 @@ class CurveTable:
             ends = self.levels.all[index].ends
             if not ends[0]:
                 return None
-            found = max(0, bisect_right(ends[0], step) - 1)
-            return ends[0][found], ends[1][found], ends[2][found]
+            last = max(0, bisect_right(ends[0], step) - 1)
+            return ends[0][last], ends[1][last], ends[2][last]

@@ -44,13 +44,13 @@ class EventLog:
         events_of_lines: dict[int, int] = {}  # line index -> event number
         # newest first, so that repeated messages pair up from the end
         for number in reversed(range(len(events))):
-            if found := indices.get(_key(events[number])):
-                index = found.pop()
+            if matches := indices.get(_key(events[number])):
+                index = matches.pop()
                 known[index], events_of_lines[index] = _merge(known[index], events[number]), number
         repeated, waiting = set(), [] if start > first_new else list(self._waiting)
         for k in reversed(range(len(waiting))):
-            if (found := indices.get(_key(waiting[k]))) and found[-1] >= first_new:
-                repeated.add(found.pop())
+            if (matches := indices.get(_key(waiting[k]))) and matches[-1] >= first_new:
+                repeated.add(matches.pop())
                 del waiting[k]
         paired = set(events_of_lines.values())
         left = [(number, event) for number, event in enumerate(events) if number not in paired]

@@ -24,7 +24,7 @@ find = groups.find
 
 def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
     """Row of the run list for each group, newest first."""
-    found = []
+    result = []
     for group in groups.list_groups(root, everywhere):
         described = groups.describe(group)
         score, first = (
@@ -36,7 +36,7 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
         )
         mean = "-" if score is None else f"{score['mean']:.4g}"
         progress = f"{described['finished']} of {described['seeds']} seeds"
-        found.append(
+        result.append(
             RunRow(
                 group.id,
                 str(group.path),
@@ -49,7 +49,7 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
                 "-",
             )
         )
-    return found
+    return result
 
 
 def open_group(path: str) -> GroupFeed | None:
@@ -80,8 +80,8 @@ class MeanCurve:
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """Range from the first value of any run to the last of any; None without values."""
-        found = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
-        return (min(begin for begin, _ in found), max(end for _, end in found)) if found else None
+        extents = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
+        return (min(begin for begin, _ in extents), max(end for _, end in extents)) if extents else None
 
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
@@ -96,17 +96,17 @@ class MeanCurve:
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
         """Mean of the runs' points nearest to x, with the x of the first run's point; None without values."""
-        found = [near for one in self._curves if (near := one.nearest(axis, x)) is not None]
-        point = _mean([point.mean for _, point in found])
-        return (found[0][0], point) if point is not None else None
+        nearby = [near for one in self._curves if (near := one.nearest(axis, x)) is not None]
+        point = _mean([point.mean for _, point in nearby])
+        return (nearby[0][0], point) if point is not None else None
 
 
 def _mean(values: Iterable[float | None]) -> Point | None:
-    found = groups.band([value for value in values if value is not None])
-    if found is None:
+    band = groups.band([value for value in values if value is not None])
+    if band is None:
         return None
-    half = found.half or 0.0
-    return Point(found.mean - half, found.mean, found.mean + half)
+    half = band.half or 0.0
+    return Point(band.mean - half, band.mean, band.mean + half)
 
 
 def _filled(points: Sequence[Point | None]) -> list[float | None]:
@@ -128,23 +128,25 @@ class GroupFeed:
     def __init__(self, group: Group) -> None:
         self._group, self._feeds = group, dict[int, LiveFeed]()
         self._interval_s, self._joined_s = 1.0, float("-inf")
-        self._seen: tuple[Snapshot, ...] = ()
+        self._snapshots: tuple[Snapshot, ...] = ()
         self._published = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
 
     def snapshot(self) -> Snapshot:
         """Return the newest snapshot; the same object while nothing has changed."""
         if time.monotonic() - self._joined_s >= _JOIN_S:
             self._join()
-        seen = tuple(feed.snapshot() for feed in self._feeds.values())
-        if len(seen) != len(self._seen) or any(new is not old for new, old in zip(seen, self._seen, strict=True)):
-            self._seen = seen
-            names = dict.fromkeys(name for one in seen for name in one.series)
+        snapshots = tuple(feed.snapshot() for feed in self._feeds.values())
+        if len(snapshots) != len(self._snapshots) or any(
+            new is not old for new, old in zip(snapshots, self._snapshots, strict=True)
+        ):
+            self._snapshots = snapshots
+            names = dict.fromkeys(name for one in snapshots for name in one.series)
             series: dict[str, Series] = {
-                name: MeanCurve([one.series[name] for one in seen if name in one.series]) for name in names
+                name: MeanCurve([one.series[name] for one in snapshots if name in one.series]) for name in names
             }
-            state = "running" if any(one.live for one in seen) else "finished"
+            state = "running" if any(one.live for one in snapshots) else "finished"
             self._published = self._published._replace(
-                version=self._published.version + 1, state=state, series=series, seeds=len(seen)
+                version=self._published.version + 1, state=state, series=series, seeds=len(snapshots)
             )
         return self._published
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from monitor.data.curve import upper_median
 from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
 from monitor.data.summary import RunData, evaluations_shown, values_shown
 from operant.runs import MetricSpec, Threshold, integer_of, number_of
@@ -76,8 +77,8 @@ class HealthContext(NamedTuple):
         """Factor of a rule's bounds; NaN if unknown."""
         if not rule.relative_to:
             return 1.0
-        found = (self.medians if rule.relative_to == "minute" else self.highest).get(name, math.nan)
-        return found if found > 0 else math.nan
+        factor = (self.medians if rule.relative_to == "minute" else self.highest).get(name, math.nan)
+        return factor if factor > 0 else math.nan
 
     def scheduled(self, rule: Threshold) -> bool:
         """Whether the metric that a rule depends on, if any, is large enough for the rule to apply."""
@@ -113,7 +114,7 @@ def health_context(data: RunData, system: System | None, step: float | None = No
     return HealthContext(
         share=min(1.0, done[0] / steps) if steps else None,
         iterations=done[2],
-        medians={name: _median(minute[name]) for name in usual if minute[name]},
+        medians={name: upper_median(minute[name]) for name in usual if minute[name]},
         highest={name: value for name, value in highest.items() if value is not None},
         newest={name: minute[name][-1] for name in others if minute[name]},
         evaluation=evaluations_shown(timeline, step),
@@ -142,13 +143,13 @@ def verdicts(data: RunData, system: System | None, step: float | None = None) ->
     return Verdicts(_verdicts(recent, timeline.specs, context), context)
 
 
-def findings_now(found: Verdicts, data: RunData, step: float | None = None) -> tuple[Finding, ...]:
+def findings_now(verdicts: Verdicts, data: RunData, step: float | None = None) -> tuple[Finding, ...]:
     """Findings with the values that header and charts show at the same moment."""
     timeline = data.timeline
     if timeline is None:
         return ()
-    context = found.context._replace(evaluation=evaluations_shown(timeline, step))
-    return _findings(found.metrics, timeline.specs, context, values_shown(timeline, timeline.thresholded, step))
+    context = verdicts.context._replace(evaluation=evaluations_shown(timeline, step))
+    return _findings(verdicts.metrics, timeline.specs, context, values_shown(timeline, timeline.thresholded, step))
 
 
 def findings(
@@ -175,22 +176,18 @@ def _findings(
     judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], context: HealthContext, shown: Mapping[str, float]
 ) -> tuple[Finding, ...]:
     metrics = [_finding(verdict, context, shown.get(verdict.spec.name)) for verdict in judged]
-    found = [
+    result = [
         finding
         for finding in (_finiteness(specs, context), _evaluation(context), *metrics, _gpu(context), _safety(context))
         if finding is not None
     ]
     if not context.settled:
-        found = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in found]
-    return tuple(sorted(found, key=lambda finding: _ORDER[finding.level]))
+        result = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in result]
+    return tuple(sorted(result, key=lambda finding: _ORDER[finding.level]))
 
 
 def _finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -245,29 +242,29 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
     ]
     holding = [rule for rule in wanted if rule.holds(values)]
     fired = next((rule for rule in holding if not context.exemption(rule.threshold)), None)
-    value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else _median(values)
+    value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else upper_median(values)
     exemption = next((context.exemption(rule.threshold) for rule in holding), "") if fired is None else ""
     return _Verdict(spec, value, tuple(wanted), tuple(wanted or rules), fired, exemption)
 
 
-def _finding(found: _Verdict, context: HealthContext, shown: float | None) -> Finding:
+def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> Finding:
     """Finding with the displayed value `shown`. If that value alone would be judged differently, the title adds the
     median of the recent values.
     """
-    spec, value, fired = found.spec, found.value, found.fired
+    spec, value, fired = verdict.spec, verdict.value, verdict.fired
     format_value = count if spec.kind == "rate" else number
     median = ""
     if shown is not None and math.isfinite(shown):
         shown_fires = any(
             rule.low <= shown < rule.high
-            for rule in (found.rules if fired is None else [fired])
+            for rule in (verdict.rules if fired is None else [fired])
             if not context.exemption(rule.threshold)
         )
         if shown_fires == (fired is None):
             median = f" (median {format_value(value)})"
         value = shown
     unit = f" {spec.unit}" if spec.unit and spec.kind != "rate" and spec.unit != "reward" else ""
-    limits = found.exemption or _limits([fired] if fired is not None else found.limits, value, format_value)
+    limits = verdict.exemption or _limits([fired] if fired is not None else verdict.limits, value, format_value)
     level: Level = "ok" if fired is None else "bad" if fired.threshold.level == "bad" else "warn"
     advice = "" if fired is None else fired.threshold.advice or spec.advice
     return Finding(level, f"{spec.label} {format_value(value)}{unit}{median}", limits, advice, spec.explanation)

@@ -280,7 +280,7 @@ def process_state(document: Mapping[str, Any]) -> str | None:
 
 def _checkpoint_steps(folder: Path) -> list[int]:
     with contextlib.suppress(OSError):
-        return sorted(int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name)))
+        return sorted(int(match[1]) for name in os.listdir(folder) if (match := _CHECKPOINT.fullmatch(name)))
     return []
 
 

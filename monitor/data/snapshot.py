@@ -70,8 +70,8 @@ class Figure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN
-    or infinite values.
+    """Column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN or
+    infinite values.
     """
 
     low: float
@@ -134,7 +134,7 @@ class PhaseShare(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One line of the health panel."""
+    """Line of the health panel."""
 
     level: Level
     title: str  # "KL 0.008"
@@ -195,7 +195,7 @@ class Frame(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a run ended, and the commands to continue with."""
+    """Final state of a run, and the commands to continue with."""
 
     sentence: str  # "killed by SIGKILL", "all steps done in 0:02:41"
     traceback: tuple[str, ...] = ()  # end of the log, for failed, diverged, crashed
@@ -209,7 +209,7 @@ class Ending(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Everything the screen shows of one run at one moment."""
+    """Data of one run at one moment, complete for the screen."""
 
     version: int  # increases with every change
     run: RunFacts

@@ -177,29 +177,29 @@ def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | 
     """
     wanted = [spec.name for spec in specs if step is not None or spec.kind == "rate"]
     window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
-    found = {}
+    values = {}
     for spec in specs:
         recent = [value for value in window.values.get(spec.name, ()) if not math.isnan(value)]
         value = timeline.table.curves[spec.name].latest if step is None else recent[-1] if recent else None
         if spec.kind == "rate" and recent:  # a single short record is too noisy
             value = sorted(recent)[len(recent) // 2]
         if value is not None:
-            found[spec.name] = value
-    return found
+            values[spec.name] = value
+    return values
 
 
 def evaluations_shown(timeline: Timeline, step: float | None = None) -> tuple[float, float, float] | None:
     """First, best and newest evaluation (`Timeline.evaluations`), the newest being the value the header shows."""
-    found = timeline.evaluations(step)
-    values = values_shown(timeline, [timeline.specs[EVALUATION]], step) if found is not None else {}
-    return found if found is None else (*found[:2], values.get(EVALUATION, found[2]))
+    evaluations = timeline.evaluations(step)
+    values = values_shown(timeline, [timeline.specs[EVALUATION]], step) if evaluations is not None else {}
+    return evaluations if evaluations is None else (*evaluations[:2], values.get(EVALUATION, evaluations[2]))
 
 
 def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
     """Key figures that the run's metrics declare, now or at a step."""
     specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
     values = values_shown(timeline, specs, step)
-    found = []
+    result = []
     for spec in specs:
         curve = timeline.table.curves[spec.name]
         unit = "" if spec.kind == "rate" or spec.unit == "reward" else spec.unit
@@ -208,12 +208,12 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
             if step is None
             else (None, curve.maximum(step) if spec.higher_better else None)
         )
-        found.append(
+        result.append(
             Figure(
                 spec.name, spec.figure, values.get(spec.name), unit, trend, best, spec.higher_better or None, spec.kind
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
@@ -292,7 +292,7 @@ _SENTENCES: Final = {
 
 
 def ending(known: RunData) -> Ending | None:
-    """How the run ended and the next commands; None while it is live."""
+    """Final state of the run and the next commands; None while it is live."""
     word, reason = known.state
     if not known.state.ended:
         return None
@@ -354,26 +354,26 @@ def _latest(known: RunData, metric: str) -> float | None:
 
 
 def _ending_facts(known: RunData) -> list[str]:
-    score, found = _latest(known, EVALUATION), []
+    score, facts = _latest(known, EVALUATION), []
     if score is not None:
-        found.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
+        facts.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
     now = progress(known)
     if now.step is not None:
         of = f" of {text.count(now.steps)}" if now.steps and now.step < now.steps else ""
         took = _wall(known)
-        found.append(f"{text.count(now.step)}{of} steps" + (f" in {text.duration(took)}" if took is not None else ""))
+        facts.append(f"{text.count(now.step)}{of} steps" + (f" in {text.duration(took)}" if took is not None else ""))
     if (sps := _mean_sps(known)) is not None:
-        found.append(f"mean SPS {text.count(sps)}")
+        facts.append(f"mean SPS {text.count(sps)}")
     if known.state.word != "finished" and known.look.status is not None:
         saved = now.checkpoint_step
-        found.append(
+        facts.append(
             "no checkpoint"
             if saved is None and not known.has_checkpoint
             else f"checkpoint at {text.count(saved)} steps"
             if saved is not None
             else ""
         )
-    return [fact for fact in found if fact]
+    return [fact for fact in facts if fact]
 
 
 def _mean_sps(known: RunData) -> float | None:

@@ -70,21 +70,21 @@ class Sampler:
             run = self._run
             if run is None:
                 continue
-            seen = process.sample(run.document)
+            system = process.sample(run.document)
             gpu, absent = gpus.sample(run.document)
             free = disk_free(run)
             if self._run is not None:  # the run may have ended meanwhile
-                self.latest = seen._replace(gpu=gpu, gpu_absent=absent, disk_free_bytes=free)
+                self.latest = system._replace(gpu=gpu, gpu_absent=absent, disk_free_bytes=free)
         gpus.close()
 
 
 def disk_free(run: Run) -> int | None:
     """Free bytes for a user on the run's disk, rounded down to 16 MiB; None if unknown."""
     try:
-        found = os.statvfs(run.path)
+        status = os.statvfs(run.path)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize >> 24 << 24
+    return status.f_bavail * status.f_frsize >> 24 << 24
 
 
 class Process:
@@ -184,22 +184,22 @@ class Gpus:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         bare = uuid.removeprefix("GPU-") if uuid else None
-        found = [
+        candidates = [
             handle for handle in handles if bare and _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == bare
         ]
-        certain = bool(found)
-        if not found:
+        certain = bool(candidates)
+        if not candidates:
             with contextlib.suppress(nvml.NVMLError):
-                found = [
+                candidates = [
                     handle
                     for handle in handles
                     if pid in [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
                 ]
-                certain = bool(found)
-        if not found:
-            found = [handle for handle in handles if _text(nvml.nvmlDeviceGetName(handle)) == name] or handles
-            found = found if len(found) == 1 else []
-        chosen = found[0] if found else None
+                certain = bool(candidates)
+        if not candidates:
+            candidates = [handle for handle in handles if _text(nvml.nvmlDeviceGetName(handle)) == name] or handles
+            candidates = candidates if len(candidates) == 1 else []
+        chosen = candidates[0] if candidates else None
         if certain:  # otherwise search again: the process may not use the GPU yet
             self._chosen = (key, chosen)
         return chosen

@@ -51,7 +51,7 @@ def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -
         if not specs
         else set()
     )
-    found = []
+    result = []
     for metric in metrics:
         label = safe(metric.name.removeprefix("tally/").replace("_", " "), 40)
         wanted, bookkeeping = metric.name in figures, metric.kind == "counter" or metric.unit == "bytes"
@@ -60,8 +60,8 @@ def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -
             metric.name, label, safe(metric.unit, 40), metric.higher_better, label if wanted else "", order
         )
         spec = specs.get(metric.name, default)
-        found.append(spec._replace(label=spec.label or label, kind=metric.kind))
-    return found
+        result.append(spec._replace(label=spec.label or label, kind=metric.kind))
+    return result
 
 
 def _column(metric: Metric, spec: MetricSpec) -> Column:

@@ -151,7 +151,7 @@ class MonitorApp(App[None]):
                 source.close()
 
     async def on_event(self, event: events.Event) -> None:
-        """Sanitize pasted text, since Textual would draw it as it is."""
+        """Sanitize pasted text, since Textual would draw it unchanged."""
         await super().on_event(
             events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event
         )
@@ -223,9 +223,15 @@ class MonitorApp(App[None]):
             self.model = self.model.with_(**changes)
 
     def _show(self, source: Source) -> None:
-        """Show a source's run with a new view; only the visible parts and the smoothing are kept."""
-        kept = View() if self.model is None else self.model.view
-        view = View(smoothing=kept.smoothing, sidebar=kept.sidebar, bottom=kept.bottom, log=kept.log, agent=kept.agent)
+        """Show a source's run with a new view that keeps only the visible parts and the smoothing."""
+        previous = View() if self.model is None else self.model.view
+        view = View(
+            smoothing=previous.smoothing,
+            sidebar=previous.sidebar,
+            bottom=previous.bottom,
+            log=previous.log,
+            agent=previous.agent,
+        )
         overlay = None if self.overlay is None else self.overlay.snapshot()
         first = Model(
             source.snapshot(), view, overlay, readonly=self._readonly or source.readonly, own_keys=self._own_keys
@@ -346,7 +352,7 @@ class MonitorApp(App[None]):
     # keys: monitor
 
     def action_redraw(self) -> None:
-        """Redraw every cell, whatever the terminal shows."""
+        """Redraw every cell."""
         self.renderer.forget()
         self.refresh()
 

@@ -17,15 +17,15 @@ Drawn = tuple[str, Style | None]
 
 def screenshot(app: App[Any], size: tuple[int, int]) -> str:
     """Run the app headless at a size, (columns, lines), until its first frame is complete, and return its text."""
-    found: list[str] = []
+    texts: list[str] = []
 
     def take() -> None:
-        found.append(text_of(app))
+        texts.append(text_of(app))
         app.exit()
 
     app.call_later(app.call_after_refresh, app.call_after_refresh, take)
     app.run(headless=True, size=size)
-    return found[0] if found else ""
+    return texts[0] if texts else ""
 
 
 def text_of(app: App[Any]) -> str:

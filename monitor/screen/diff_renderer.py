@@ -67,15 +67,15 @@ def _parsed(part: str) -> tuple[str, str, list[str]] | None:
     """Parameters and command of a control sequence and the text after it, one string per cell; None for any other
     sequence. Cached, since most sequences repeat.
     """
-    found = _DRAWN.fullmatch(part)
-    if found is None:
+    match = _DRAWN.fullmatch(part)
+    if match is None:
         return None
-    parameters, command, text = found.groups()
+    parameters, command, text = match.groups()
     return parameters, command, list(text) if _NARROW.fullmatch(text) else characters(text)
 
 
 class _Line:
-    """One line of the terminal: character and style of each cell; None where unknown."""
+    """Line of the terminal: character and style of each cell; None where unknown."""
 
     def __init__(self) -> None:
         self.characters: list[str | None] = []
@@ -161,17 +161,17 @@ def _codes(sgr: str) -> Codes:
     """Split a style into attributes, foreground and background; the last colour counts."""
     attributes: list[str] = []
     fore = back = ""
-    numbers: Sequence[str] = sgr.split(";") if sgr else ()
+    parameters: Sequence[str] = sgr.split(";") if sgr else ()
     at = 0
-    while at < len(numbers):
-        number = numbers[at]
-        size = 1 if number not in ("38", "48") else 5 if numbers[at + 1] == "2" else 3
-        code = ";".join(numbers[at : at + size])
+    while at < len(parameters):
+        parameter = parameters[at]
+        size = 1 if parameter not in ("38", "48") else 5 if parameters[at + 1] == "2" else 3
+        code = ";".join(parameters[at : at + size])
         at += size
-        if number == "38" or (len(number) == 2 and number[0] in "39"):
-            fore = "" if number == "39" else code
-        elif number == "48" or len(number) == 3 or (len(number) == 2 and number[0] == "4"):
-            back = "" if number == "49" else code
+        if parameter == "38" or (len(parameter) == 2 and parameter[0] in "39"):
+            fore = "" if parameter == "39" else code
+        elif parameter == "48" or len(parameter) == 3 or (len(parameter) == 2 and parameter[0] == "4"):
+            back = "" if parameter == "49" else code
         else:
             attributes.append(code)
     return ";".join(attributes), fore, back

@@ -37,7 +37,7 @@ _LEAST_BAR = 8
 
 
 def header(model: Model, width: int, height: int) -> list[Line]:
-    """One line: state and run at the left; at the right as many facts as fit, by importance."""
+    """Header line: state and run at the left; at the right as many facts as fit, by importance."""
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
     left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
@@ -53,7 +53,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
     """(importance, text) in display order."""
     run, progress = model.snapshot.run, model.snapshot.progress
     lanes = f" ×{run.lanes:,}" if run.lanes else ""
-    found = [
+    facts = [
         (5, f"{run.env}{lanes}" if run.env else ""),
         (4, run.algo.upper() if run.algo else ""),
         (2, f"seed {run.seed}" if run.seed is not None else ""),
@@ -67,7 +67,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
         ),
         (7, "read only" if model.readonly else ""),
     ]
-    return [(weight, text) for weight, text in found if text]
+    return [(weight, text) for weight, text in facts if text]
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
@@ -95,8 +95,8 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
 def figures(model: Model, width: int, height: int) -> list[Line]:
     """Key figures in slots, as many as fit in `height` lines; those that charts and health also show come last."""
     figures, progress = model.snapshot.figures, model.snapshot.progress
-    first = next((place for place, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
-    slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
+    first = next((position for position, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
+    slots = [_slot(figure, detailed=position == 0) for position, figure in enumerate(figures[:first])]
     if progress.iterations is not None:
         rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
         slots.append(

@@ -190,14 +190,14 @@ def _parsed(raw: bytes, file_path: Path) -> tuple[dict[str, str], str]:
     except (tomli.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{safe(file_path)} is not valid TOML ({safe(error, 80)}); using the default keys"
     known = {key.id for key in KEYS}
-    found = {name: keys for name, keys in document.items() if name in known and _is_keys(keys)}
-    wrong = [name for name in document if name not in found]
+    valid = {name: keys for name, keys in document.items() if name in known and _is_keys(keys)}
+    wrong = [name for name in document if name not in valid]
     if wrong:
         return (
-            found,
+            valid,
             f'{safe(file_path)}: expected COMMAND = "KEYS", got {safe(wrong[0], 40)}; press ? for the commands',
         )
-    return found, ""
+    return valid, ""
 
 
 def _is_keys(value: object) -> bool:

@@ -53,7 +53,7 @@ def is_small(width: int, height: int) -> bool:
 
 
 def inside(width: int, height: int) -> tuple[int, int]:
-    """Cells and lines within a panel's frame; a panel that is too small has none."""
+    """Cells and lines within a panel's frame; a panel that is too small is drawn without a frame."""
     return (width - 4, height - 2) if width > 8 and height > 2 else (width, height)
 
 

@@ -161,8 +161,8 @@ def turn_page(model: Model, by: int) -> View:
     current = model.view
     if current.page == "charts" and current.maximised is None:
         first = current.first_chart + by * model.plan.charts
-        there = 0 <= first < len(view.matching(model.snapshot.series, current.filter))
-        return current._replace(first_chart=first if there else current.first_chart, inspected=None)
+        exists = 0 <= first < len(view.matching(model.snapshot.series, current.filter))
+        return current._replace(first_chart=first if exists else current.first_chart, inspected=None)
     if current.page in _TEXTS:
         return _scrolled(
             model, current.scroll + max(1, model.plan.body - 3) * (by if current.page == "config" else -by)

@@ -45,13 +45,13 @@ def health(model: Model, width: int, height: int) -> list[Line]:
 
 def health_line(model: Model, width: int, height: int) -> list[Line]:
     """Health in one line: as many problems as fit, most severe first, and the number of findings that are ok."""
-    found = model.snapshot.health
-    if not found:
+    findings = model.snapshot.health
+    if not findings:
         return [(Piece(" health  no records yet", "dim"),)]
-    wrong = sorted((one for one in found if one.level != "ok"), key=lambda one: ("bad", "warn").index(one.level))
-    well = len(found) - len(wrong)
+    wrong = sorted((one for one in findings if one.level != "ok"), key=lambda one: ("bad", "warn").index(one.level))
+    well = len(findings) - len(wrong)
     left = [Piece(" health  ", "dim")]
-    right = [Piece(f"{well} of {len(found)} ok · 4 for details ", "dim", action="app.navigate('page', 'time')")]
+    right = [Piece(f"{well} of {len(findings)} ok · 4 for details ", "dim", action="app.navigate('page', 'time')")]
     if not wrong:
         glyph, style = LEVELS["ok"]
         left += [Piece(f"{glyph} ", style, bold=True), Piece("no problems", "text")]
@@ -196,7 +196,7 @@ def _setting(line: str) -> Line:
 
 
 def ending(model: Model, width: int, height: int) -> list[Line]:
-    """How the run ended: the sentence, next commands, facts, and as much of the log's end as fits."""
+    """Final state: the sentence, next commands, facts, and as much of the log's end as fits."""
     ending = model.snapshot.ending
     if ending is None:
         return []

@@ -41,7 +41,7 @@ class Dialog(ModalScreen[Result]):
         self._panel = Panel(lines, title=title, id="dialog")
 
     def compose(self) -> ComposeResult:
-        """One panel in the middle."""
+        """Create the panel."""
         yield self._panel
 
     def natural_size(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class ListScreen(Dialog["RunRow | None"]):
         self._search, self._cursor = "", 0
 
     def natural_size(self) -> tuple[int, int]:
-        """One line per run."""
+        """Size for one line per run."""
         _, widths = _columns(self._all, 200) if self._all else ([], [])
         return max(60, sum(widths) + 2 * len(widths) + 6), len(self._all) + 6
 
@@ -222,7 +222,7 @@ class TextScreen(Dialog[None]):
         self._lines, self._width, self._at = list(lines), width, 10**9 if at_end else 0
 
     def natural_size(self) -> tuple[int, int]:
-        """All lines."""
+        """Size for all lines."""
         return self._width, len(self._lines) + 4
 
     def show(self) -> None:
@@ -298,7 +298,7 @@ class ConfirmScreen(Dialog[bool]):
         self._question = question
 
     def natural_size(self) -> tuple[int, int]:
-        """As wide as the text."""
+        """Size of the text."""
         return max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4, 7
 
     def show(self) -> None:

@@ -1,4 +1,4 @@
-"""Commands that show episodes: `render` writes a film of a trained policy, `play` lets a person play."""
+"""Commands that show episodes: `render` writes a video of a trained policy, `play` lets a person play."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**TYPER)
 
-_SECONDS = 10.0  # default length of a film
+_SECONDS = 10.0  # default length of a video
 _MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
 _REPORT_S = 0.1  # interval of progress updates
 _HOLD_S = 0.5  # time for which the last frame of an episode is shown
@@ -70,7 +70,7 @@ def render(
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
     size: Annotated[int, typer.Option(metavar="PIXELS", help="width of the picture")] = 256,
     lanes: Annotated[int, typer.Option(metavar="N", help="episodes side by side, in a square")] = 1,
-    seconds: Annotated[float | None, typer.Option(metavar="S", help="length of the film  [default: 10]")] = None,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="length of the video  [default: 10]")] = None,
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="length in environment steps, instead of --seconds")
     ] = None,
@@ -167,9 +167,9 @@ def render(
     if as_json:
         print_json(document)
     else:
-        _print_film(document)
+        _print_video(document)
     if recording.cut:
-        say(f"the film ended before episode {episodes}: increase --seconds or --steps")
+        say(f"the video ended before episode {episodes}: increase --seconds or --steps")
 
 
 def _side(size: int, lanes: int, gap: int) -> int:
@@ -360,7 +360,7 @@ def staged(
 
 
 def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes: int) -> video.Limits:
-    """Length of a film: as requested, else ten seconds."""
+    """Length of a video: as requested, else ten seconds."""
     from operant.play.video import Limits
 
     if seconds is None and steps is None and not episodes:
@@ -390,13 +390,13 @@ def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Calla
         screen.end()
 
 
-def _print_film(made: Mapping[str, Any]) -> None:
-    """Describe a written film in two lines."""
+def _print_video(made: Mapping[str, Any]) -> None:
+    """Describe a written video in two lines."""
     kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
-    film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
+    video_text = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":
-        film += f", {made['frames'] / made['fps']:.1f} s at {made['fps']:.3g} a second"
-    out(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
+        video_text += f", {made['frames'] / made['fps']:.1f} s at {made['fps']:.3g} a second"
+    out(f"{safe(str(made['out']), 400)}  {video_text}, {kilobytes}")
     returns = [f"{episode['return']:.6g}" for episode in made["episodes"]]
     ended = f"returns {', '.join(returns[:8])}{' ...' if len(returns) > 8 else ''}" if returns else "no episode ended"
     mode = f"({made['mode']}, {made['device']}, seed {made['seed']})"

@@ -30,6 +30,7 @@ class HostStage(Stage):
             env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws
         )
         self._drawn, self._slot = HostPainter(world), world.slot()
+        self._bound = self._slot  # type: ignore[assignment]
         self.step_s = env.step_s
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)
@@ -53,19 +54,6 @@ class HostStage(Stage):
         self._world.reset(self._slot)
         self.ended[:] = True
         self.renew()
-
-    def step(self, action: torch.Tensor) -> None:
-        """Take an action (A, N) in every lane."""
-        self.renew()
-        slot = self._slot
-        slot.action.copy_(action)
-        self._world.step(slot)
-        self._world.advance(1)
-        self.reward = slot.reward.cpu().numpy().copy()
-        self.terminated = slot.terminated.cpu().numpy() != 0
-        self.ended = self.terminated | (slot.truncated.cpu().numpy() != 0)
-        self.returns += self.reward
-        self.ages += 1
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
         """Draw the lanes on `canvas` and return it, (N, H, W, 3) bytes, valid until the next call."""

@@ -147,14 +147,14 @@ class KeyBindings:
             )
             raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; use 0 to {action.n - 1}{known}")
         if isinstance(action, Box):
-            found = re.fullmatch(r"([-+])(\d{1,6})", meaning)
-            if found and int(found[2]) < action.size:
-                return f"{found[1]}{int(found[2])}"
+            match = re.fullmatch(r"([-+])(\d{1,6})", meaning)
+            if match and int(match[2]) < action.size:
+                return f"{match[1]}{int(match[2])}"
             more = f" to -{action.size - 1} and +{action.size - 1}" if action.size > 1 else ""
             raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; use -0 or +0{more}")
-        found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", meaning)
-        if found and int(found[1]) < len(action.n) and int(found[2]) < action.n[int(found[1])]:
-            return f"{int(found[1])}:{int(found[2])}"
+        match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", meaning)
+        if match and int(match[1]) < len(action.n) and int(match[2]) < action.n[int(match[1])]:
+            return f"{int(match[1])}:{int(match[2])}"
         raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; write 0:2 for value 2 of component 0")
 
     def excludes(self, one: str, other: str) -> bool:

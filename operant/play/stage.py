@@ -27,7 +27,7 @@ _TICKS = 1 << 32  # evaluation N starts at tick N * 2^32
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """The same rules with a reset that does nothing. Cached, so that it compiles once per process."""
+    """Copy of the environment with a reset that does nothing. Cached, so that it compiles once per process."""
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:

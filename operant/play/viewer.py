@@ -1,6 +1,6 @@
 """Policy viewer of `operant eval --render term`. Knows no run, no checkpoint and no screen.
 
-Plays at the environment's speed, at most as fast as a person can follow.
+Plays at the environment's speed, limited to a watchable frame rate.
 """
 
 from __future__ import annotations

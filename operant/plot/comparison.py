@@ -19,7 +19,7 @@ from operant.text import safe
 
 def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float) -> dict[str, list[tuple[str, Any]]]:
     """Curves of the groups, by environment. Raises UsageError if a run has too few values of the metric."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+    result: dict[str, list[tuple[str, Any]]] = {}
     several = len({group.entries[0].environment for group in groups}) > 1
     for group in groups:
         lines = [
@@ -41,13 +41,13 @@ def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float
                 raise UsageError(f"{safe(entry.run.id)} has {of}; available: {safe(available, 400)}")
         x_grid, positions = curves.grid([x for x, _ in lines])
         marked = positions if smooth <= 0.0 and metric.startswith("eval/") else None
-        found.setdefault(group.entries[0].environment, []).append(
+        result.setdefault(group.entries[0].environment, []).append(
             (
                 group.method if several else legend_label(group),
                 curves.band(x_grid, [curves.curve(x, values, x_grid, smooth) for x, values in lines], marked),
             )
         )
-    return found
+    return result
 
 
 def legend_label(group: Group) -> str:
@@ -57,7 +57,7 @@ def legend_label(group: Group) -> str:
 
 def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Scores of each group, by environment. Raises UsageError for a group without any."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for group in groups:
         tasks: dict[str, list[float]] = {}
         for entry in group.entries:
@@ -65,17 +65,17 @@ def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 tasks.setdefault(entry.environment, []).append(entry.score)
         if not tasks:
             raise UsageError(f"{safe(group.label)} has no score: no episode has ended yet")
-        found.append({name: np.asarray(row) for name, row in tasks.items()})
-    return found
+        result.append({name: np.asarray(row) for name, row in tasks.items()})
+    return result
 
 
-def normalised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def normalised(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Scale the scores of each environment to [0, 1], from the lowest to the highest score of all groups."""
-    names = {name for group in found for name in group}
-    ranges = {name: np.concatenate([group[name] for group in found if name in group]) for name in names}
+    names = {name for group in groups for name in group}
+    ranges = {name: np.concatenate([group[name] for group in groups if name in group]) for name in names}
     return [
         {name: (row - ranges[name].min()) / max(float(np.ptp(ranges[name])), 1e-12) for name, row in group.items()}
-        for group in found
+        for group in groups
     ]
 
 
@@ -83,9 +83,9 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     """Comparison document for `--json`: each group, and if there are several environments, each method over all of
     them.
     """
-    found = scores(groups)
+    group_scores = scores(groups)
     rows: list[dict[str, Any]] = []
-    for group, own_scores in zip(groups, found, strict=True):
+    for group, own_scores in zip(groups, group_scores, strict=True):
         columns = [entry.columns for entry in group.entries]
         runs = {"runs": [entry.run.id for entry in group.entries], "scores": [entry.score for entry in group.entries]}
         took = {
@@ -98,7 +98,7 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     document = {
         "schema": 1,
         "groups": rows,
-        "improvement": _improvements(groups, found),
+        "improvement": _improvements(groups, group_scores),
         "differences": differences(groups),
     }
     if len({row["env"] for row in rows}) == 1:
@@ -128,15 +128,15 @@ def summary(groups: Sequence[Group]) -> Summary:
 
     several = len({group.entries[0].environment for group in groups}) > 1
     shown = methods(groups) if several else groups
-    found = scores(shown)
-    unit, found = ("normalised score", normalised(found)) if several else ("score", found)
+    group_scores = scores(shown)
+    unit, group_scores = ("normalised score", normalised(group_scores)) if several else ("score", group_scores)
     labels = [group.label if several else legend_label(group) for group in shown]
     note = "95 % stratified bootstrap intervals, 2,000 resamples" + (
         "; 0 and 1: lowest and highest score of each environment" if several else ""
     )
     rows, every = (
-        [list(own_scores.values()) for own_scores in found],
-        np.concatenate([row for group in found for row in group.values()]),
+        [list(own_scores.values()) for own_scores in group_scores],
+        np.concatenate([row for group in group_scores for row in group.values()]),
     )
     thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
     profiles = [
@@ -161,11 +161,11 @@ def _improvements(groups: Sequence[Group], tasks: Sequence[dict[str, Any]]) -> l
     """Probability of improvement for each pair with the same environments."""
     from operant.plot import statistics
 
-    found = []
+    result = []
     for (one, own_scores), (other, others) in itertools.combinations(zip(groups, tasks, strict=True), 2):
         if own_scores.keys() == others.keys():
             estimate = statistics.probability_of_improvement(
                 list(own_scores.values()), [others[name] for name in own_scores]
             )
-            found.append({"group": one.label, "over": other.label, **estimate._asdict()})
-    return found
+            result.append({"group": one.label, "over": other.label, **estimate._asdict()})
+    return result

@@ -66,7 +66,9 @@ def band(x_grid: Floats, curves: Sequence[Floats], marked: Floats | None = None)
         return Band(x_grid, rows[0], None, None, marked)
     from scipy import stats
 
-    found = stats.bootstrap(
+    bootstrap = stats.bootstrap(
         (rows,), np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
     )
-    return Band(x_grid, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high, marked)
+    return Band(
+        x_grid, rows.mean(axis=0), bootstrap.confidence_interval.low, bootstrap.confidence_interval.high, marked
+    )

@@ -48,8 +48,8 @@ _LEGEND_CHARACTERS: Final = 64  # characters of a legend that fit above a panel
 def learning_curves(
     panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str
 ) -> Figure:
-    """One panel per environment, with a line and its band for each group, markers if values are few, and the target if
-    all runs share it.
+    """Figure with a panel per environment: a line and its band for each group, markers if values are few, and the
+    target if all runs share it.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))

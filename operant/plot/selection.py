@@ -33,10 +33,10 @@ class Entry(NamedTuple):
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Steps, seconds and values of the records in which a metric has a value. Evaluations have exact steps."""
         columns = self.columns
-        if metric == EVALUATION and (found := runs.evaluated(self.run.path)):
+        if metric == EVALUATION and (evaluations := runs.evaluated(self.run.path)):
             steps, seconds = np.asarray(columns.step, np.float64), np.asarray(columns.seconds)
-            at = np.array([one["step"] for one in found], np.float64)
-            return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in found])
+            at = np.array([one["step"] for one in evaluations], np.float64)
+            return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in evaluations])
         values = np.asarray(columns.metrics.get(metric, ()), np.float64)
         has = np.isfinite(values)
         return (
@@ -50,9 +50,9 @@ class Entry(NamedTuple):
         """Mean return of the last evaluation, or without one of the last tenth of the records; NaN if
         there is neither.
         """
-        found = self.values(EVALUATION)[2]
-        if len(found):
-            return float(found[-1])
+        evaluations = self.values(EVALUATION)[2]
+        if len(evaluations):
+            return float(evaluations[-1])
         steps, _, returns = self.values(RETURN)
         return float(returns[steps >= 0.9 * steps[-1]].mean()) if len(steps) else float("nan")
 
@@ -67,10 +67,10 @@ class Group(NamedTuple):
     method: str  # the label without the environment
 
 
-def load_entries(found: Sequence[Run]) -> list[Entry]:
+def load_entries(listed: Sequence[Run]) -> list[Entry]:
     """Runs with their records, without duplicates. Raises NotFoundError for a run without records."""
     entries = []
-    for run in {run.path: run for run in found}.values():
+    for run in {run.path: run for run in listed}.values():
         columns = runs.columns(run)
         if not len(columns.n):
             raise NotFoundError(f"{safe(run.id)} has no records to draw or compare")
@@ -80,28 +80,29 @@ def load_entries(found: Sequence[Run]) -> list[Entry]:
 
 def groups(entries: Sequence[Entry]) -> list[Group]:
     """Group runs, in the order in which they were first named."""
-    found: dict[str, list[Entry]] = {}
+    members_of: dict[str, list[Entry]] = {}
     for entry in entries:
         rules = {key: value for key, value in entry.config.items() if key not in _NOT_COMPARED}
         key = json.dumps(rules, sort_keys=True, default=str) if rules else entry.run.id
-        found.setdefault(key, []).append(entry)
-    labels = _labels([members[0] for members in found.values()])
+        members_of.setdefault(key, []).append(entry)
+    labels = _labels([members[0] for members in members_of.values()])
     return [
-        Group(label, tuple(members), method) for (label, method), members in zip(labels, found.values(), strict=True)
+        Group(label, tuple(members), method)
+        for (label, method), members in zip(labels, members_of.values(), strict=True)
     ]
 
 
-def methods(found: Sequence[Group]) -> list[Group]:
+def methods(grouped: Sequence[Group]) -> list[Group]:
     """Join groups over environments: one method per algorithm and set of differing values."""
     joined: dict[str, list[Entry]] = {}
-    for group in found:
+    for group in grouped:
         joined.setdefault(group.method, []).extend(group.entries)
     return [Group(method, tuple(entries), method) for method, entries in joined.items()]
 
 
-def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
+def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
     """Keys in which groups differ, with the value of each group; None if a group lacks the key."""
-    configs = [group.entries[0].config for group in found]
+    configs = [group.entries[0].config for group in grouped]
     keys = sorted({key for config in configs for key in config if key not in _NOT_COMPARED})
     values = {key: [config.get(key) for config in configs] for key in keys}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
@@ -114,7 +115,7 @@ def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
     ]
     kinds = [(algorithm, entry.environment) for algorithm, entry in zip(algorithms, firsts, strict=True)]
     several = len({environment for _, environment in kinds}) > 1
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     for (algorithm, environment), entry in zip(kinds, firsts, strict=True):
         alike = [other.config for other, kind in zip(firsts, kinds, strict=True) if kind == (algorithm, environment)]
         keys = [
@@ -123,18 +124,18 @@ def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
             if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)
         ]
         words = [f"{key.rpartition('.')[2]}={_short(entry.config[key])}" for key in keys[:3]]
-        found.append(
+        result.append(
             (
                 safe(" ".join([algorithm, *([environment] if several else []), *words]), 60),
                 safe(" ".join([algorithm, *words]), 60),
             )
         )
-    labels = [label for label, _ in found]
+    labels = [label for label, _ in result]
     return [
         (label, method)
         if labels.count(label) == 1
         else (f"{label} ({safe(entry.run.id)})", f"{method} ({safe(entry.run.id)})")
-        for (label, method), entry in zip(found, firsts, strict=True)
+        for (label, method), entry in zip(result, firsts, strict=True)
     ]
 
 

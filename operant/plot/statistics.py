@@ -83,7 +83,7 @@ def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estim
     # without variance scipy would warn; the interval is the value
     if all(np.ptp(sample) == 0.0 for sample in samples):
         return Estimate(value, value, value)
-    found = stats.bootstrap(
+    bootstrap = stats.bootstrap(
         samples, statistic, n_resamples=RESAMPLES, vectorized=True, method="percentile", rng=np.random.default_rng(0)
     )
-    return Estimate(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
+    return Estimate(value, float(bootstrap.confidence_interval.low), float(bootstrap.confidence_interval.high))

@@ -275,10 +275,10 @@ def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tup
     """Pairs to step: the first environment (default CartPole) at every number of lanes, the others at one."""
     names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
     try:
-        found = [envs.find(name) for name in names]
+        listed = [envs.find(name) for name in names]
     except KeyError as error:
         raise UsageError(
             f"unknown environment {error.args[0]!r}: give a file ending in .py, or one of {', '.join(envs.names())}"
         ) from None
     one = max((number for number in lanes if number <= 1 << 20), default=max(lanes))
-    return [(found[0], number) for number in lanes] + [(env, one) for env in found[1:]]
+    return [(listed[0], number) for number in lanes] + [(env, one) for env in listed[1:]]

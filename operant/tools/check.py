@@ -240,45 +240,45 @@ def _compiled_findings(
     report("repeatable")
     try:
         with quick_check.muted():
-            seen = long_rollout(env, lanes, steps)
+            result = long_rollout(env, lanes, steps)
     except Exception as error:
         yield Finding("runs", False, f"{type(error).__name__}: {summary(error)}")
         return
-    yield from _long_rollout_findings(env, seen, lanes, steps)
-    if seen.not_repeated is None:
+    yield from _long_rollout_findings(env, result, lanes, steps)
+    if result.not_repeated is None:
         yield _attempt(
             "writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, STEPS)), report
         )
-    if env.pixel_shader is not None and seen.not_finite is None:
+    if env.pixel_shader is not None and result.not_finite is None:
         yield _attempt("picture", lambda: picture(checked), report)
 
 
-def _long_rollout_findings(env: Env, seen: RolloutResult, lanes: int, steps: int) -> Iterator[Finding]:
+def _long_rollout_findings(env: Env, result: RolloutResult, lanes: int, steps: int) -> Iterator[Finding]:
     over = f"{steps:,} steps of {lanes:,} lanes"
-    if seen.not_repeated is not None:
+    if result.not_repeated is not None:
         advice = "draw random numbers only from operant.compute.rng, and keep no state outside s"
-        yield Finding("repeatable", False, f"the same seed gave different bits at {seen.not_repeated}; {advice}")
+        yield Finding("repeatable", False, f"the same seed gave different bits at {result.not_repeated}; {advice}")
     else:
         other = (
             "a different seed gives different bits"
-            if seen.seed_matters
+            if result.seed_matters
             else "a different seed gives the same bits: it draws no random numbers"
         )
         yield Finding("repeatable", True, f"the same seed gives the same bits over {over}; {other}")
-    yield Finding("finite", seen.not_finite is None, seen.not_finite or f"under extreme and random actions, {over}")
+    yield Finding("finite", result.not_finite is None, result.not_finite or f"under extreme and random actions, {over}")
     yield Finding(
         "within bounds",
-        seen.outside is None,
-        f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}",
+        result.outside is None,
+        f"{result.outside}, outside the declared bounds" if result.outside else f"observations, {over}",
     )
     if env.mask_size:
-        tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were also tried"
-        yield Finding("legal actions", seen.mask is None, seen.mask or f"always at least one, {tried}, {over}")
+        tried = f"{result.legal_share:.0%} of actions legal; {result.illegal:,} illegal ones were also tried"
+        yield Finding("legal actions", result.mask is None, result.mask or f"always at least one, {tried}, {over}")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
     ended = (
-        f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}"
-        if seen.episodes
+        f"{result.episodes:,.0f} episodes ended, mean length {result.length:.1f}, mean return {result.mean_return:.4g}"
+        if result.episodes
         else "none ended"
     )
-    warnings = () if seen.episodes else quick_check.check_episodes_end(env, steps, lanes)
+    warnings = () if result.episodes else quick_check.check_episodes_end(env, steps, lanes)
     yield next(iter(warnings), Finding("episodes end", True, f"{ended} in {over} ({limit})"))

@@ -122,12 +122,12 @@ def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
     )
 
 
-def _bounds(env: HostEnv, seen: _Rollout) -> Finding:
+def _bounds(env: HostEnv, rollout: _Rollout) -> Finding:
     low, high = (np.asarray(bound, np.float64)[None, :, None] for bound in env.observation.bounds())
     slack = _SLACK * np.maximum(
         1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0))
     )
-    outside = (seen.rows < low - slack) | (seen.rows > high + slack)
+    outside = (rollout.rows < low - slack) | (rollout.rows > high + slack)
     if not outside.any():
         return Finding("within bounds", True, "observations within the declared bounds")
     t, column, lane = np.argwhere(outside)[0]
@@ -136,7 +136,7 @@ def _bounds(env: HostEnv, seen: _Rollout) -> Finding:
     return Finding(
         "within bounds",
         True,
-        f"{name} was {seen.rows[t, column, lane]:g} at step {t}, outside the declared {bounds}",
+        f"{name} was {rollout.rows[t, column, lane]:g} at step {t}, outside the declared {bounds}",
         warning=True,
     )
 

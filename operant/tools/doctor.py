@@ -28,8 +28,8 @@ _LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 
 
 class Finding(NamedTuple):
-    """One line: name of the check; status `ok`, `note` (works, could be better) or `problem` (prevents training);
-    result; advice.
+    """Result of a check: name; status `ok`, `note` (works, could be better) or `problem` (prevents training); result;
+    advice.
     """
 
     name: str
@@ -198,12 +198,12 @@ def _terminal() -> Finding:
     if not sys.stderr.isatty():
         return Finding("terminal", OK, "none: progress is printed as plain lines")
     columns, lines = shutil.get_terminal_size()
-    found = (
+    result = (
         f"{os.environ.get('TERM', 'unknown')}, {columns} x {lines}, {getattr(sys.stderr, 'encoding', None) or 'ascii'}"
     )
     if columns < 40 or lines < 10:
-        return Finding("terminal", NOTE, found, "the monitor needs 40 x 10")
-    return Finding("terminal", OK, found)
+        return Finding("terminal", NOTE, result, "the monitor needs 40 x 10")
+    return Finding("terminal", OK, result)
 
 
 def sessions() -> Finding:
@@ -251,11 +251,11 @@ def _runs(root: Path) -> Finding:
 
 def _disk(root: Path) -> Finding:
     free_bytes = shutil.disk_usage(_nearest(root)).free
-    found = f"{free_bytes / 2**30:.1f} GiB free in {root}"
+    result = f"{free_bytes / 2**30:.1f} GiB free in {root}"
     if free_bytes >= _COMFORTABLE_BYTES:
-        return Finding("disk", OK, found)
+        return Finding("disk", OK, result)
     advice = "free disk space, or choose another folder with --runs or $OPERANT_RUNS"
-    return Finding("disk", PROBLEM if free_bytes < _LEAST_BYTES else NOTE, found, advice)
+    return Finding("disk", PROBLEM if free_bytes < _LEAST_BYTES else NOTE, result, advice)
 
 
 def _cache() -> Finding:

@@ -70,8 +70,8 @@ def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes
             return ExchangeTimes(
                 "", {}, f"rank {failed}: {last}" if failed is not None else f"not finished within {limit_s:g} s"
             )
-        found = json.loads(logs[0].read_text().strip().splitlines()[-1])
-        return ExchangeTimes(found["name"], {int(size): us for size, us in found["us"].items()})
+        result = json.loads(logs[0].read_text().strip().splitlines()[-1])
+        return ExchangeTimes(result["name"], {int(size): us for size, us in result["us"].items()})
 
 
 def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:

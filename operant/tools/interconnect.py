@@ -33,12 +33,12 @@ def examine() -> list[Finding]:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = next(ranks for ranks in (8, 4, 2, 1) if ranks <= max(count, 2))
-    found = [_pair(one, two) for one in range(count) for two in range(one + 1, count)]
+    findings = [_pair(one, two) for one in range(count) for two in range(one + 1, count)]
     if count < 2:
         which = "no GPU" if not count else "one GPU"
-        found.append(Finding("links", NOTE, f"{which}; run.ranks=2 splits a run over CPU processes, with gloo"))
+        findings.append(Finding("links", NOTE, f"{which}; run.ranks=2 splits a run over CPU processes, with gloo"))
     else:
-        found += _exchange(ranks)
+        findings += _exchange(ranks)
     lines = {
         "operant": f"operant train --gpus {ranks}" if count > 1 else "operant train run.device=cpu run.ranks=2",
         "prepare": "operant train --prepare",
@@ -48,7 +48,7 @@ def examine() -> list[Finding]:
         "hosts": _HOSTS.format(ranks=ranks),
         "srun": _SRUN.format(ranks=ranks),
     }
-    return [*found, *(Finding(name, OK, line) for name, line in lines.items())]
+    return [*findings, *(Finding(name, OK, line) for name, line in lines.items())]
 
 
 def _exchange(ranks: int) -> list[Finding]:
@@ -84,8 +84,8 @@ def _pair(one: int, two: int) -> Finding:
     links = _nvlinks(one)
     through = "PCIe" if links == 0 else "unknown links" if links is None else f"NVLink ({links} links)"
     if torch.cuda.can_device_access_peer(one, two) and torch.cuda.can_device_access_peer(two, one):
-        found = f"{through}, peer access: gradients are exchanged inside the reduction kernel"
-        return Finding(f"{one} - {two}", OK, found)
+        result = f"{through}, peer access: gradients are exchanged inside the reduction kernel"
+        return Finding(f"{one} - {two}", OK, result)
     advice = (
         "NCCL is used instead, several times slower; a container (use --ipc=host) or the IOMMU may block peer access"
     )

@@ -126,7 +126,7 @@ class _Memory:
         """Record the memory use now. Synchronizes the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            found = (
+            usage = (
                 torch.cuda.memory_allocated(self._device),
                 torch.cuda.memory_reserved(self._device),
                 torch.cuda.max_memory_allocated(self._device),
@@ -135,8 +135,8 @@ class _Memory:
         else:
             resident = psutil.Process().memory_info().rss
             before = self.moments[-1].allocated if self.moments else 0
-            found = (resident, resident, max(resident, before))
-        self.moments.append(Moment(when, *found))
+            usage = (resident, resident, max(resident, before))
+        self.moments.append(Moment(when, *usage))
 
 
 class _Stopwatch:
@@ -200,7 +200,7 @@ def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractConte
     try:
         for path, phase in getattr(trainer, "parts", PARTS).items():
             *owners, attribute = path.split(".")
-            owner = functools.reduce(lambda found, part: getattr(found, part, None), owners, trainer)
+            owner = functools.reduce(lambda current, part: getattr(current, part, None), owners, trainer)
             function = getattr(owner, attribute, None)
             if function is not None:
                 restore.append(_replace(owner, attribute, _within(function, phase, around)))
@@ -307,7 +307,7 @@ def profile(
     memory.note("trained")
     with tempfile.TemporaryDirectory() as folder:
         report("tracing")
-        found = _trace(trainer, device, trace or Path(folder, "trace.json"))
+        summary = _trace(trainer, device, trace or Path(folder, "trace.json"))
         horizon = trainer.steps_per_iteration // config.lanes
         phase_s = {phase.name: seconds for phase, seconds in zip(trainer.phases, phases_s, strict=True)}
         precision = getattr(config.algo, "precision", "fp32") if device.type == "cuda" else "fp32"
@@ -337,11 +337,11 @@ def profile(
         host_s=host_s,
         sps=samples / iteration_s,
         phases=phases,
-        busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
-        kernel_launches=found.kernels,
-        copies=found.copies,
-        host_launches=found.host_launches,
-        top_kernels=found.top,
+        busy_share=None if summary.busy_s is None else min(1.0, summary.busy_s / iteration_s),
+        kernel_launches=summary.kernels,
+        copies=summary.copies,
+        host_launches=summary.host_launches,
+        top_kernels=summary.top,
         work=Work(estimate.flops, estimate.bytes),
         peak=peak(device, precision),
         memory=memory.moments,
@@ -405,10 +405,10 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
                 with torch.profiler.record_function(phase.name):
                     phase.run()
                     torch.cuda.synchronize(device)
-    found = tracefile.by_range(tracefile.load(path), names)
+    ranges = tracefile.by_range(tracefile.load(path), names)
     rows: list[tuple[str, float, int | None]] = [
         (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED))
-        for name, item in found.items()
+        for name, item in ranges.items()
     ]
     return _phases(trainer, rows)
 

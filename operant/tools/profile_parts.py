@@ -144,7 +144,7 @@ def buffers(algo: Any) -> list[Buffer]:
     """Every tensor and array reachable from an algorithm and its world: each allocation once, by its shortest name,
     largest first.
     """
-    found: dict[int, Buffer] = {}  # by start address
+    tensors: dict[int, Buffer] = {}  # by start address
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()
     waiting: deque[tuple[str, Any, int]] = deque([("", algo, 0)])
@@ -155,7 +155,7 @@ def buffers(algo: Any) -> list[Buffer]:
         known.add(id(value))
         if isinstance(value, torch.Tensor):
             storage, kind = value.untyped_storage(), str(value.dtype).removeprefix("torch.")
-            found.setdefault(
+            tensors.setdefault(
                 storage.data_ptr(), Buffer(name, storage.nbytes(), list(value.shape), kind, str(value.device))
             )
         elif isinstance(value, np.ndarray):
@@ -170,9 +170,9 @@ def buffers(algo: Any) -> list[Buffer]:
     apart = [
         array
         for at, array in arrays.items()
-        if not any(start <= at < start + buffer.bytes for start, buffer in found.items())
+        if not any(start <= at < start + buffer.bytes for start, buffer in tensors.items())
     ]
-    return sorted((buffer for buffer in (*found.values(), *apart) if buffer.bytes), key=lambda buffer: -buffer.bytes)
+    return sorted((buffer for buffer in (*tensors.values(), *apart) if buffer.bytes), key=lambda buffer: -buffer.bytes)
 
 
 def _inside(value: Any) -> list[tuple[str, Any]]:

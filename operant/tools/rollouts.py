@@ -81,21 +81,21 @@ class RolloutResult:
 
 def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
     """Run the same seed twice and another seed once, in lockstep, with the same actions."""
-    seen, generator = RolloutResult(), np.random.default_rng(1)
+    result, generator = RolloutResult(), np.random.default_rng(1)
     one, again, other = Harness(env, lanes, 1), Harness(env, lanes, 1), Harness(env, lanes, 2)
     sums = np.zeros(TALLIES + len(env.tally))
     low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in env.observation.bounds())
     for t in range(steps + 1):
         action = rollout_actions(env, generator, t, lanes, one.slot.legal)
         if t and one.slot.legal is not None:
-            _check_mask(env, seen, t - 1, one.slot.legal, action)
+            _check_mask(env, result, t - 1, one.slot.legal, action)
         for harness in (one, again, other):
             harness.step(action) if t else harness.reset()
         if t:
             sums += one.world.episode_sums(one.slot).numpy()
         outcome = one.outcome()
-        if seen.not_repeated is None:
-            seen.not_repeated = next(
+        if result.not_repeated is None:
+            result.not_repeated = next(
                 (
                     f"step {t}: the {name}"
                     for name, bits in again.outcome().items()
@@ -103,44 +103,42 @@ def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
                 ),
                 None,
             )
-        seen.seed_matters |= not same_bits(other.slot.observation, one.slot.observation) or not same_bits(
+        result.seed_matters |= not same_bits(other.slot.observation, one.slot.observation) or not same_bits(
             other.slot.reward, one.slot.reward
         )
-        if seen.not_finite is None:
-            seen.not_finite = _first(
-                t, {name: (numbers, ~torch.isfinite(numbers)) for name, numbers in outcome.items()}
-            )
-        if seen.outside is None:
+        if result.not_finite is None:
+            result.not_finite = _first(t, {name: (values, ~torch.isfinite(values)) for name, values in outcome.items()})
+        if result.outside is None:
             slack = 1e-6 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
-            numbers = {name: outcome[name].float() for name in ("observation", "final observation")}
+            values = {name: outcome[name].float() for name in ("observation", "final observation")}
             ended = (one.slot.terminated | one.slot.truncated).bool()
-            wrong = {name: (value, (value < low - slack) | (value > high + slack)) for name, value in numbers.items()}
+            wrong = {name: (value, (value < low - slack) | (value > high + slack)) for name, value in values.items()}
             wrong["final observation"] = (wrong["final observation"][0], wrong["final observation"][1] & ended)
-            seen.outside = _first(t, wrong)
-    seen.legal_share /= max(steps, 1)
-    seen.episodes = float(sums[EPISODES])
-    if seen.episodes:
-        seen.length, seen.mean_return = float(sums[LENGTH] / sums[EPISODES]), float(sums[RETURN] / sums[EPISODES])
-    return seen
+            result.outside = _first(t, wrong)
+    result.legal_share /= max(steps, 1)
+    result.episodes = float(sums[EPISODES])
+    if result.episodes:
+        result.length, result.mean_return = float(sums[LENGTH] / sums[EPISODES]), float(sums[RETURN] / sums[EPISODES])
+    return result
 
 
-def _check_mask(env: Env, seen: RolloutResult, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
+def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
     """Check the mask (H, N) after step t, and count the illegal ones among the actions (A, N)."""
     blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
-    seen.legal_share += float((legal == 1).double().mean())
-    seen.illegal += sum(
+    result.legal_share += float((legal == 1).double().mean())
+    result.illegal += sum(
         int((block.gather(0, row[None].long()) != 1).sum()) for block, row in zip(blocks, action, strict=True)
     )
-    if seen.mask is not None:
+    if result.mask is not None:
         return
     if bool((wrong := legal > 1).any()):
         row, lane = wrong.nonzero()[0].tolist()
-        seen.mask = f"mask[{row}] is {int(legal[row, lane])} after step {t} in lane {lane}: 1 is legal, 0 is not"
+        result.mask = f"mask[{row}] is {int(legal[row, lane])} after step {t} in lane {lane}: 1 is legal, 0 is not"
         return
     for k, block in enumerate(blocks):
         if bool((none := ~(block == 1).any(dim=0)).any()):
             which = f" of component {k}" if len(blocks) > 1 else ""
-            seen.mask = (
+            result.mask = (
                 f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: at least one "
                 "must always be"
             )
@@ -149,11 +147,11 @@ def _check_mask(env: Env, seen: RolloutResult, t: int, legal: torch.Tensor, acti
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
     """Description of the first value that a mask marks; None if there is none."""
-    for name, (numbers, mask) in wrong.items():
+    for name, (values, mask) in wrong.items():
         if bool(mask.any()):
             index = mask.nonzero()[0].tolist()
             row = f"[{index[0]}]" if len(index) == 2 else ""
-            return f"{name}{row} is {float(numbers[tuple(index)]):g} after step {t} in lane {index[-1]}"
+            return f"{name}{row} is {float(values[tuple(index)]):g} after step {t} in lane {index[-1]}"
     return None
 
 

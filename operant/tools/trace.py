@@ -106,13 +106,13 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
         for event in events
         if event.get("cat") in _HOST and "correlation" in event.get("args", {})
     }
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
+    ranges: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for event in device_events(events):
         at = calls.get(event.get("args", {}).get("correlation"))
-        sums = found["" if at is None else _innermost(opened, starts, at)]
+        sums = ranges["" if at is None else _innermost(opened, starts, at)]
         sums[0] += float(event.get("dur", 0.0)) / 1e6
         sums[1 if event["cat"] == KERNEL else 2] += 1
-    return {name: Range(busy, int(kernels), int(copies)) for name, (busy, kernels, copies) in found.items()}
+    return {name: Range(busy, int(kernels), int(copies)) for name, (busy, kernels, copies) in ranges.items()}
 
 
 def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:

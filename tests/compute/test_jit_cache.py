@@ -419,7 +419,7 @@ def test_doctor_reports_where_kernels_are_cached(place, monkeypatch):
     found = doctor._cache()
     assert found.status == doctor.NOTE and "can be written by others" in found.found and str(place) in found.advice
     monkeypatch.setenv("OPERANT_CACHE", "0")
-    assert doctor._cache() == doctor.Finding("cache", doctor.OK, "off: each start compiles its kernels")
+    assert doctor._cache() == doctor.Finding("cache", doctor.OK, "off: kernels are compiled at each start")
 
 
 # GPU

@@ -637,7 +637,7 @@ def test_render_stops_after_an_episode(trained, here, tmp_path):
     assert len(made["episodes"]) == 2 and made["steps"] == sum(episode["length"] for episode in made["episodes"])
     assert made["frames"] == 1 + made["steps"] + 2 * 25  # each end stays for half a second
     cut = here("render", trained, "-o", "b.gif", "--episodes", "50", "--size", "32", "--seconds", "1")
-    assert cut.code == 0 and "ended before episode 50 did" in cut.err
+    assert cut.code == 0 and "ended before episode 50" in cut.err
 
 
 def test_render_makes_sheets_and_grids(trained, here, tmp_path):
@@ -701,7 +701,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(load_policy, "load", lambda *words, **how: load(*words, **how)._replace(config=config))
     done = here("render", trained, "-o", "a.gif")
-    assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()
+    assert done.code == 2 and "cartpole draws no images" in done.err and not (tmp_path / "a.gif").exists()
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ SHADES = {  # `pixel_shader` alone: what it returns or does, and the sentence fo
     "min(abs(s[int(y * float32(3.0))]), float32(1.0))": "index 2 is out of bounds",
     "blue": "mine.py:39 (`return x, y, blue`): NameError: name 'blue' is not defined",
     "float32(0.5), y": "`pixel_shader` must return three values, red, green and blue",
-    "forget(s)": "`pixel_shader` writes into s, which belongs to the training: it may only read",
+    "forget(s)": "`pixel_shader` writes into s, which belongs to training: it may only read",
     "s[X]": "",
 }
 
@@ -401,7 +401,7 @@ def _moves_what_it_sees(s, cells, obs, p, shard):
     [
         (replace(GATE_IN_SHARDS, observe=_shared_row), "shard 0 writes obs[0] differently from another shard"),
         (replace(GATE_IN_SHARDS, observe=_reads_another), "obs[1, 2] are not written by any shard alone"),
-        (replace(FILL_IN_SHARDS, observe=_moves_what_it_sees), "writes into int_state: in shards, they may only read"),
+        (replace(FILL_IN_SHARDS, observe=_moves_what_it_sees), "writes into int_state: with shards they may only read"),
     ],
     ids=["a row of two shards", "a shard that waits for another", "a shard that plays"],
 )

@@ -16,7 +16,7 @@ def test_a_part_is_timed_alone(part, steps):
 
 
 def test_part_of_a_single_phase_algorithm_is_refused():
-    with pytest.raises(UsageError, match="--part update: dqn steps and learns in one phase, 'train'"):
+    with pytest.raises(UsageError, match="--part update: dqn collects and learns in one phase, 'train'"):
         profile_parts.time_part(
             config.load(
                 None,
