@@ -324,7 +324,7 @@ def test_the_command_prints_tables(tmp_path, quick_peak):
     assert done.exit_code == 0, done.output
     for text in (
         "cartpole  ppo  64 lanes x 4",
-        "an iteration",
+        "per iteration",
         "phase",
         "update, the rest",
         "FLOP/s",
@@ -390,5 +390,5 @@ def test_gpu_results_are_printed(quick_peak, capsys):
     )
     speed.print_profile(found)
     printed = capsys.readouterr().out
-    for text in ("1,234 kernels and 7 copies an iteration, by 2 calls", "busy 50%", "gemm", "300 us", "99", "reserved"):
+    for text in ("1,234 kernels and 7 copies per iteration, by 2 host calls", "busy 50%", "gemm", "300 us", "99", "reserved"):
         assert text in printed
