@@ -390,5 +390,12 @@ def test_gpu_results_are_printed(quick_peak, capsys):
     )
     speed.print_profile(found)
     printed = capsys.readouterr().out
-    for text in ("1,234 kernels and 7 copies per iteration, by 2 host calls", "busy 50%", "gemm", "300 us", "99", "reserved"):
+    for text in (
+        "1,234 kernels and 7 copies per iteration, by 2 host calls",
+        "busy 50%",
+        "gemm",
+        "300 us",
+        "99",
+        "reserved",
+    ):
         assert text in printed
