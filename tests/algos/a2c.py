@@ -1,5 +1,5 @@
-"""Advantage actor-critic (Mnih et al. 2016), as somebody might write it: one file, with everything that Operant asks of
-an algorithm. Used by the tests.
+"""Advantage actor-critic (Mnih et al. 2016) in one file: a complete algorithm as a user would write it. Used by the
+tests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from operant.settings import Count, Real, Section
 
 
 class A2CConfig(Section):
-    horizon: Count = Field(8, ge=1, description="steps of each lane in an iteration")
-    learning_rate: Real = Field(3e-3, gt=0, description="of Adam")
+    horizon: Count = Field(8, ge=1, description="steps per lane in an iteration")
+    learning_rate: Real = Field(3e-3, gt=0, description="learning rate of Adam")
     gamma: Real = Field(0.98, ge=0, le=1, description="discount")
-    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy")
-    max_gradient_norm: Real = Field(0.5, gt=0, description="a longer gradient is shortened to this")
+    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy bonus")
+    max_gradient_norm: Real = Field(0.5, gt=0, description="maximum norm of the gradient")
 
     def problems(self, lanes):
         return []
