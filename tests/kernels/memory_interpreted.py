@@ -1,6 +1,6 @@
-"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Imported by a process
-that interprets (interpreter.py) it answers the cases of test_fused_memory.py; benches/recurrent.py asks the same of a
-GPU.
+"""Cases of test_fused_memory.py: fused kernels of a recurrent policy against float64 autograd and the torch path.
+
+Run by a process with Triton's interpreter (interpreter.py), and by benches/recurrent.py on a GPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from operant.nn.distributions import Gaussian, masked
 
 
 def unrolled(memory, x, state, keep):
-    """A step after the other: features (K, L, S), the state before (R, S), keep (L, S) -> the last layer's output (M,
-    L, S).
-    """
+    """Plain loop over steps: features (K, L, S), initial state (R, S), keep (L, S) to the last output (M, L, S)."""
     M, layers = memory.units, memory.layers
     for k in range(layers):
         h, outputs = state[k * M : (k + 1) * M], []
@@ -50,14 +48,14 @@ def unrolled(memory, x, state, keep):
 
 
 class Doubled:
-    """What the loss asks of a policy, in float64."""
+    """Network and distribution of a policy in float64, for the loss."""
 
     def __init__(self, policy):
         self.net, self.distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
 
 
 def exact_gradient(ppo, batch):
-    """Of the loss of some segments: the flat gradient and the loss's numbers, in float64 throughout."""
+    """Flat gradient and loss terms of some segments, in float64."""
     policy, config = ppo.policy, ppo.config
     doubled, steps = Doubled(policy), Batch._make(None if field is None else field.flatten(-2) for field in batch.steps)
     advantage, every = steps.advantage, ppo.experience.advantage
@@ -94,7 +92,7 @@ def exact_gradient(ppo, batch):
 
 
 def third_iteration(ppo):
-    """Two iterations without learning, and the third one's rollout with its advantages."""
+    """Collect two iterations without learning, then a third one with its advantages."""
     for _ in range(2):
         ppo.collect()
         ppo.update_normalizers()
@@ -104,8 +102,8 @@ def third_iteration(ppo):
 
 
 def prepared(ppo, seed=5):
-    """A rollout to learn from: the second, so that lanes remember something; targets off the values, old
-    log-probabilities off the new ones.
+    """Prepare a rollout with nonzero initial states, targets that differ from the values, and old log-probabilities
+    that differ from the new ones.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -122,9 +120,7 @@ def prepared(ppo, seed=5):
 
 
 def reconfigured(ppo, precision, **changes):
-    """The fused kernels over again, of another precision by a GPU's products but not by its tanh, and with tiles that
-    are smaller or of another kind.
-    """
+    """Rebuild the fused kernels with another precision of products (not of tanh) and other tiles."""
     task, own = fused.task(ppo.backend), ppo.backend.learner
     states = recurrent.States(ppo.backend.tensors()["state/0"], own.starts, True)
     spec = replace(own.spec, precision=precision)
@@ -137,9 +133,7 @@ def reconfigured(ppo, precision, **changes):
 
 
 def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="cpu", minibatches=2, **changes):
-    """Errors of a minibatch's gradient and of the loss's numbers beside float64; whether a second time gives the same
-    bits.
-    """
+    """Errors of a minibatch's gradient and loss terms against float64, and whether they are reproducible."""
     rules = ENVS[env] if isinstance(env, str) else wide(*env)
     config = {"epochs": 1, "minibatches": minibatches, "clip": 5.0, "kernels": "fused", "eager": True, **algo}
     ppo = trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, **config)
@@ -171,8 +165,8 @@ def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="
 
 
 def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, lean=False, where="cpu", **more):
-    """Differences between the two paths after whole iterations from the same seed: of values, of those of final
-    observations, states, parameters; actions.
+    """Differences between the fused and the torch path after whole iterations from one seed: actions, values, values of
+    final observations, states, parameters.
     """
     rules = ENVS[env] if isinstance(env, str) else wide(*env)
     config = {"epochs": 2, "minibatches": 2, "eager": True, **algo}
@@ -211,9 +205,7 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
 
 
 def steps_case(towers, units, steps, lanes, precision="ieee", where="cpu"):
-    """An LSTM's steps alone: errors of all states, the last c and the gradients beside torch's in float64, and whether
-    a second time gives the same bits.
-    """
+    """Errors of the LSTM kernels' states, last c and gradients against float64, and whether they are reproducible."""
     generator, before = torch.Generator().manual_seed(2), torch.backends.cuda.matmul.allow_tf32
     G, M, T, B = towers, units, steps, lanes
     shapes = ((G, 4 * M, T, B), (G, 4 * M, M), (G, M, B), (G, M, B), (T, B), (G, M, T, B))

@@ -1,6 +1,5 @@
-"""Fused kernels of a policy with a memory, without a GPU: through Triton's interpreter beside float64 autograd over
-unrolled sequences and beside torch's path, and compiled to machine code. What they compute and take on a GPU:
-benches/recurrent.py.
+"""Fused kernels of recurrent policies without a GPU: by Triton's interpreter against float64 autograd over unrolled
+sequences and against the torch path, and compiled to machine code. On a GPU: benches/recurrent.py.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ pytest.importorskip("triton")
 
 
 def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, small=False, **algo):
-    """(kernel, arguments, options) of each launch of an iteration, with nothing to launch them on."""
+    """Launches of an iteration as (kernel, arguments, options), not executed."""
     from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 
     ppo = trainer(
@@ -91,7 +90,7 @@ LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 
 
 def test_gradients_equal_float64_autograd_over_unrolled_sequences():
-    """Segments begin, end and begin anew anywhere; the same inputs give the same bits."""
+    """Episodes begin and end anywhere in a segment; results are reproducible."""
     cases = [*GRADIENTS, *ROUNDED]
     asked = [*(("gradient", case) for case in cases), *(("steps", case) for case in STEPS)]
     every = interpreted(asked, "memory_interpreted")
@@ -133,8 +132,8 @@ ROLLOUTS = [
 
 
 def test_iterations_equal_the_torch_path():
-    """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one
-    launch and a layer at a time.
+    """Values, values of true final observations, final states and parameters; acting in one launch and layer by
+    layer.
     """
     for case, found in zip(
         ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "memory_interpreted"), strict=True
@@ -164,7 +163,7 @@ def test_wide_memories_use_torch_in_fp32_only(memory, units, precision, ours):
 
 
 def test_layers_of_a_memory_share_their_kernels():
-    """What is compiled does not grow with the layers: a deep memory would begin minutes late."""
+    """The number of compiled kernels does not grow with the layers, nor does the time to start."""
     kinds = {
         layers: {
             (kernel.__name__, repr(options).replace(f"layers={layers}", "").replace(f"rows={layers * 160}", ""))

@@ -43,7 +43,7 @@ def choose(ppo: PPO) -> SequenceBackend:
         return backend
     log.info("kernels: torch's, over sequences: the policy has a memory")
     if ppo.config.kernels != "torch":
-        recurrent.quicken(ppo.policy.net, ppo.policy.device)
+        recurrent.use_lstm_kernels(ppo.policy.net, ppo.policy.device)
     return SequenceBackend(ppo)
 
 

@@ -19,7 +19,7 @@ from operant.kernels.recurrent.shape import States, describe, reason_for_torch, 
 if TYPE_CHECKING:
     from operant.kernels.recurrent.learner import RecurrentLearner
 
-__all__ = ["RecurrentLearner", "States", "build", "describe", "quicken"]
+__all__ = ["RecurrentLearner", "States", "build", "describe", "use_lstm_kernels"]
 
 log = logging.getLogger("operant.kernels")
 
@@ -50,7 +50,7 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
     return None
 
 
-def quicken(net: nn.Module, device: torch.device) -> None:
+def use_lstm_kernels(net: nn.Module, device: torch.device) -> None:
     """Use the kernels of `lstm` for the LSTMs of a network on a GPU where they are supported. Torch computes the other
     layers.
     """
@@ -86,10 +86,11 @@ def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearn
     policy, on_gpu = task.policy, task.policy.device.type == "cuda"
     if states.starts.numel() >= 1 << 31:
         return f"the states before an iteration's segments have {states.starts.numel():,} values, more than 2^31"
-    spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
+    layout: Any = task.layout  # operant.data.minibatches.Layout
+    spec, shape = describe(policy, precision if on_gpu else "fp32", layout.length, layout.block)
     reason = ""
     for small in (False, True):
-        config = tile_config(spec, shape, task.layout, task.chunks, small=small)
+        config = tile_config(spec, shape, layout, task.chunks, small=small)
         if isinstance(config, str):
             return config
         learner = RecurrentLearner(spec, task, config, shape.lean() if small else shape, states)

@@ -102,7 +102,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         self, spec: per_layer.Spec, task: per_layer.Task, config: per_layer.PerLayer, shape: Shape, states: States
     ) -> None:
         """Layout and order of the task are those of segments."""
-        self._segments, layout = task.buffers.order, task.layout
+        layout: Any = task.layout  # operant.data.minibatches.Layout
+        self._segments = task.buffers.order
         steps = torch.zeros(
             self._segments.shape[0],
             self._segments.shape[1] * shape.length,
