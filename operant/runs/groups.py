@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from operant import runs
 from operant.errors import BusyError, MachineError, OperantError, UsageError
 from operant.runs import Run, launch, pool
+from operant.runs.index import names_in
 from operant.runs.scheduler import Journal, Scheduler, Trial
 
 FILE: Final = "group.json"
@@ -159,18 +160,12 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
 def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
     """Folders in `root` that hold a file, with `everywhere` also in the parent folders of the index."""
     roots = dict.fromkeys([root, *(runs.index_roots() if everywhere else ())])
-    return [parent / name for parent in roots for name in _names(parent) if os.path.lexists(parent / name / file)]
+    return [parent / name for parent in roots for name in names_in(parent) if os.path.lexists(parent / name / file)]
 
 
 def path_of(text: str) -> Path | None:
     """Absolute path for a text with a path separator; None for a name."""
     return Path(os.path.abspath(os.path.expanduser(text))) if os.sep in text else None
-
-
-def _names(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(folder)
-    return []
 
 
 def remove(group: Group) -> None:

@@ -236,7 +236,7 @@ def misnamed(root: Path) -> list[str]:
     """
     return sorted(
         name
-        for name in _names(root)
+        for name in names_in(root)
         if not ID.fullmatch(name) and not name.startswith(".") and load(root / name) is not None
     )
 
@@ -246,7 +246,7 @@ def list_ids(root: Path, everywhere: bool = True) -> list[str]:
     raises.
     """
     ages: dict[str, int] = {}
-    paths = [(os.path.join(root, name), name) for name in _names(root)]
+    paths = [(os.path.join(root, name), name) for name in names_in(root)]
     if everywhere:
         paths += [(target, id_) for _, id_, target in _index() if os.path.basename(target) == id_]
     for path, id_ in paths:
@@ -256,7 +256,8 @@ def list_ids(root: Path, everywhere: bool = True) -> list[str]:
     return sorted(ages, key=lambda id_: -ages[id_])
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """Names in a folder, unordered; empty if it is unreadable."""
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []
@@ -306,7 +307,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         return run
     if text:
         _check_readable(root)
-        folders = [(root / name, name) for name in _names(root)] + [
+        folders = [(root / name, name) for name in names_in(root)] + [
             (Path(target), id_) for _, id_, target in _index() if everywhere
         ]
         for path, name in folders:
