@@ -94,6 +94,12 @@ def test_configurations_load_and_programs_compile(tmp_path):
     assert count >= 3
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_source_files_named_on_a_page_exist(page):
+    named = re.findall(r"`((?:operant|monitor|tests|benches|docs)/[\w./]+)`", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (HOME / path).exists()] == []
+
+
 class Links(HTMLParser):
     """Links, pictures and anchors of a page."""
 
