@@ -208,7 +208,7 @@ class Leader:
             if wire.rank < 0:
                 wire.close()
             elif not (wire.left or self._closing):
-                self._lose(wire, f"{wire.name} is gone: its connection has closed")
+                self._lose(wire, f"{wire.name} has exited: its connection closed")
             wire.left = True
             return
         for message in messages:
@@ -328,7 +328,7 @@ class Follower:
         while not self._over:
             messages = self._wire.read()
             if messages is None:
-                self._lose("rank 0 is gone: its connection has closed")
+                self._lose("rank 0 has exited: its connection closed")
                 return
             for message in messages:
                 self._hear(message)

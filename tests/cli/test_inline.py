@@ -105,7 +105,7 @@ def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here,
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
     }
     try:
-        assert train.worked(run.path, None) == 1
+        assert train.train_with_exit_code(run.path, None) == 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -158,7 +158,7 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
         caplog.at_level(logging.WARNING),
         pytest.raises(BusyError, match="two trainers") if taken else contextlib.nullcontext(),
     ):
-        train.work(run.path, resume=None)
+        train.train(run.path, resume=None)
     for other in others:
         other.communicate()
     assert len(calls) == (2 if taken else 4) and all(calls)
@@ -184,7 +184,7 @@ def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new
         tmp_path / "runs", "bare", "x", request.make(words, config=None, environment_file=None, settings={}).document()
     )
     with pytest.raises(MachineError, match="the run folder was deleted or moved"):
-        train.work(run.path, resume=None)
+        train.train(run.path, resume=None)
     assert calls == [True, True] and not run.path.exists()
 
 
@@ -204,7 +204,7 @@ def test_a_resumed_run_lists_no_evaluation_twice(here, tmp_path):
     before = path.read_text().splitlines()
     with open(path, "a") as file:
         file.write('{"schema": 1, "step": 99')  # a disk was full
-    train.work(run.path, resume=str(2 * ITERATION))
+    train.train(run.path, resume=str(2 * ITERATION))
     after = path.read_text().splitlines()
     assert [json.loads(line)["step"] for line in after] == [k * ITERATION for k in (1, 2, 3, 4)]
     assert [json.loads(line)["session"] for line in after] == [1, 1, 2, 2] and after[:2] == before[:2]
@@ -219,7 +219,7 @@ def test_evaluations_are_not_written_through_a_symbolic_link(here, tmp_path, cap
     path.unlink()
     path.symlink_to(other)
     with caplog.at_level(logging.WARNING):
-        train.work(run.path, resume=str(ITERATION))
+        train.train(run.path, resume=str(ITERATION))
     assert other.read_text() == "precious\n" and "cannot write eval/evaluations.jsonl" in caplog.text
 
 
@@ -244,11 +244,11 @@ def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_pa
             pytest.raises(StoppedError, match=f"step {2 * ITERATION:,}, with a checkpoint"),
         ):
             patched.setattr(Evaluator, "run", stopped)
-            train.work(run.path, resume=resume)
+            train.train(run.path, resume=resume)
     assert (
         f"the evaluation of step {2 * ITERATION:,} was interrupted" in caplog.text and not (run.path / "eval").exists()
     )
-    train.work(run.path, resume="last")
+    train.train(run.path, resume="last")
     lines = [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2 * ITERATION, 4 * ITERATION]
 
@@ -326,7 +326,7 @@ def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, 
         run.path, request={**run.document["request"], "resume_overrides": [f"run.steps={4 * ITERATION}"]}
     )
     with caplog.at_level(logging.INFO):
-        train.work(run.path, resume="last")
+        train.train(run.path, resume="last")
     assert f"resumed from step-{2 * ITERATION:012d}" in caplog.text
     assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
 
@@ -407,7 +407,7 @@ def test_two_files_of_one_name_are_both_kept_and_used(here, tmp_path):
     runs.update_document(
         run.path, request={"resume_overrides": [f"run.steps={4 * ITERATION}"], "resume_directory": str(tmp_path)}
     )  # all else is lost
-    train.work(run.path, resume="last")
+    train.train(run.path, resume="last")
     assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
 
 
@@ -426,7 +426,7 @@ def test_a_damaged_request_is_a_sentence(tmp_path, damaged):
     run = runs.create(tmp_path / "runs", "damaged", "x", {})
     runs.update_document(run.path, request=damaged)
     with pytest.raises(ConfigError, match=r"run\.json has 1 problem\n  request: the recorded request is damaged"):
-        train.work(run.path, resume=None)
+        train.train(run.path, resume=None)
 
 
 def test_a_run_in_this_process_keeps_its_files_to_its_owner_and_the_metrics_file_its_meaning(

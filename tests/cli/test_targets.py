@@ -94,7 +94,7 @@ def test_a_resume_confirms_with_the_same_episodes(here, tmp_path, lottery):
     assert inline(here, "lottery.py", *words).code == 0
     run = the_run(tmp_path)
     before = lines_of(run)
-    train.work(run.path, resume=str(2 * ITERATION))
+    train.train(run.path, resume=str(2 * ITERATION))
     after = lines_of(run)
     assert sum("confirmation" in line for line in before[2:]) > 0
     assert [line | {"session": 1} for line in after] == before

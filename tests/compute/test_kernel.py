@@ -243,7 +243,7 @@ def test_environments_compile_without_float64(name):
     world = DeviceWorld(env, N, seed=1)
     slot = world.slot()
     apart = env.observation_shards > 1
-    for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
+    for body in (step_body(env, world.params, sharded=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot)
     if apart:
         check_ptx(

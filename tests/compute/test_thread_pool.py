@@ -48,7 +48,7 @@ def test_each_index_is_processed_once_in_submission_order(numbers, threads):
         with shared.session(5):
             given = [shared.submit(*part, offset) for part in ((0, 1), (1, 400), (400, 400), (400, 999), (999, COUNT))]
             for number in given:
-                shared.finish(number)
+                shared.wait(number)
                 assert numbers.times[: [1, 400, 400, 999, COUNT][number]].eq(offset + 1).all()
     assert np.array_equal(numbers.value.numpy(), 3 * (3 * np.arange(COUNT) + 3))
 
@@ -60,15 +60,15 @@ def test_help_processes_pieces_until_none_is_left(numbers):
         given = [alone.submit(0, 500, 0), alone.submit(500, COUNT, 0)]
         assert [alone.help() for _ in range(3)] == [True, True, False] and numbers.times.eq(1).all()
         for number in given:
-            alone.finish(number)
+            alone.wait(number)
     assert numbers.times.eq(1).all()
 
 
 def test_an_interrupted_session_releases_its_threads(numbers):
     shared = pool(numbers, 3)
     with pytest.raises(KeyboardInterrupt), shared.session(100):
-        shared.finish(shared.submit(0, COUNT, 0))
+        shared.wait(shared.submit(0, COUNT, 0))
         raise KeyboardInterrupt
     with shared.session(1):
-        shared.finish(shared.submit(0, COUNT, 0))
+        shared.wait(shared.submit(0, COUNT, 0))
     assert numbers.times.eq(2).all()

@@ -78,7 +78,7 @@ class Frames:
         return [step for step, _, _ in self.kept]
 
 
-class Hands:
+class ManualClock:
     """Clock moved by the test."""
 
     def __init__(self):
@@ -94,11 +94,11 @@ def policy_for(env, **config):
 
 
 def watched(env, *, policy=None, writer=None, **more):
-    writer, hands = writer or Frames(), Hands()
+    writer, clock = writer or Frames(), ManualClock()
     watcher = Watcher(
-        policy or policy_for(env), env, env.Params(), seed=1, device=CPU, writer=writer, clock=hands, **more
+        policy or policy_for(env), env, env.Params(), seed=1, device=CPU, writer=writer, clock=clock, **more
     )
-    return watcher, writer, hands
+    return watcher, writer, clock
 
 
 def bytes_of(ppo):
@@ -129,8 +129,8 @@ def test_watching_changes_no_trained_bit(name, where):
     env, draw = WATCHED[name], random.Random(name)
     largest = 96 if name == "discrete" else 45  # beyond that a picture is drawn by all threads: another compilation
     alone, shown = trainer(env, where), trainer(env, where)
-    frames, hands = Frames(), Hands()
-    watcher = Watcher(shown.policy, env, env.Params(), seed=1, device=shown.device, writer=frames, clock=hands)
+    frames, clock = Frames(), ManualClock()
+    watcher = Watcher(shown.policy, env, env.Params(), seed=1, device=shown.device, writer=frames, clock=clock)
     state = torch.get_rng_state()
     device_state = torch.cuda.get_rng_state() if where.type == "cuda" else None
     for iteration in range(60):
@@ -139,12 +139,12 @@ def test_watching_changes_no_trained_bit(name, where):
         before = bytes_of(shown)
         assert before == bytes_of(alone)
         # Wishes come, change and run out at moments of their own; sometimes nobody watches.
-        hands.now_s += draw.choice([0.001, 0.05, 0.1, 0.5])
+        clock.now_s += draw.choice([0.001, 0.05, 0.1, 0.5])
         if draw.random() < 0.3:
             watcher.request(
                 draw.choice(["greedy", "sampled"]),
                 draw.randint(10, largest),
-                hands.now_s + draw.choice([0.0, 0.2, 1.0]),
+                clock.now_s + draw.choice([0.0, 0.2, 1.0]),
             )
         watcher.after(iteration)
         assert bytes_of(shown) == before
@@ -206,10 +206,10 @@ def test_many_requests_from_another_thread_change_no_trained_bit():
 @pytest.mark.parametrize("name", WATCHED)
 def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     env, policy = WATCHED[name], policy_for(WATCHED[name])
-    watcher, frames, hands = watched(env, policy=policy)
+    watcher, frames, clock = watched(env, policy=policy)
     watcher.request(mode, 24, math.inf)
     for step in range(30):
-        hands.now_s += 0.2
+        clock.now_s += 0.2
         watcher.after(step)
     # The same played by hand: stream 2, four lanes, uniforms of each tick.
     world = DeviceWorld(env, 4, seed=1, stream=2)
@@ -236,10 +236,10 @@ def counts(frames):
 
 
 def test_ended_episodes_are_reset():
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     for step in range(6):
-        hands.now_s += 0.1001
+        clock.now_s += 0.1001
         watcher.after(step)
     # Lane 0 is truncated after 3 steps; lanes 1, 2 and 3 end after as many as their number.
     assert counts(frames) == [[1, 0, 1, 1], [2, 0, 0, 2], [0, 0, 1, 0], [1, 0, 0, 1], [2, 0, 1, 2], [0, 0, 0, 0]]
@@ -247,14 +247,14 @@ def test_ended_episodes_are_reset():
 
 def test_the_live_view_uses_the_current_policy():
     policy = policy_for(CARTPOLE)
-    watcher, frames, hands = watched(CARTPOLE, policy=policy)
+    watcher, frames, clock = watched(CARTPOLE, policy=policy)
     watcher.request("greedy", 96, math.inf)
 
     def where_after(steps, action):
         with torch.no_grad():
             policy.net.head_bias[action], policy.net.head_bias[1 - action] = 50.0, -50.0
         for _ in range(steps):
-            hands.now_s += 0.2
+            clock.now_s += 0.2
             watcher.after(0)
         return watcher._stage._world.lanes.state[1].mean().item()  # the carts' speed
 
@@ -270,10 +270,10 @@ def test_sampled_actions_follow_the_policys_probabilities():
         with torch.no_grad():
             policy.net.head_bias[1] = 80.0 if likely else 0.0
         for mode in ("greedy", "sampled"):
-            watcher, frames, hands = watched(CARTPOLE, policy=policy)
+            watcher, frames, clock = watched(CARTPOLE, policy=policy)
             watcher.request(mode, 64, math.inf)
             for step in range(8):
-                hands.now_s += 0.2
+                clock.now_s += 0.2
                 watcher.after(step)
             shown[likely, mode] = [pixels.tobytes() for _, _, pixels in frames.kept]
     assert shown[True, "greedy"] == shown[True, "sampled"]
@@ -286,11 +286,11 @@ def test_frames_reach_a_reader(tmp_path):
         Writer(path, [Metric("return")], run_uuid=bytes(16), version="test", frame_bytes=FRAME_BYTES) as writer,
         Reader(path) as reader,
     ):
-        watcher, _, hands = watched(SHOWN_COUNT, writer=writer)
+        watcher, _, clock = watched(SHOWN_COUNT, writer=writer)
         assert reader.frame() is None
         watcher.request("sampled", 1000, math.inf)  # the largest there is room for
         for step in (7, 8):
-            hands.now_s += 0.2
+            clock.now_s += 0.2
             watcher.after(step)
         frame = reader.frame()
         assert (frame.step, frame.mode, frame.lanes, frame.height, frame.width, frame.channels) == (
@@ -308,62 +308,62 @@ def test_frames_reach_a_reader(tmp_path):
 
 
 def test_without_a_viewer_nothing_is_allocated():
-    watcher, frames, hands = watched(CARTPOLE)
+    watcher, frames, clock = watched(CARTPOLE)
     for step in range(100):
         watcher.after(step)
-    assert frames.kept == [] and watcher._stage is None and hands.looks == 0
+    assert frames.kept == [] and watcher._stage is None and clock.looks == 0
 
 
 def test_at_most_ten_frames_a_second():
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     for step in range(2048):  # an iteration takes 1/1024 s, so 0.1 s have gone by after 103
-        hands.now_s = step / 1024
+        clock.now_s = step / 1024
         watcher.after(step)
     assert frames.steps == list(range(0, 2048, 103))
 
 
 def test_slow_iterations_get_a_frame_each():
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     for step in range(5):
-        hands.now_s += 3.0
+        clock.now_s += 3.0
         watcher.after(step)
     assert frames.steps == [0, 1, 2, 3, 4]
 
 
 def test_a_request_expires_and_a_later_one_is_served():
-    watcher, frames, hands = watched(SHOWN_COUNT)
-    watcher.request("greedy", 16, hands.now_s + 0.5)
+    watcher, frames, clock = watched(SHOWN_COUNT)
+    watcher.request("greedy", 16, clock.now_s + 0.5)
     for step in range(10):
         watcher.after(step)
-        hands.now_s += 0.2
+        clock.now_s += 0.2
     assert frames.steps == [0, 1, 2]  # at 0, 0.2 and 0.4 s
-    looks = hands.looks
+    looks = clock.looks
     for step in range(10, 20):
         watcher.after(step)
-    assert hands.looks == looks, "an expired wish still costs a look at the clock"
-    watcher.request("greedy", 16, hands.now_s + 0.1)
+    assert clock.looks == looks, "an expired wish still costs a look at the clock"
+    watcher.request("greedy", 16, clock.now_s + 0.1)
     watcher.after(20)
     assert frames.steps == [0, 1, 2, 20]
     assert counts(frames)[-1] == [1, 0, 0, 1], "the episodes went on from where they were"
 
 
 def test_an_expired_request_is_not_served():
-    watcher, frames, hands = watched(SHOWN_COUNT)
-    for until_s in (hands.now_s, hands.now_s - 5.0, math.nan, -math.inf):
+    watcher, frames, clock = watched(SHOWN_COUNT)
+    for until_s in (clock.now_s, clock.now_s - 5.0, math.nan, -math.inf):
         watcher.request("greedy", 16, until_s)
         watcher.after(0)
     assert frames.kept == [] and watcher._stage is None
 
 
 def test_the_newest_request_counts():
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     shapes = []
     for mode, size in (("greedy", 64), ("sampled", 16), ("greedy", 3), ("sampled", 96), ("greedy", 97), ("greedy", -1)):
         watcher.request("sampled", 50, math.inf)
         watcher.request(mode, size, math.inf)
-        hands.now_s += 1.0
+        clock.now_s += 1.0
         watcher.after(0)
         _, told, pixels = frames.kept[-1]
         shapes.append((told, *pixels.shape))
@@ -380,19 +380,19 @@ def test_the_newest_request_counts():
 def test_frames_under_way_never_block_training(monkeypatch):
     arrived = False
     monkeypatch.setattr(live_agent.Stage, "arrived", lambda stage: arrived)
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, 101.0)
     for step in range(3):  # as on a busy GPU: the copy of the first takes 0.3 s, and no other is begun
         watcher.after(step)
-        hands.now_s += 0.15
+        clock.now_s += 0.15
     assert frames.kept == []
     arrived = True
     watcher.after(3)
     assert frames.steps == [0, 3] and counts(frames)[1] == [2, 0, 0, 2]
     arrived = False
-    hands.now_s += 0.2
+    clock.now_s += 0.2
     watcher.after(4)
-    hands.now_s = 102.0
+    clock.now_s = 102.0
     watcher.after(5)  # nobody watches any more: what is on its way is dropped
     arrived = True
     watcher.request("greedy", 16, 103.0)
@@ -444,13 +444,13 @@ class Broken:
 )
 def test_an_error_ends_the_live_view_and_not_the_training(shade, writer, sentence, caplog):
     alone, shown = trainer(COUNT), trainer(COUNT)
-    watcher, frames, hands = watched(replace(COUNT, pixel_shader=shade), policy=shown.policy, writer=writer)
+    watcher, frames, clock = watched(replace(COUNT, pixel_shader=shade), policy=shown.policy, writer=writer)
     with caplog.at_level(logging.WARNING, logger="operant"):
         for step in range(4):
             iterate(alone, 1)
             iterate(shown, 1)
             watcher.request("greedy", 16, math.inf)
-            hands.now_s += 1.0
+            clock.now_s += 1.0
             watcher.after(step)
     assert (
         not watcher.available
@@ -476,12 +476,12 @@ def test_a_stop_is_not_taken_for_an_error_of_the_live_view(monkeypatch):
 
 
 def test_a_closed_watcher_shows_nothing():
-    watcher, frames, hands = watched(SHOWN_COUNT)
+    watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     watcher.after(0)
     watcher.close()
     watcher.request("greedy", 16, math.inf)
-    hands.now_s += 1.0
+    clock.now_s += 1.0
     watcher.after(1)
     watcher.close()
     assert frames.steps == [0] and not watcher.available and watcher._stage is None
@@ -493,4 +493,4 @@ def test_a_request_at_the_end_of_the_run_is_dropped():
     watcher.close()
     watcher._request = live_agent._Request("greedy", 16, math.inf)
     watcher.after(0)
-    assert frames.kept == [] and watcher._stage is None and watcher._request is watcher._over
+    assert frames.kept == [] and watcher._stage is None and watcher._request is watcher._served

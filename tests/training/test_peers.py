@@ -85,7 +85,7 @@ def process_of(folder, rank=1, count=2):
 
 
 HOW = [
-    (signal.SIGKILL, 60.0, "is gone: its connection has closed"),
+    (signal.SIGKILL, 60.0, "has exited: its connection closed"),
     (signal.SIGSTOP, 1.0, "has not answered for 1 s (run.peer_timeout)"),
 ]
 
@@ -104,11 +104,11 @@ def test_every_rank_learns_which_rank_exited_or_stopped_responding(leads, tmp_pa
     (lost,) = leader.lost
     assert (
         lost.rank == 2
-        and lost.sentence.startswith(f"rank 2 (pid {child.pid} on ")
-        and lost.sentence.endswith(how)
+        and lost.message.startswith(f"rank 2 (pid {child.pid} on ")
+        and lost.message.endswith(how)
         and lost.code is None
     )
-    assert [other.lost[0].sentence for other in others] == [lost.sentence] * 2
+    assert [other.lost[0].message for other in others] == [lost.message] * 2
 
 
 def test_the_other_ranks_notice_that_rank_0_has_exited(tmp_path):
@@ -122,14 +122,14 @@ def test_the_other_ranks_notice_that_rank_0_has_exited(tmp_path):
     )
     follower = follows(tmp_path)
     wait_until(lambda: follower.lost)
-    assert follower.lost[0].sentence == "rank 0 is gone: its connection has closed" and child.wait() == -9
+    assert follower.lost[0].message == "rank 0 has exited: its connection closed" and child.wait() == -9
 
 
 def test_a_failing_rank_reports_its_error(leads, tmp_path):
     leader, (follower,) = together(leads, tmp_path)
     follower.fail("out of memory", 7)
     wait_until(lambda: leader.lost)
-    assert leader.lost[0].code == 7 and leader.lost[0].sentence.endswith(": out of memory")
+    assert leader.lost[0].code == 7 and leader.lost[0].message.endswith(": out of memory")
 
 
 def test_a_regular_end_is_not_reported_as_a_lost_rank(leads, tmp_path):

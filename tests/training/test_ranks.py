@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: state(run).word == "crashed")
     assert state(run).cause.startswith(f"rank 1 (pid {pid} on ") and state(run).cause.endswith(
-        "is gone: its connection has closed (killed by signal 9)"
+        "has exited: its connection closed (killed by signal 9)"
     )
     assert "To continue from the last checkpoint: operant resume two" in run.log_path.read_text()
 
