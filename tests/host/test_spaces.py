@@ -71,7 +71,7 @@ def test_pictures_stay_bytes_with_their_channels_last(shape, seen):
 def test_unsupported_spaces_are_refused_by_name():
     with pytest.raises(spaces.UnsupportedSpaceError, match=r"words is Text"):
         spaces.observation(gs.Dict({"words": gs.Text(5), "x": gs.Box(0, 1, (1,))}))
-    with pytest.raises(spaces.UnsupportedSpaceError, match="mixes choices with numbers"):
+    with pytest.raises(spaces.UnsupportedSpaceError, match="mixes discrete choices with a Box"):
         spaces.action(gs.Tuple([gs.Discrete(2), gs.Box(0, 1, (1,))]))
 
 
