@@ -1,4 +1,4 @@
-"""What is exported of a run's metrics, read back by the formats' own readers: equal to the history."""
+"""Exported metrics, read back by the formats' own readers, equal the history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = [
 
 @pytest.fixture
 def run(here, tmp_path):
-    """Of two sessions: the second goes on from step 250, and has a metric of its own in front."""
+    """Run of two sessions, of which the second resumes at step 250 and has one more metric in front."""
     made(
         tmp_path / "runs",
         "twice",
@@ -43,9 +43,7 @@ def run(here, tmp_path):
 
 
 def history(run):
-    """(session, n, step, time, {metric: value}) of every record, as the history has them: what has no value
-    left out.
-    """
+    """Records of the history as (session, n, step, time, {metric: value}), without missing values."""
     found = []
     for chunk in runs.history.read(run.path / "history"):
         for k, n in enumerate(chunk.n):
@@ -195,8 +193,8 @@ def test_mlflow_reads_back_as_the_history(run, here, tmp_path):
 
 
 def wandb_records(data):
-    """The records of a .wandb file: LevelDB's log, blocks of 32 KiB of pieces (checksum 4, length 2, type 1), after a
-    header of 7 bytes.
+    """Records of a .wandb file: LevelDB's log format, blocks of 32 KiB of pieces (checksum 4, length 2, type 1), after
+    a header of 7 bytes.
     """
     block, place, parts = 1 << 15, 7, []
     while place + 7 <= len(data):
@@ -307,7 +305,7 @@ def test_a_new_metric_of_a_followed_run_gets_a_column(here, tmp_path, what):
 
 
 def test_a_pipe_is_written_and_not_replaced_by_a_wider_file(run, here, tmp_path):
-    """The run of before its second session, which brings a metric."""
+    """The second session of the run adds a metric."""
     os.mkfifo(tmp_path / "pipe")
     stream = runs.Stream(run)
     chunks = list(stream.poll())

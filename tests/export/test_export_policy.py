@@ -103,7 +103,7 @@ def test_onnx_gives_the_policys_actions(tmp_path):
 
 
 def test_the_recurrent_state_is_carried_from_step_to_step(tmp_path):
-    """Outputs and states of 200 steps, over several episodes; the state begins as the policy's own does."""
+    """Outputs and states equal the policy's over 200 steps, from the initial state on."""
     actor, made = exported(tmp_path, "cartpole", "numpy", "net.memory=gru", "net.hidden=[8]", steps=10)
     assert (made.inputs, made.outputs) == (("observation", "state_0"), ("action", "next_state_0"))
     exported_policy, generator = program.load(made.path), np.random.default_rng(1)

@@ -1,6 +1,4 @@
-"""Convolutional networks against the same ones written plainly in float64; their beginnings, what they refuse, half
-precision, and PPO on them.
-"""
+"""Convolutional networks against plain float64 versions: initialisation, unsupported inputs, bf16, PPO with them."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def showing(*shape, categories=0):
-    """PICK with another observation: one whose first bytes it writes, and the rest stay 0."""
+    """PICK with another observation space, of which it writes the first bytes; the others stay 0."""
     size = 1
     for length in shape:
         size *= length
@@ -52,7 +50,7 @@ def policy(env, cnn, *, seed=1, normalize=False, precision="fp32", **more):
 
 
 def drawn(env, samples, *, most=None, seed=0):
-    """Observations (O, B), samples one after the other in memory."""
+    """Random observations (O, B), samples contiguous in memory."""
     box = env.observation
     most = most or (box.categories + 1 if box.categories else 256)  # a byte more than there are categories
     return torch.randint(
@@ -64,8 +62,8 @@ def drawn(env, samples, *, most=None, seed=0):
 
 
 def plain(built, observation):
-    """Head parameters (B, H) and values (B), in float64, by torch's own operations on pictures (B, C, H, W); and the
-    leaves by name.
+    """Head parameters (B, H) and values (B) in float64 by torch's operations on images (B, C, H, W), and the leaves by
+    name.
     """
     leaf = {
         name: parameter.detach().double().requires_grad_()

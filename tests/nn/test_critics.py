@@ -1,4 +1,4 @@
-"""Critics' heads: projections by hand, targets and losses against float64, and the scale of rewards."""
+"""Critic heads: projections by hand, targets and losses against float64, and the reward scale."""
 
 from __future__ import annotations
 

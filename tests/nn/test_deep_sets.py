@@ -1,6 +1,4 @@
-"""A network whose places share their weights: what it makes of places in another order, of a sequence in two parts, and
-what it refuses.
-"""
+"""Deep-sets networks: permutation equivariance, sequences in two parts, unsupported settings."""
 
 import pytest
 import torch
@@ -54,7 +52,7 @@ def test_a_sequence_in_two_parts_equals_the_whole_and_a_reset_clears_the_state(m
 
 @pytest.mark.parametrize("memory", ["mingru", "gru", "lstm", "none"])
 def test_outputs_and_gradients_equal_a_plain_loop_over_lanes_steps_and_items(memory):
-    """In float64, a vector at a time; with states that are given and episodes that begin anywhere."""
+    """In float64, one vector at a time, with given states and resets anywhere."""
     generator = torch.Generator().manual_seed(4)
     net, layers = policy(FILL, memory=memory, hidden=(4,), memory_layers=2), 2 if memory != "none" else 0
     codes, reset = (
@@ -102,9 +100,7 @@ def test_outputs_and_gradients_equal_a_plain_loop_over_lanes_steps_and_items(mem
 
 
 def looped(exact, memory, layers, codes, state, reset):
-    """A lane's logits (N, T), values (T) and states after, from its codes (N, T), the states before and where episodes
-    begin (T).
-    """
+    """Logits (N, T), values (T) and final states of a lane, from its codes (N, T), initial states and resets (T)."""
     N, steps, heads, values = *codes.shape, [], []
     state = [list(part) for part in state]
     for t in range(steps):

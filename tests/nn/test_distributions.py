@@ -1,5 +1,5 @@
-"""Action distributions: hand numbers, torch.distributions in float64, sampling frequencies, the road to the
-environment, and the edges.
+"""Action distributions: by hand, against torch.distributions in float64, sampling frequencies, `to_env`, and edge
+cases.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def test_categorical_mode_is_the_argmax():
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5, 2)])
 def test_masked_logits_equal_a_distribution_without_the_illegal_actions(sizes):
-    """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and
-    none for the others, exactly.
+    """Softmax over the legal actions alone, in float64: equal probabilities, entropies and gradients, exactly 0 for the
+    others.
     """
     B, distribution, generator = 200, Categorical(sizes), torch.Generator().manual_seed(5)
     logits = random(sum(sizes), B, scale=3.0).float().requires_grad_()
@@ -173,7 +173,7 @@ def test_masked_logits_equal_a_distribution_without_the_illegal_actions(sizes):
 
 @pytest.mark.parametrize("legal", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0)])
 def test_illegal_actions_are_never_sampled(legal):
-    """Also not 0, nor the largest, and not where the legal ones' logits are far below the others'."""
+    """Neither noise 0 nor the largest noise selects them, even where legal logits are far below theirs."""
     uniform = torch.cat([torch.arange(4096) / 4096, torch.tensor([LARGEST, 2.0**-24])])[None]
     logits = torch.tensor([[30.0], [-30.0], [80.0], [-80.0]]).expand(4, uniform.shape[1])
     drawn = Categorical((4,)).sample(masked(logits, torch.tensor(legal)[:, None].expand_as(logits)), uniform)

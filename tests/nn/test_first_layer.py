@@ -1,5 +1,5 @@
-"""Bytes as a network's first layer reads them: against plain float64 products and convolutions, in both layouts of
-memory, cut into chunks or not, and never widened as a whole.
+"""First layers over bytes against plain float64 products and convolutions, in both memory layouts, in chunks or whole,
+and without a float copy of the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Some chunks of a hundred samples, the last of them smaller."""
+    """Chunks of 100 values, the last one smaller."""
     monkeypatch.setattr(first_layer, "MIN_CHUNK_SAMPLES", 4)
     monkeypatch.setattr(first_layer, "CPU_CHUNK_VALUES", 100)
 
@@ -53,7 +53,7 @@ MIXED = replace(NAMES, observation=Box(3, low=0, high=(3, 3, 255), dtype="uint8"
 
 
 def random_bytes(rows, samples, *, most=256, layout=LAYOUTS[0], seed=0):
-    """(O, B), as a batch of floats would lie or as a view of samples one after the other."""
+    """Random bytes (O, B), feature-major, or a view of contiguous samples."""
     drawn = torch.randint(0, most, (rows, samples), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     return drawn if layout == LAYOUTS[0] else drawn.t().contiguous().t()
 
@@ -63,7 +63,7 @@ def normal(*shape, seed=0):
 
 
 class Watch(TorchDispatchMode):
-    """Which operations run, and how many numbers the largest tensor of floats has that they make."""
+    """Record of the operations that run, and the elements of the largest float tensor that they create."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def test_chunk_size(samples, width, size):
 
 
 def run_first_layer(weight, bias, observation, read):
-    """Its output and gradients by weight and bias, where the loss weighs outputs at random."""
+    """Output and gradients of weight and bias for a random weighting of the outputs as the loss."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     out = first_layer.linear(weight, bias, observation, read)
     slope = normal(*out.shape, seed=3).to(out.dtype)
@@ -107,7 +107,7 @@ def run_first_layer(weight, bias, observation, read):
 
 
 def plain_layer(weight, bias, features):
-    """The same, sample by sample in float64, of features (K, B)."""
+    """Output and gradients in float64, sample by sample, of features (K, B)."""
     out = torch.stack([weight.double() @ sample + bias.double()[:, 0] for sample in features.double().t()], dim=1)
     slope = normal(*out.shape, seed=3).double()
     return out, slope @ features.double().t(), slope.sum(dim=1, keepdim=True)
@@ -325,7 +325,7 @@ def test_numeric_bytes_that_are_not_normalized_are_divided_by_their_bound():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("most", [1, 40, 10**6])
 def test_mean_and_variance_of_bytes_equal_those_of_the_whole_batch(layout, most, monkeypatch):
-    """(D, T, N), as a rollout is handed over: whichever axis is cut."""
+    """Batches (D, T, N) split along either axis."""
     monkeypatch.setattr(normalization, "CPU_CHUNK_VALUES", most)
     # (T, D, N)
     rollout = torch.randint(0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -367,7 +367,7 @@ def test_images_are_read_without_a_copy(layout):
 
 
 def plain_convolution(weight, bias, picture, padding=0, stride=1):
-    """In float64, number by number: weights (M, k, k, C) over pictures (B, H, W, C) -> (B, M, h, w)."""
+    """Convolution in float64, value by value: weights (M, k, k, C), images (B, H, W, C) to (B, M, h, w)."""
     weight, bias = weight.double(), bias.double()
     wide = torch.nn.functional.pad(picture.double(), (0, 0, padding, padding, padding, padding))
     side = weight.shape[1]

@@ -1,4 +1,4 @@
-"""Networks against a plain float64 version, their beginnings, the flat vector, and networks that users bring."""
+"""MLPs against a plain float64 version, their initialisation, the flat vector, and users' own networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy(env=PUSH, *, seed=0, normalize=False, **config):
 
 
 def shaken(module, seed=9):
-    """Every parameter away from its beginning, so that biases and small heads count."""
+    """Add noise to every parameter, so that biases and small heads matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -40,7 +40,7 @@ def shaken(module, seed=9):
 
 
 def offsets(flat):
-    """Where each parameter begins in the vector, by name."""
+    """Offset of each parameter in the vector, by name."""
     return {
         name: (parameter.data_ptr() - flat.values.data_ptr()) // 4
         for name, parameter in zip(flat.names, flat.parameters, strict=True)
@@ -358,7 +358,7 @@ def test_a_network_may_have_parameters_that_it_does_not_use_or_train(tmp_path):
 
 
 def net_file(forward, layer="nn.Linear(o, h)"):
-    """A file with a network of one layer `a`, whose `forward(x)` does what it is told."""
+    """File with a network of one layer `a` and a given `forward(x)`."""
     return f"""
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Running normalizer against numpy over everything seen, their frozen copy, and what normalising does."""
+"""Running normalizer against numpy over all batches, its float32 copies, and `normalize`."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_bytes_equal_their_floats():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 def test_shards_of_lanes_give_the_same_bits_on_any_rank(dtype):
-    """Statistics of a shard do not depend on its neighbours: two devices with half of the shards each find what one
-    finds.
+    """Statistics of a shard do not depend on its neighbours: two ranks with half of the shards each give the bits of
+    one rank.
     """
     batch = (torch.randn(3, 6, 64, generator=torch.Generator().manual_seed(0)) * 40 + 100).clamp(0, 255).to(dtype)
     whole, halves = statistics(batch, 8), [statistics(half.contiguous(), 4) for half in batch.chunk(2, dim=-1)]

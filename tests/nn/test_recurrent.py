@@ -1,5 +1,5 @@
-"""Networks with a memory: their gradients through resets against torch's own cells in float64, step by step as all at
-once, initial gates, users' networks.
+"""Recurrent networks: gradients through resets against torch's cells in float64, single steps, initial gates, users'
+networks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def policy(env=COUNT, *, seed=1, normalize=False, **net):
 
 
 def resets(*marks):
-    """(T, B), 1 at each (step, lane)."""
+    """Tensor (T, B), 1 at each given (step, lane)."""
     found = torch.zeros(T, B)
     for step, lane in marks:
         found[step, lane] = 1.0
@@ -38,7 +38,7 @@ SOME = resets((0, 1), (3, 1), (4, 1), (2, 2), (6, 3), *((t, 4) for t in range(T)
 
 
 def torch_cell(kind, memory, layer, tower):
-    """torch's cell with the numbers of one layer and tower, in torch's order of gates."""
+    """Torch's cell with the parameters of one layer and tower, in torch's order of gates."""
     weight, bias = memory.input_weights[layer][tower], memory.input_biases[layer][tower, :, 0]
     M, columns = memory.units, weight.shape[1]
     order = [0, 1, 2] if kind == "gru" else [0, 1, 3, 2]  # torch: i, f, g, o
@@ -61,7 +61,7 @@ def torch_cell(kind, memory, layer, tower):
 
 
 def stepped(kind, memory, layer, tower, x, state):
-    """One step of one lane: x (K), state (h,) or (h, c) -> output (M), state."""
+    """One step of one lane: x (K), state (h,) or (h, c) to output (M) and state."""
     if kind == "mingru":
         rows = memory.input_weights[layer][tower] @ x + memory.input_biases[layer][tower, :, 0]
         hidden, gate, highway = rows.split(memory.units)
@@ -77,7 +77,7 @@ def stepped(kind, memory, layer, tower, x, state):
 
 
 def plain(kind, memory, features, state, reset):
-    """What `Memory` computes: features (G, K, T, B), state (S, layers, G, M, B) -> output (G, M, T, B)."""
+    """Plain version of `Memory`: features (G, K, T, B), state (S, layers, G, M, B) to output (G, M, T, B)."""
     towers = []
     for tower in range(memory.towers):
         lanes = []
@@ -124,7 +124,7 @@ def test_values_and_gradients_are_those_of_autograd_over_the_unrolled_sequence(k
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", CELLS)
 def test_single_steps_equal_the_unrolled_sequence(kind, shared):
-    """An actor's steps give the outputs of the whole sequence that is learned from, and end in its state."""
+    """Steps of acting give the outputs and the final state of the unrolled sequence."""
     made, reset = policy(memory=kind, memory_layers=2, hidden=(8, 6), memory_size=6, shared=shared), SOME
     seen = torch.randn(1, T, B, generator=torch.Generator().manual_seed(0))
     (first,) = made.initial_state(B)
@@ -143,7 +143,7 @@ def test_single_steps_equal_the_unrolled_sequence(kind, shared):
 
 @pytest.mark.parametrize(("kind", "gate"), [("mingru", -1.0), ("gru", 1.0), ("lstm", 1.0)])
 def test_memory_init_sets_the_time_scales(kind, gate):
-    """The gate of a unit that keeps sigmoid(ln(t - 1)) = 1 - 1/t of its state a step: t from 2 to 1,000."""
+    """The gate keeps sigmoid(ln(t - 1)) = 1 - 1/t of a unit's state at each step, t from 2 to 1,000."""
     biases = (
         policy(memory=kind, memory_init=1000, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1]
     )
@@ -156,7 +156,7 @@ def test_memory_init_sets_the_time_scales(kind, gate):
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_memory_init_1_makes_a_delay_line(kind):
-    """What two lanes saw differently is as far apart in the state 30 steps later, which other gates have forgotten."""
+    """The distance of two lanes' states is preserved over 30 steps, and lost with other gates."""
     apart = {}
     for longest in (1, None):
         made = policy(memory=kind, memory_init=longest, hidden=(64,), shared=True)
