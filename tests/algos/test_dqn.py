@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def dqn_on(env, lanes, net=NET, *, seed=1, steps=100_000, start=True, **algo):
-    """DQN on a fresh world, begun."""
+    """DQN on a fresh world, with its episodes started."""
     dqn = DQN(DeviceWorld(env, lanes, seed=seed), DQN.Config(**{**SMALL, **algo}), net, seed=seed, steps=steps)
     if start:
         dqn.start()
@@ -74,7 +74,7 @@ def test_projection_onto_a_support_of_three_atoms():
 
 
 def test_projection_equals_algorithm_1_of_the_paper():
-    """Of the paper, atom by atom in float64."""
+    """Algorithm 1 of Bellemare et al. 2017, atom by atom in float64."""
     random = np.random.default_rng(1)
     K, B, low, high = 51, 64, -3.0, 7.0
     probability = random.dirichlet(np.ones(K), B).T
@@ -123,7 +123,7 @@ def test_targets_of_three_transitions():
 
 
 def test_double_q_learning_chooses_by_the_online_network():
-    """The network prefers action 2, of which the target network says 3."""
+    """The online network prefers action 2, whose value by the target network is 3."""
     following, own = torch.tensor([[1.0, 5.0, 3.0]]).t(), torch.tensor([[0.0, 1.0, 2.0]]).t()
     assert q_target(head_of(3), following, own, batch_of([2.0], [0.5])).tolist() == [3.5]
     legal = [[1], [1], [0]]
@@ -131,7 +131,7 @@ def test_double_q_learning_chooses_by_the_online_network():
 
 
 def test_duelling_head_adds_value_and_centred_advantages():
-    """Advantages 1, 5, 3 and the value 10: Q = 10 + A - 3."""
+    """Advantages 1, 5, 3 and value 10: Q = 10 + A - 3."""
     head = head_of(3, duelling=True)
     assert head.parameter_rows == 4
     assert head.values(torch.tensor([[1.0, 5.0, 3.0, 10.0]]).t())[:, 0].tolist() == [8.0, 12.0, 10.0]
@@ -181,7 +181,7 @@ HEADS = [
 
 
 def plain_loss(policy, config, batch, target, weight):
-    """The loss in float64, written on its own for two hidden layers with relu, from parameters by name."""
+    """Reference loss in float64 for two hidden relu layers, from parameters by name."""
     parameters = {
         name: value.detach().double().requires_grad_()
         for name, value in zip(policy.flat.names, policy.flat.parameters, strict=True)
@@ -310,7 +310,7 @@ def test_priorities_are_the_last_td_errors():
 
 
 def test_a_resume_keeps_the_schedules_of_the_first_start():
-    """As the run began with them, whatever its steps are now."""
+    """Schedules keep the ends of the first start, even if run.steps changes."""
     began = DQN.Config(replay_sampling="prioritised").completed(1000)
     assert (began.epsilon_steps, began.priority_steps) == (100, 1000) and began.completed(5000) == began
     assert DQN.Config().completed(1000).priority_steps is None

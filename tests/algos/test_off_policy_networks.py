@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes a case's algorithm; the same one each time."""
+    """Factory of a case's algorithm; equal at every call."""
     (tmp_path / "net.py").write_text(MY_NET)
     own = mlp.Config(kind=f"{tmp_path / 'net.py'}:MyNet")
 
@@ -48,7 +48,7 @@ def made(tmp_path):
 
 
 def error(network, flat, loss):
-    """How far a flat vector's gradient is from that of a loss by the network's parameters in float64."""
+    """Difference of a flat vector's gradient from the float64 gradient of a loss, relative to its norm."""
     expected = torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
     found = [
         flat.gradient[begin : begin + part.numel()].double() for begin, part in zip(flat.offsets, expected, strict=True)
@@ -75,7 +75,7 @@ def test_critic_gradient_equals_float64(made, case, sampling):
         weight = weight / weight.max()
 
     def wide(numbers):
-        """What a network reads, in float64 unless it reads bytes."""
+        """Observations in float64, but bytes as they are."""
         return numbers if numbers.dtype == torch.uint8 else numbers.double()
 
     seen, after, noise = wide(features(batch.observation)), wide(features(batch.next_observation)), batch.noise.double()

@@ -1,6 +1,4 @@
-"""SAC: gradients and Polyak averages against float64, what is left out before learning starts, bits of a seed and of a
-resume, and that it learns.
-"""
+"""SAC: gradients and Polyak averages against float64, warm-up, bits of a seed and of a resume, and learning."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ SMALL = {"horizon": 8, "batch_size": 32, "learning_starts": 64, "replay_capacity
 
 
 def sac_on(env, lanes=8, *, seed=1, net=None, start=True, **algo):
-    """SAC on a fresh world, begun."""
+    """SAC on a fresh world, with its episodes started."""
     made = SAC(
         DeviceWorld(env, lanes, seed=seed),
         SAC.Config(**{**SMALL, **algo}),
@@ -51,7 +49,7 @@ def bytes_of(algo):
 
 
 def doubles(flat):
-    """The parameters of a flat vector by name, as float64 that may receive gradients."""
+    """Parameters of a flat vector by name, as float64 leaves with gradients."""
     return {
         name: parameter.detach().double().requires_grad_()
         for name, parameter in zip(flat.names, flat.parameters, strict=True)
@@ -59,7 +57,7 @@ def doubles(flat):
 
 
 def plain(weights, features, tower):
-    """A tower of the network, layer by layer."""
+    """Forward pass of one tower of the network, layer by layer."""
     last = sum(name.startswith("weights.") for name in weights) - 1
     hidden = features
     for k in range(last + 1):
@@ -76,7 +74,7 @@ def plain(weights, features, tower):
 
 
 def drawn(weights, observation, noise):
-    """An action and its log-probability, from the textbook's formulas."""
+    """A sampled action and its log-probability, from the textbook's formulas."""
     A = len(noise) // 2
     out = plain(weights, observation, 0)
     std = torch.exp(-5.0 + 3.5 * (torch.tanh(out[A:]) + 1.0))
@@ -87,7 +85,7 @@ def drawn(weights, observation, noise):
 
 
 def gradient_error(flat, gradient, weights):
-    """The largest difference of a flat gradient from float64's, relative to its norm."""
+    """Largest difference of a flat gradient from the float64 gradient, relative to its norm."""
     worst = 0.0
     for name, parameter, start in zip(flat.names, flat.parameters, flat.offsets, strict=True):
         expected = weights[name].grad
@@ -108,7 +106,7 @@ def test_gradients_and_targets_equal_float64(critics, layer_norm, n_step):
     alpha = state["algo/log_temperature"].double().exp()
     algo.update(0, 5)
     after = algo.state("train")
-    batch = algo.cycle.replay.batch  # what the update drew
+    batch = algo.cycle.replay.batch  # the batch that the update sampled
     observation, action, following, noise = (
         part.double() for part in (batch.observation, batch.action, batch.next_observation, batch.noise)
     )

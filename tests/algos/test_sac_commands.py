@@ -37,7 +37,7 @@ STEPS = 60 * 8 * 16
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a finished run."""
+    """Directory of a finished run."""
     place = tmp_path_factory.mktemp("sac")
     trained_here(place, *SMALL, f"run.steps={STEPS}", name="whole")
     return place

@@ -1,4 +1,4 @@
-"""SAC with one choice among n actions: gradients against float64, legal actions only, bits of a resume, and that it
+"""SAC with Discrete actions: gradients against float64, legal actions only, bits of a resume, and that it
 learns.
 """
 
@@ -29,7 +29,7 @@ def test_gradients_equal_float64(critics):
     batch = algo.cycle.replay.batch
 
     def read(cells):
-        """Categories one-hot, (12, B)."""
+        """One-hot categories, (12, B)."""
         return torch.stack([cells == 0, cells == 1], dim=1).flatten(0, 1).double()
 
     def policy(cells, legal):

@@ -1,5 +1,5 @@
-"""TD3: gradients and targets against float64, the delay of the actor, noise of each lane, bits of a seed and of a
-resume, and that it learns.
+"""TD3: gradients and targets against float64, the actor's delay, exploration noise, bits of a seed and of a resume, and
+learning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def td3_on(env, lanes=8, *, seed=1, net=None, start=True, **algo):
-    """TD3 on a fresh world, begun."""
+    """TD3 on a fresh world, with its episodes started."""
     made = TD3(
         DeviceWorld(env, lanes, seed=seed),
         TD3.Config(**{**SMALL, **algo}),
@@ -34,7 +34,7 @@ def td3_on(env, lanes=8, *, seed=1, net=None, start=True, **algo):
 
 
 def normal(noise):
-    """Of the textbook: Box and Muller."""
+    """Standard normal noise by Box & Muller, from the textbook's formula."""
     half = len(noise) // 2
     return torch.sqrt(-2.0 * torch.log(1.0 - noise[:half])) * torch.cos(2.0 * math.pi * noise[half:])
 

@@ -328,7 +328,7 @@ def first_gradient(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Gradient of the first weight, g^T x, of each part of the batch; with WIDTH_PAD > columns a column of ones beside
+    """Gradient of the first weight, g^T x, of each part of the batch; with WIDTH_PAD > columns a column of ones next to
     x gives the bias. Grid: (width / BLOCK_N, parts, towers).
 
     | parameter    | shape                             | meaning                                                   |

@@ -191,7 +191,7 @@ def actor_gradient(
 
     | parameter      | shape         | meaning                                                                |
     |----------------|---------------|------------------------------------------------------------------------|
-    | z_ptr          | (B, width)    | what the forward pass saved                                            |
+    | z_ptr          | (B, width)    | saved by the forward pass: z, or x_hat                                 |
     | moments_ptr    | (B, 2)        | mean and 1 / std of its rows                                           |
     | grad_z_ptr     | (B, width)    | written                                                                |
     | parameters_ptr | (P)           | the actor's                                                            |
@@ -448,7 +448,7 @@ def critic_gradient(
     | parameter      | shape                 | meaning                                     |
     |----------------|-----------------------|---------------------------------------------|
     | batch          | struct                | `BatchBuffers`                              |
-    | z_ptr          | (towers, B, width)    | what the forward pass saved                 |
+    | z_ptr          | (towers, B, width)    | saved by the forward pass: z, or x_hat      |
     | moments_ptr    | (towers, B, 2)        | mean and 1 / std of its rows                |
     | grad_z_ptr     | (towers, B, width)    | written                                     |
     | parameters_ptr | (P)                   | the critics'                                |

@@ -139,7 +139,7 @@ def backward_layer(
     | parameter      | shape                 | meaning                                                                |
     |----------------|-----------------------|------------------------------------------------------------------------|
     | grad_ptr       | (towers, B, width)    | gradient by activations, replaced by that by pre-activations           |
-    | z_ptr          | (towers, rows, width) | what the forward pass saved, of which B rows from `first_row` count    |
+    | z_ptr          | (towers, rows, width) | saved by the forward pass; B rows from `first_row` on                  |
     | moments_ptr    | (towers, rows, 2)     | mean and 1 / std of those rows                                         |
     | hidden_ptr     | (towers, rows, width) | activations of those rows                                              |
     | parameters_ptr | (P)                   | the network's parameters                                               |

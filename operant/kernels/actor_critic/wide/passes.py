@@ -394,7 +394,7 @@ class WidePasses(ActorCriticEngine):
 
     @contextlib.contextmanager
     def _overlapped(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Launch on a stream of its own, concurrently with what follows until `_join`."""
+        """Launch on another stream, concurrently with later launches until `_join`."""
         if stream is None or self._asked is not None or not OVERLAP:
             yield
             return
