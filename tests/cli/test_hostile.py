@@ -279,13 +279,13 @@ TOUR = (
     (ESCAPE, ""),
     (ESCAPE, ""),
     (ESCAPE, ""),
-    ("/", "words, any of which"),
+    ("/", "words separated by spaces"),
     (PASTED, "[red]"),
     (ESCAPE, "q Detach"),
-    ("/", "words, any of which"),
+    ("/", "words separated by spaces"),
     (PASTED_ESCAPES, "[b]"),
     (ESCAPE, "q Detach"),
-    ("/", "words, any of which"),
+    ("/", "words separated by spaces"),
     ("1?/*", ""),
     ("\r", "q Detach"),
     (" ", "FROZEN"),
@@ -473,7 +473,7 @@ def test_every_string_is_pasted(place):
             if b"\x1b[201~" not in raw(text):
                 # of more escapes Textual's parser takes a minute
                 pasted = "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"
-                walk(terminal, [("/", "words, any of which"), (pasted, ""), (ESCAPE, "q Detach")])
+                walk(terminal, [("/", "words separated by spaces"), (pasted, ""), (ESCAPE, "q Detach")])
         leave(terminal, made[2])
 
 
