@@ -1,6 +1,4 @@
-"""Snapshots made up for tests of the screen: one for every state, from numbers without chance, and a source that hands
-them out.
-"""
+"""Fake snapshots for tests of the screen: one per state, from deterministic values, and a source that returns them."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ TRACEBACK = (
 
 
 def table(records: int = RECORDS, scale: float = 1.0) -> CurveTable:
-    """A run's history: a return that climbs and wobbles, an entropy that falls, a value loss over decades."""
+    """History of a run: a return that rises with noise, a falling entropy, a value loss over decades."""
     made = CurveTable(COLUMNS)
     xs = [k / RECORDS for k in range(records)]
     wobble = [math.sin(37 * x) * math.sin(11 * x + 1) for x in xs]
@@ -87,7 +85,7 @@ def table(records: int = RECORDS, scale: float = 1.0) -> CurveTable:
 
 
 def picture(n: int = 1) -> Frame:
-    """Four lanes of a cart with a pole, 32 pixels square."""
+    """Frame of four lanes with a cart and a pole, 32 pixels square."""
     lanes, side = 4, 32
     pixels = bytearray()
     for lane in range(lanes):
@@ -135,7 +133,7 @@ CONFIG = (
 
 
 def running(version: int = 1, history: CurveTable | None = None, **changes: Any) -> Snapshot:
-    """A run in full health but for one finding."""
+    """Snapshot of a healthy run with one warning."""
     history = history or HISTORY
     facts = RunFacts(
         "cartpole-ppo-4f2a",
@@ -198,7 +196,7 @@ def ended(
     traceback: tuple[str, ...] = (),
     commands: tuple[str, ...] = ("operant resume 4f2a", "operant show 4f2a"),
 ) -> Snapshot:
-    """A run that no longer trains."""
+    """Snapshot of a run that no longer trains."""
     base = running()
     return base._replace(
         state=state,
@@ -216,7 +214,7 @@ def ended(
 
 
 def states() -> dict[str, Snapshot]:
-    """One snapshot for every word of the table of states, and for two empty ones."""
+    """Snapshot of every state, and of two empty runs."""
     base = running()
     empty = base._replace(
         progress=Progress(steps=STEPS), figures=(), series={}, marks=(), phases=(), health=(), log=LOG[:1], frame=None
@@ -260,7 +258,7 @@ def states() -> dict[str, Snapshot]:
 
 
 class FakeSource:
-    """Hands out what it is given; remembers what it was asked."""
+    """Source that returns given snapshots and records requests."""
 
     def __init__(self, first: Snapshot, *, readonly: bool = False) -> None:
         self.readonly, self.now = readonly, first
@@ -291,8 +289,8 @@ class FakeSource:
         self.closed = True
 
 
-class FakeLibrary:
-    """Some runs to choose from."""
+class FakeCatalog:
+    """Catalog of a few runs."""
 
     def __init__(self, count: int = 3) -> None:
         words = list(states())

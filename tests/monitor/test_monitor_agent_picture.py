@@ -1,5 +1,5 @@
-"""The agent's picture: hand-made frames come out dot for dot, nothing thin gets lost, any frame at any size is a full
-grid, only what changed is repainted.
+"""Frames of the agent: handmade frames are drawn dot for dot, thin lines remain, any frame at any size is a full grid,
+only changes are repainted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLOURS = {".": GROUND, "r": RED, "b": BLUE}
 
 
 def frame_of(*lanes, number=1):
-    """A frame from drawings: lines of `.`, `r` and `b`."""
+    """Frame from drawings: lines of `.`, `r` and `b`."""
     drawings = [lane.split() for lane in lanes]
     pixels = b"".join(COLOURS[letter] for drawing in drawings for row in drawing for letter in row)
     return Frame(number, 0, len(lanes), len(drawings[0]), len(drawings[0][0]), pixels)

@@ -1,4 +1,4 @@
-"""The screen through Textual's Pilot: every key and dialog, sizes, and that nothing is drawn where nothing changed."""
+"""The app through Textual's Pilot: every key and dialog, sizes, and no drawing without changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fake_snapshots import STEPS, FakeLibrary, FakeSource, ended, running, states, table
+from fake_snapshots import STEPS, FakeCatalog, FakeSource, ended, running, states, table
 from rich.segment import Segment
 from textual.pilot import Pilot
 from textual.strip import Strip
@@ -25,8 +25,8 @@ Act = Callable[[Any, Pilot[None]], Awaitable[None]]
 
 
 def act(body: Act, app: MonitorApp | None = None, size: tuple[int, int] = (120, 36), **how: Any) -> MonitorApp:
-    """Run an app and do something in it."""
-    app = app or MonitorApp(FakeSource(running()), FakeLibrary(), **how)
+    """Run an app and execute `body` in it."""
+    app = app or MonitorApp(FakeSource(running()), FakeCatalog(), **how)
 
     async def whole() -> None:
         async with app.run_test(size=size) as pilot:
@@ -53,7 +53,7 @@ async def show(app: Any, pilot: Pilot[None], snapshot: Any) -> str:
 
 
 def test_the_first_picture_has_data():
-    app = MonitorApp(FakeSource(running()), FakeLibrary())
+    app = MonitorApp(FakeSource(running()), FakeCatalog())
     seen: list[str] = []
 
     async def whole() -> None:
@@ -126,7 +126,7 @@ def test_after_a_suspension_everything_is_drawn_again():
 
 
 def test_a_new_size_is_drawn_whole_once_it_is_laid_out():
-    """What is drawn for the old size between the two lands anywhere on the new screen."""
+    """Lines drawn for the old size during a resize may be anywhere on the new screen."""
 
     async def body(app: Any, pilot: Pilot[None]) -> None:
         laid_out: list[tuple[int, int]] = []
@@ -186,12 +186,12 @@ def storm(app: MonitorApp, sizes: int) -> None:
 
 
 def test_a_storm_of_sizes_down_to_one_cell():
-    storm(MonitorApp(FakeSource(running()), FakeLibrary()), 10)
+    storm(MonitorApp(FakeSource(running()), FakeCatalog()), 10)
 
 
 @pytest.mark.soak
 def test_a_long_storm_of_sizes():
-    storm(MonitorApp(FakeSource(running()), FakeLibrary()), 600)
+    storm(MonitorApp(FakeSource(running()), FakeCatalog()), 600)
 
 
 def test_ending_replaces_the_agent_panel():
@@ -347,7 +347,7 @@ def test_an_ended_run_is_scrubbed():
         await press(pilot, "end")
         assert app.source.moments[-1] is None and "showing the run at" not in text_of(app)
 
-    act(body, MonitorApp(FakeSource(ended("finished", "all steps done")), FakeLibrary()))
+    act(body, MonitorApp(FakeSource(ended("finished", "all steps done")), FakeCatalog()))
 
 
 def test_panels_are_hidden_and_shown():
@@ -464,7 +464,7 @@ def test_a_paused_run_can_be_resumed_after_confirmation():
         await press(pilot, "y")
         assert app.source.requests == ["unpause"]
 
-    act(body, MonitorApp(FakeSource(states()["paused"]), FakeLibrary()), size=(80, 24))
+    act(body, MonitorApp(FakeSource(states()["paused"]), FakeCatalog()), size=(80, 24))
 
 
 def test_no_request_is_sent_without_a_local_trainer():
@@ -488,7 +488,7 @@ def test_read_only_hides_what_touches_the_trainer():
         assert "ask the trainer" not in text_of(app)
         assert app.source.requests == []
 
-    act(body, MonitorApp(FakeSource(running(), readonly=True), FakeLibrary()), size=(100, 70))
+    act(body, MonitorApp(FakeSource(running(), readonly=True), FakeCatalog()), size=(100, 70))
 
 
 # DIALOGS
@@ -529,7 +529,7 @@ def test_describe_and_the_whole_traceback():
         await press(pilot, "escape", "enter")
         assert isinstance(app.screen, TextScreen) and 'File "operant/training/worker.py"' in text_of(app)
 
-    act(body, MonitorApp(FakeSource(states()["failed"]), FakeLibrary()), size=(100, 60))
+    act(body, MonitorApp(FakeSource(states()["failed"]), FakeCatalog()), size=(100, 60))
 
 
 def test_the_picker_opens_another_run():
@@ -567,7 +567,7 @@ def test_a_long_list_is_moved_through():
         await press(pilot, "r", "end", "up", "pageup", "enter")
         assert app.model.newest.run.id == f"cartpole-ppo-{300 - 11:04x}"
 
-    act(body, MonitorApp(FakeSource(running()), FakeLibrary(300)), size=(80, 24))
+    act(body, MonitorApp(FakeSource(running()), FakeCatalog(300)), size=(80, 24))
 
 
 def test_without_a_run_there_is_the_choice_of_one():
@@ -576,8 +576,8 @@ def test_without_a_run_there_is_the_choice_of_one():
         await press(pilot, "down", "enter")
         assert app.model.newest.run.id == "cartpole-ppo-0002"
 
-    act(body, MonitorApp(None, FakeLibrary()), size=(80, 24))
-    left = act(lambda app, pilot: press(pilot, "escape"), MonitorApp(None, FakeLibrary()), size=(80, 24))
+    act(body, MonitorApp(None, FakeCatalog()), size=(80, 24))
+    left = act(lambda app, pilot: press(pilot, "escape"), MonitorApp(None, FakeCatalog()), size=(80, 24))
     assert left.source is None and left.return_code == 0
 
 
@@ -585,7 +585,7 @@ def test_an_empty_list_says_how_to_begin():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert "No runs yet. Start one: operant train" in text_of(app)
 
-    act(body, MonitorApp(None, FakeLibrary(0)))
+    act(body, MonitorApp(None, FakeCatalog(0)))
 
 
 def test_a_second_run_is_laid_over():
@@ -658,7 +658,7 @@ def test_without_focus_the_screen_polls_once_a_second():
         await pilot.pause()
         assert app.source.interval_s == 0.1
 
-    act(body, MonitorApp(FakeSource(running()), FakeLibrary(), fps=10))
+    act(body, MonitorApp(FakeSource(running()), FakeCatalog(), fps=10))
 
 
 def test_a_persons_own_keys_and_a_notice_about_a_wrong_one():
@@ -672,7 +672,7 @@ def test_a_persons_own_keys_and_a_notice_about_a_wrong_one():
     act(
         body,
         MonitorApp(
-            FakeSource(running()), FakeLibrary(), own_keys=({"freeze": "f"}, "keys.toml: 'frieze' is no command")
+            FakeSource(running()), FakeCatalog(), own_keys=({"freeze": "f"}, "keys.toml: 'frieze' is no command")
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Bars: whole cells add up, full means all of it, every bar has an ASCII twin."""
+"""Bars: cells add up, a full bar means complete, every bar has an ASCII version."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Charts: any data at any size is a full grid of plain cells; lines, bands, gaps and marks lie where they must; ranges
-stand still; only changes are sent.
+"""Charts: any data at any size is a full grid of plain cells; lines, bands, gaps and marks are at their positions;
+ranges are stable; only changes are sent.
 """
 
 from __future__ import annotations
@@ -601,7 +601,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
 
 
 class Screen:
-    """A terminal that knows what `DiffRenderer` writes: where to go, how far to the right, and colours."""
+    """Terminal emulator for the sequences that `DiffRenderer` writes: cursor movements and colours."""
 
     def __init__(self):
         self.cells = {}
@@ -638,7 +638,7 @@ class Screen:
 
 
 def written(cells, x, y):
-    """What Textual writes of some cells of a line: every cell with its whole style and a reset."""
+    """Output of Textual for cells of a line: every cell with its complete style and a reset."""
     return f"\x1b[{y + 1};{x + 1}H" + "".join(
         f"\x1b[{sgr}m{character}\x1b[0m" if sgr else character for character, sgr in cells
     )

@@ -1,5 +1,5 @@
-"""`operant monitor`: which run is meant, lines where there is no terminal, one picture as text, and a terminal that
-goes away.
+"""`operant monitor`: run selection, text output without a terminal, one screen as text, and a terminal
+that is closed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _own_home(tmp_path, monkeypatch):
 
 
 def make(tmp_path: Path, name: str, state: str = "finished", code: int = 0) -> runs.Run:
-    """A run that has ended, with forty records."""
+    """Create an ended run with forty records."""
     run = runs.create(tmp_path / "runs", name, name, {"config": None, "overrides": [], "directory": str(tmp_path)})
     document = runs.update_document(
         run.path, **runs.identity(), env="cartpole", algo="ppo", steps=40_000, lanes=8, seed=1, device="cpu"
@@ -318,7 +318,7 @@ def test_suspended_and_back(tmp_path, how):
 @linux
 @pytest.mark.skipif(shutil.which("bash") is None, reason="a shell with job control")
 def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):
-    """Started by something that waits for it, as `uv run` does; sent to the background, it stays stopped."""
+    """The parent waits for it, as `uv run` does; in the background it stays stopped."""
     make(tmp_path, "run-0001")
     program = f"sh -c '{sys.executable} -m operant.cli monitor --latest; true'"
     variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent), "PS1": "ready> "}

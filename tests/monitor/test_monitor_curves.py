@@ -1,4 +1,4 @@
-"""Curves in bounded memory, against plain lists of all their values."""
+"""Curves in bounded memory, compared with plain lists of all their values."""
 
 import math
 import random
@@ -16,7 +16,7 @@ NAN, INF = math.nan, math.inf
 
 
 def fill(table, values, *, start=0, blocks=(1000,), step=10, wall=0.5):
-    """Add records `start`.. with the given values of each column, in blocks of the given sizes in turn."""
+    """Append records from `start` on with the given values per column, cycling through the given block sizes."""
     count, at, turn = len(values[0]), 0, 0
     while at < count:
         end = min(count, at + blocks[turn % len(blocks)])
@@ -66,7 +66,7 @@ def test_a_window_at_the_end_of_a_long_run_is_exact(count):
 
 @pytest.mark.parametrize("count,columns", [(100, 7), (1024, 80), (20_000, 80), (20_000, 333)])
 def test_columns_are_the_records_in_them(count, columns):
-    """Of the whole run: each column's smallest, largest and mean, where a column's edges fall between buckets."""
+    """Minimum, maximum and mean of each column of the whole run, for column edges between buckets."""
     values = noise(count)
     _, curve = one(values)
     points = curve.view("iteration", 0.0, float(count - 1), columns)
@@ -330,7 +330,7 @@ def test_curves_implement_the_series_protocol():
 
 
 def test_readers_never_see_half_of_a_change():
-    """One thread adds and rewinds, two look: a view is always in order and of values that were written."""
+    """One thread extends and rewinds, two read: a view is always ordered and contains only written values."""
     table = CurveTable([Column("m", "m", higher_better=True)])
     curve, wrong, over = table.curves["m"], [], threading.Event()
 
@@ -365,7 +365,7 @@ def test_readers_never_see_half_of_a_change():
 
 
 def test_a_groups_curve_is_the_mean_over_its_runs_with_its_interval():
-    """Of three runs, of which the last has come half way: t is 4.303 for three values and 12.706 for two."""
+    """Three runs, the last of which has reached half: t is 4.303 for three values and 12.706 for two."""
     scales = (1.0, 1.1, 1.2)
     tables = [table(records, scale) for records, scale in zip((RECORDS, RECORDS, RECORDS // 2), scales, strict=True)]
     mean = MeanCurve([one.curves["return"] for one in tables])

@@ -1,4 +1,4 @@
-"""The live feed, on run folders made by a metrics file's own writer and on living fake trainers."""
+"""Live feed, on run folders written by a metrics file's writer and by live fake trainers."""
 
 import contextlib
 import errno
@@ -92,7 +92,7 @@ class Trainer:
             self.writer.tick()
 
     def leave(self, state=None, exit_code=0, **ending):
-        """End, with a last word or without one; `ending` is what the waiter writes."""
+        """End with or without a terminal state; `ending` is the content of exit.json."""
         if state:
             self.writer.set_state(state, exit_code=exit_code)
         self.writer.close()
@@ -116,7 +116,7 @@ def trainer(tmp_path):
 
 @pytest.fixture
 def opened():
-    """Opens feeds, and closes them."""
+    """Factory of feeds that closes them."""
     feeds_open = []
 
     def open_feed(run, **how):
@@ -130,7 +130,7 @@ def opened():
 
 
 def until(feed, holds):
-    """The first snapshot for which `holds`."""
+    """Wait for the first snapshot for which `holds` is true."""
     end = time.monotonic() + DEADLINE_S
     while not holds(snapshot := feed.snapshot()):
         assert time.monotonic() < end, (
@@ -145,7 +145,7 @@ def until(feed, holds):
 
 
 def returns(snapshot):
-    """The returns that the chart of the newest hundred records shows."""
+    """Returns in the chart of the newest hundred records."""
     curve = snapshot.series["return"]
     first, last = curve.extent("iteration")
     first = max(first, last - 100)
@@ -440,7 +440,7 @@ def test_hostile_text_is_harmless(trainer, opened, name):
 
 
 def words_of(value):
-    """Every text in a snapshot, however deep."""
+    """All texts in a snapshot, recursively."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -453,7 +453,7 @@ def words_of(value):
 
 @pytest.fixture
 def with_history(trainer):
-    """5,000 records, of which the ring has the newest 1,024 and the history those that it was given time to copy."""
+    """Run of 5,000 records: the ring buffer has the newest 1,024, the history those it had time to copy."""
     past = History(
         trainer.run.path / "history",
         trainer.run.metrics_path,

@@ -1,4 +1,4 @@
-"""Health in sentences: numbers of runs that learned must not alarm, those of runs that were broken must."""
+"""Health findings: metrics of runs that learned must not alarm, those of broken runs must."""
 
 import math
 
@@ -178,7 +178,7 @@ def specs(actions=(), *more):
 
 
 def course(tmp_path, columns, actions, *, share=1.0, target=None):
-    """The findings as they are said along a run: (share of the steps, findings) after each of 100 records."""
+    """Findings along a run: (share of the steps, findings) after each of 100 records."""
     timeline, run = (
         Timeline([Metric(name) for name in NAMES], specs(actions)),
         Run("x", tmp_path, {"steps": STEPS, "target": target}),

@@ -1,5 +1,5 @@
-"""What a run says its metrics mean (metrics.json), as the monitor shows it: a new metric from one declaration, no
-declaration at all, and a hostile one.
+"""Metric declarations (metrics.json) in the monitor: a new metric from one declaration, no declaration, and a hostile
+one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(tmp_path: Path, name: str = "run-0001", other: float = 0.5) -> runs.Run:
-    """A run that has ended, with forty records and no metrics.json."""
+    """Create an ended run with forty records and no metrics.json."""
     run = runs.create(tmp_path / "runs", name, "x", {})
     runs.update_document(run.path, **runs.identity(), env="cartpole", algo="scratch", steps=40_000)
     with Writer(run.metrics_path, METRICS, run_uuid=run.uuid, version="test") as writer:
@@ -269,7 +269,7 @@ def test_what_a_terminal_would_obey_is_taken_out_and_long_texts_are_cut(tmp_path
 
 
 def test_as_many_metrics_and_thresholds_as_a_file_can_declare_cost_little(tmp_path):
-    """A finding is made of the first 64, a figure of the first 16."""
+    """Only the first 64 metrics become findings, only the first 16 figures."""
     many = [Metric(f"m{k}") for k in range(1000)]
     run = runs.create(tmp_path / "runs", "run-0002", "x", {})
     with Writer(run.metrics_path, many, run_uuid=run.uuid, version="test", capacity=64) as writer:

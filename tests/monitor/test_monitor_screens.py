@@ -1,6 +1,7 @@
-"""The screen as text, for every state and four sizes, against files a person has looked at: tests/golden/screens.
+"""The screen as text for every state and four sizes, compared with reviewed files in tests/golden/screens.
 
-After a wanted change: OPERANT_UPDATE_GOLDEN=1 pytest tests/monitor/test_monitor_screens.py, then read the difference.
+After an intended change: OPERANT_UPDATE_GOLDEN=1 pytest tests/monitor/test_monitor_screens.py, then review the
+difference.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_snapshots import FakeLibrary, FakeSource, states
+from fake_snapshots import FakeCatalog, FakeSource, states
 
 from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
@@ -22,8 +23,8 @@ SIZES = ((160, 48), (120, 36), (80, 24), (40, 12))
 
 
 def screens(size: tuple[int, int]) -> dict[str, str]:
-    """Every state in one app of a size, one after the other: what each leaves behind would show in the next."""
-    app = MonitorApp(FakeSource(next(iter(states().values()))), FakeLibrary(), theme="dark")
+    """Text of every state, shown in turn in one app of a size, so that remains of the previous one would show."""
+    app = MonitorApp(FakeSource(next(iter(states().values()))), FakeCatalog(), theme="dark")
     found: dict[str, str] = {}
 
     async def whole() -> None:
@@ -56,7 +57,7 @@ def test_screen_of_every_state_matches_its_golden_file(size):
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_golden_screens_contain_required_texts(size):
-    """Read from the files, so that no update takes it away unseen."""
+    """Check the files, so that an update cannot remove required texts unnoticed."""
     for state, snapshot in states().items():
         text = (GOLDEN / f"{size[0]}x{size[1]}" / f"{state}.txt").read_text(encoding="utf-8")
         lines = text.removesuffix("\n").split("\n")
@@ -72,9 +73,9 @@ def test_golden_screens_contain_required_texts(size):
 
 
 def test_small_screens_show_health_and_say_where_more_lies():
-    """80 x 24: a line of health on the overview, all of it on page 4; pages that go on say so."""
+    """80 x 24: one line of health on the overview, all of it on page 4; pages that scroll say so."""
     snapshot = states()["running"]._replace(config="\n".join(f"key = {k}" for k in range(40)))
-    app = MonitorApp(FakeSource(snapshot), FakeLibrary(), theme="dark")
+    app = MonitorApp(FakeSource(snapshot), FakeCatalog(), theme="dark")
     shown: dict[str, str] = {}
 
     async def whole() -> None:

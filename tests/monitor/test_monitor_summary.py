@@ -1,4 +1,4 @@
-"""What a screen says of a run, from values: no file, no clock."""
+"""Summary of a run from values: no file, no clock."""
 
 import math
 import time
@@ -87,7 +87,7 @@ def test_a_run_begins_before_its_first_record():
 
 
 def test_a_pause_takes_no_time():
-    """Each record covers a second of work; between two of them lie an hour, and 20 s that nobody paused for."""
+    """Each record covers a second of work; between two of them are an hour of pause and 20 s without one."""
     metrics = [
         Metric("iterations", "counter"),
         Metric("seconds/collect", "counter"),
@@ -378,7 +378,7 @@ def test_a_log_that_ends_without_an_error_is_cut(tmp_path):
 
 
 def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
-    """The waiter knows only how long the last one took."""
+    """The waiter knows only the duration of the last session."""
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
     made = Timeline(METRICS)
     for session in (1, 2):
@@ -455,6 +455,6 @@ def test_reason_for_a_missing_frame(tmp_path):
 
 
 def test_words_of_a_run_are_those_of_other_commands(tmp_path):
-    """`operant runs` and the screen name a run alike."""
+    """`operant runs` and the screen use the same name for a run."""
     run = runs.create(tmp_path, "cartpole-ppo-4f2a", "x", {})
     assert summary.facts(run, None, 0.0).path == runs.display_path(run.path)

@@ -1,4 +1,4 @@
-"""The machine as a screen shows it: this process for a trainer, and an NVML of our own."""
+"""Figures of the machine: this process as the trainer, and a fake NVML."""
 
 import os
 import sys
@@ -63,11 +63,11 @@ def test_free_disk_space_is_rounded(tmp_path):
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    """Like pynvml's."""
 
 
 def nvml(gpus, *, init=None, no_processes=False):
-    """A pynvml with the given GPUs: {name, uuid, pids, busy, ...}."""
+    """Fake pynvml with the given GPUs: {name, uuid, pids, busy, ...}."""
 
     def value(name):
         def ask(handle, *rest):
@@ -192,7 +192,7 @@ def test_reason_for_missing_gpu_figures(monkeypatch):
 
 
 def sampling():
-    """Whether a sampler's thread runs."""
+    """Whether a sampler's thread is running."""
     return any(thread.name == "system" for thread in threading.enumerate())
 
 

@@ -1,10 +1,10 @@
-"""The monitor as a person has it: the real command in a pseudo-terminal, beside a stand-in trainer that publishes a
-hundred records a second.
+"""The monitor as users run it: the real command in a pseudo-terminal, with a stand-in trainer that publishes a hundred
+records a second.
 
-A trainer killed at any moment is shown as crashed at once, with the cause; a monitor killed, resized or multiplied is
-nothing to the trainer. What the state of a trainer is in other strange health_context (another namespace, a forked
-child) is in test_launch.py, how a monitor ends with its terminal in test_monitor_command.py. Under soak a real trainer
-is killed, resumed and stopped.
+A trainer killed at any moment is shown as crashed at once, with the cause; a monitor that is killed, resized or
+multiplied does not affect the trainer. Other states of trainers (another namespace, a forked child) are tested in
+test_launch.py, the end of a monitor with its terminal in test_monitor_command.py. Under soak a real trainer is killed,
+resumed and stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def place(tmp_path, monkeypatch):
 
 
 def start(place: Path, name: str = "run-0001", hz: float = 100.0) -> Run:
-    """A stand-in trainer under the real waiter, which writes exit.json; returns once its first record is there."""
+    """Start a stand-in trainer under the real waiter, which writes exit.json; returns after its first record."""
     run = runs.create(place / "runs", name, name, {"config": None, "overrides": [], "directory": str(place)})
     launch.start(run, [sys.executable, str(BENCHES / "standin.py"), str(run.path), str(hz), "0"])
     end = time.monotonic() + DEADLINE_S
@@ -79,8 +79,8 @@ def kill(run: Run) -> None:
 
 
 def crash_shown_after_s(place: Path, name: str, delay_s: float) -> float:
-    """Kill the trainer `delay_s` after its monitor shows it, and wait for the screen to say so: seconds from
-    the kill.
+    """Kill the trainer `delay_s` after its monitor shows it, and return the seconds until the screen
+    shows the crash.
     """
     run = start(place, name)
     with monitor(run, place, columns=120, rows=36) as terminal:
@@ -140,7 +140,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_trainer_that_is_a_zombie_has_crashed(place):
-    """Its waiter is held, so nobody takes its exit code: its pid exists, and its parent lives."""
+    """Its waiter is stopped, so its exit code is not collected: the PID exists, and its parent is alive."""
     run = start(place)
     pid = worker(run)
     waiter = parent_of(pid)
@@ -185,9 +185,7 @@ def test_a_wall_clock_moved_by_a_day_changes_no_screen(place, monkeypatch):
 
 
 class Watch:
-    """Reads every record of a run as it comes: how many are missing among them, and the longest time between two, in
-    seconds.
-    """
+    """Reads every record of a run as it arrives; counts missing ones and the longest interval in seconds."""
 
     def __init__(self, run: Run) -> None:
         self.count, self.missing, self.longest_s = 0, 0, 0.0
@@ -214,7 +212,7 @@ class Watch:
 
 
 def touches_nothing(pid: int, run: Run) -> None:
-    """A process has files of a run open, all for reading, and holds no lock on any."""
+    """Whether a process has a run's files open only for reading and holds no lock on them."""
     modes = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         name = os.readlink(entry)
@@ -231,7 +229,7 @@ def touches_nothing(pid: int, run: Run) -> None:
 
 
 def harass(place: Path, kills: int, monitors: int, resizes: int) -> None:
-    """Monitors killed, resized and multiplied beside one trainer, whose records must not show it."""
+    """Kill, resize and multiply monitors of one trainer, whose records must not be affected."""
     run = start(place)
     with Watch(run) as watch:
         for _ in range(kills):

@@ -1,4 +1,4 @@
-"""What the screen is made of without a screen: lines, plans, views, keys, words. Hostile text comes in everywhere."""
+"""Parts of the screen without a screen: lines, plans, views, keys, texts. Hostile text everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from fake_snapshots import FakeLibrary, FakeSource, running, states, table
+from fake_snapshots import FakeCatalog, FakeSource, running, states, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.widget import Widget
@@ -369,8 +369,8 @@ def poisoned(text: str) -> Any:
 
 
 def test_hostile_text_reaches_no_terminal():
-    """The feed has cleaned it all already; the screen does not rely on that."""
-    app = MonitorApp(FakeSource(running()), FakeLibrary(), theme="dark")
+    """The feed already sanitizes all text; the screen does not rely on it."""
+    app = MonitorApp(FakeSource(running()), FakeCatalog(), theme="dark")
 
     async def whole() -> None:
         async with app.run_test(size=(120, 36)) as pilot:

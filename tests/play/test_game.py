@@ -1,6 +1,4 @@
-"""A person's game and a policy that is watched, on a clock of their own: what keys and time do, and what is to be seen.
-No terminal.
-"""
+"""Games and the policy viewer with a fake clock: effects of keys and time, and what is shown. No terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Seen(list):
-    """Everything that a game showed, as text."""
+    """Everything a game showed, as text."""
 
     def add(self, shown):
         self.append("\n".join([shown.score, shown.prompt, *shown.box]))
@@ -39,7 +37,7 @@ class Seen(list):
 
 
 def driven(game, *script):
-    """Play a game by a script: keys, and seconds that pass between them."""
+    """Play a game by a script of keys and of seconds between them."""
     now, seen = 100.0, Seen()
     seen.add(game.shown())
     for item in script:

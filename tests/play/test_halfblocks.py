@@ -1,4 +1,4 @@
-"""Pictures as cells of a terminal: half blocks in colour, shapes without."""
+"""Pictures as terminal cells: half blocks in colour, shapes without."""
 
 import pytest
 

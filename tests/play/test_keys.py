@@ -1,4 +1,4 @@
-"""What the keys of a person mean to an environment: every action can be reached, and `--keys` changes them."""
+"""Key bindings: every action can be reached, and `--keys` changes them."""
 
 from dataclasses import replace
 

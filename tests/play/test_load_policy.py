@@ -1,4 +1,4 @@
-"""A checkpoint that is played: by the policy that its run trained."""
+"""A loaded checkpoint plays the policy that its run trained."""
 
 from types import SimpleNamespace
 

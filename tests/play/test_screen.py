@@ -1,5 +1,5 @@
-"""The screen of games: keys and pictures through Textual's Pilot; the commands in a pseudo-terminal, which is always
-put back as it was.
+"""The game screen: keys and pictures through Textual's Pilot; the commands in a pseudo-terminal, which is always
+restored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def line(app, name):
 
 
 def backgrounds(app, y):
-    """Colours behind the cells of a line of the picture."""
+    """Background colours of the cells of a line of the picture."""
     return [segment.style.bgcolor for segment in app.query_one(Picture).render_line(y) for _ in segment.text]
 
 
@@ -147,7 +147,7 @@ def test_without_colours_there_are_none(monkeypatch, env):
 
 @pytest.fixture
 def terminal_of(monkeypatch):
-    """Stdin, stdout and stderr that are a terminal of so many columns and lines."""
+    """Fake stdin, stdout and stderr of a terminal with a size."""
 
     def make(columns, lines, term="xterm"):
         stream = SimpleNamespace(isatty=lambda: True, closed=False, fileno=lambda: 1)
@@ -174,7 +174,7 @@ def test_a_terminal_that_is_too_small(terminal_of):
 
 
 def modes(terminal):
-    """Whether lines are collected, shown as they are typed, and Ctrl-C and Ctrl-Z are signals."""
+    """Whether canonical mode, echo and signals are on."""
     flags = termios.tcgetattr(terminal.descriptor)[3]
     return bool(flags & termios.ICANON), bool(flags & termios.ECHO), bool(flags & termios.ISIG)
 

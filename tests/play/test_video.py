@@ -1,5 +1,5 @@
-"""Films: every frame is the picture that was handed over, at its time; what cannot be made is refused before anything
-is computed; and `operant render`.
+"""Videos: every frame is the given picture at its time; impossible requests are refused before anything is computed;
+and `operant render`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pictures(count, height=20, width=24, colours=8, seed=1):
-    """Random pictures of few colours, in which a square moves."""
+    """Random pictures of few colours with a moving square."""
     draw = np.random.default_rng(seed)
     palette = draw.integers(0, 256, (colours, 3), dtype=np.uint8)
     ground = palette[draw.integers(0, colours, (height, width))]
@@ -335,7 +335,7 @@ def test_an_environment_says_how_long_a_step_is():
 
 
 class Counting:
-    """A show of lanes whose picture is their number of steps, and that end every `ends[k]` steps."""
+    """Stage whose pictures are its number of steps, and whose lanes end every `ends[k]` steps."""
 
     def __init__(self, *ends):
         self.lanes, self._ends = len(ends), np.array(ends)
@@ -401,7 +401,7 @@ def test_a_recording_has_the_requested_frames(ends, every, length, hold, wanted,
 
 
 def first_episodes(env, policy, *, greedy, lanes=4, seed=3, number=7):
-    """Return and length of each lane's first episode, as a show plays it."""
+    """Return and length of each lane's first episode, played by a Player."""
     stage = Stage(env, env.Params(), seed=seed, lanes=lanes, number=number)
     player, found = Player(stage, policy, greedy=greedy), {}
     while len(found) < lanes:
@@ -557,7 +557,7 @@ def test_a_policy_takes_only_what_is_legal():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a few thousand steps."""
+    """Run of a few thousand steps."""
     place = tmp_path_factory.mktemp("trained")
     words = [
         "train",

@@ -1,4 +1,4 @@
-"""An environment of a line of five places, for the tests of games: few, exact and drawn in two colours."""
+"""Environment for tests of games: a line of five positions, exact, drawn in two colours."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from operant.envs import Box, Discrete, Env, device
 
 
 class Walk(NamedTuple):
-    """A line of five places; the last pays."""
+    """Line of five positions; the last one gives a reward."""
 
     end: float = 5.0
 

@@ -1,4 +1,4 @@
-"""What `compare` says and `plot` draws of runs whose numbers are known."""
+"""`compare` and `plot` on runs with known values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAN = math.nan
 
 
 def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, **document):
-    """A run that learns towards `top` plus its seed, evaluated every tenth record."""
+    """Run that learns towards `top` plus its seed, evaluated every tenth record."""
     rows = []
     for k in range(1, 101):
         level = (top + seed) * (1 - math.exp(-k / 20))
@@ -116,7 +116,7 @@ def test_a_draw_counts_half_and_tasks_are_averaged():
 
 
 def test_the_bootstrap_draws_within_each_task():
-    """Two tasks of different scale: were runs drawn across tasks, the interval would span the scales."""
+    """Two tasks of different scale: resampling across tasks would give an interval that spans the scales."""
     from operant.plot import statistics
 
     found = statistics.mean([np.array([0.0, 1.0, 2.0]), np.array([100.0, 101.0, 102.0])])
@@ -144,7 +144,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
 
 
 def test_methods_are_compared_over_environments(here, tmp_path):
-    """Scores of each environment from 0, the lowest, to 1, the highest; drawn within each environment."""
+    """Scores of each environment are scaled to [0, 1] and resampled within it."""
     for environment, scale in (("cartpole", 100), ("go", 1)):
         for algorithm, top in (("ppo", 4), ("pqn", 2)):
             for seed in (0, 1):
@@ -163,7 +163,7 @@ def test_methods_are_compared_over_environments(here, tmp_path):
 
 
 def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
-    """At their own steps, wherever records were written: those repeat the newest one, which would look like steps."""
+    """Evaluations have their exact steps; records repeat the newest one, which would look like steps."""
     run = made(tmp_path / "runs", "few", [(10 * k, (1.0, 1.0, 5.0 if k < 60 else 9.0, 0.5)) for k in range(1, 101)])
     (run.path / "eval").mkdir(exist_ok=True)
     lines = [

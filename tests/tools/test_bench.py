@@ -1,5 +1,5 @@
-"""`operant bench`: medians on a clock of the test's own, what is measured where, and the command's tables and JSON. How
-fast anything is, no test asks.
+"""`operant bench`: medians on a fake clock, what is measured on which device, and the command's tables and JSON. No
+test depends on speed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_median_region_counts_after_a_warm_up(monkeypatch):
-    """Work takes 2 s, then 1 s each while it is warmed up and looked at, then regions of two calls: 6, 2, 4, 8 and 2 s.
-    The median is 4 s, 2 s a call.
+    """Warm-up calls take 2 s and then 1 s each; regions of two calls take 6, 2, 4, 8 and 2 s: the median is 4 s, 2 s
+    per call.
     """
     spans = iter([2.0, 1.0, 1.0, 1.0, *(3.0, 3.0), *(1.0, 1.0), *(2.0, 2.0), *(4.0, 4.0), *(1.0, 1.0)])
     now = 0.0

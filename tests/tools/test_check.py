@@ -1,4 +1,4 @@
-"""`operant check`: a sound file passes, and each way to break one gives its own sentence."""
+"""`operant check`: a valid file passes, and each kind of mistake has its own sentence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MOVE = "    s[X] += s[X_DOT]\n"
 
 @pytest.fixture
 def findings(tmp_path, monkeypatch):
-    """Check GOOD with replacements: one architecture, no measurement of speed."""
+    """Check GOOD with replacements, for one architecture and without timing."""
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
 
@@ -137,7 +137,7 @@ SLOW |= {"no way out, and chance", "what is neither 0 nor 1, and float64", "a ma
 
 
 def few(names):
-    """As parameters, of which `.ci/run` alone takes the slow ones."""
+    """Parameters whose slow ones run only in `.ci/run`."""
     return [pytest.param(name, marks=pytest.mark.compile) if name in SLOW else name for name in names]
 
 

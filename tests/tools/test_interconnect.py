@@ -1,4 +1,4 @@
-"""`operant doctor --links`: what lies between GPUs, and the lines that start a run on several."""
+"""`operant doctor --links`: links between GPUs, and commands that start a run on several."""
 
 from __future__ import annotations
 

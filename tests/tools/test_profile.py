@@ -1,5 +1,5 @@
-"""Profiles: a trace read by hand, the work of an iteration against torch's own count and by hand, phases on a clock of
-the test's own, and a whole profile of a small trainer on the CPU, as a document and as the command prints it.
+"""Profiles: a handmade trace, the work of an iteration against torch's count and by hand, phases on a fake clock, and a
+complete profile of a small trainer on the CPU, as a document and as printed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def quick_peak(monkeypatch):
-    """What the device can do at most, without asking it."""
+    """Fixed peak, without measuring the device."""
     monkeypatch.setattr(profile, "peak", lambda device, precision: Peak(2e12, 1e10, f"{precision} 8 x 8 x 8"))
 
 
@@ -205,9 +205,7 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
 
 
 def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
-    """Four iterations whose parts take 1, 2, 30 and 3 s of collect and 5 s of update, and whose environment takes half
-    of collect.
-    """
+    """Four iterations with 1, 2, 30 and 3 s of collect, half of it in the environment, and 5 s of update."""
     now, spans = 0.0, iter([1.0, 2.0, 30.0, 3.0])
 
     class World:
@@ -274,7 +272,7 @@ def test_a_profile_on_the_cpu(tmp_path, quick_peak):
 
 
 def test_a_profile_changes_nothing_of_what_is_trained(quick_peak, monkeypatch):
-    """The trainer that was timed and traced goes on as one that was not."""
+    """A trainer that was timed and traced continues like one that was not."""
     kept = []
     build = building.build
     monkeypatch.setattr(building, "build", lambda *words, **named: kept.append(build(*words, **named)) or kept[-1])

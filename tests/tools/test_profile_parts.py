@@ -1,4 +1,4 @@
-"""Parts of an iteration alone, and buffers by name: what each is of, each piece of memory once."""
+"""Timing of single parts, and buffers by name: each allocation once."""
 
 import pytest
 
