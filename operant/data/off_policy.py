@@ -233,7 +233,7 @@ class Cycle:
             Prioritised(self.replay, config.priority_exponent) if prioritised else Uniform(self.replay)
         )
         if type(self.sampler) is Uniform:  # its samples do not depend on updates, so they can be gathered early
-            self.replay.ahead([t + 1 for t in range(T) for _ in config.due(t)])
+            self.replay.prefetch([t + 1 for t in range(T) for _ in config.due(t)])
         self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))
         self.iteration = torch.zeros(1, dtype=torch.int64, device=device)  # finished iterations
         # 1 while fewer than `learning_starts` steps were taken: actions are random

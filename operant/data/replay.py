@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
@@ -139,12 +139,12 @@ class Replay:
         )
         self._action, self._noise_rows = action, noise_rows
         self._bind()
-        self._first = self.drawn(batch)
-        self.batch, self.index, self.next_index = self._first.batch, self._first.place, self._first.next_place
-        self._ahead: Ahead | None = None
+        self._first = self.allocate_batch(batch)
+        self.batch, self.index, self.next_index = self._first.batch, self._first.index, self._first.next_index
+        self._prefetched: Prefetch | None = None
         self._bind_store()
 
-    def drawn(self, batch: int) -> Drawn:
+    def allocate_batch(self, batch: int) -> BatchBuffers:
         """Allocate the buffers of a batch."""
         ring, where, (_C, _N, P) = self.ring, self.world.device, self.ring.observation.shape
         O, H, kind = self.rollout.observation.shape[1], self.world.spec.mask_size, ring.observation.dtype
@@ -152,14 +152,14 @@ class Replay:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=where)
 
-        place, next_place, action = (
+        index, next_index, action = (
             zeros(batch, dtype=torch.int32),
             zeros(batch, dtype=torch.int32),
             zeros(ring.action.shape[2], batch, dtype=ring.action.dtype),
         )
         sample = Sample(
-            place,
-            next_place,
+            index,
+            next_index,
             action,
             zeros(batch),
             zeros(batch),
@@ -180,8 +180,8 @@ class Replay:
             words(ring.observation),
             words(ring.final),
             ring.legal,
-            place,
-            next_place,
+            index,
+            next_index,
             words(observation),
             words(next_observation),
             legal,
@@ -199,7 +199,7 @@ class Replay:
             sample.noise,
         )
         copies = batch * P * kind.itemsize // 4 // span
-        return Drawn(tensors, place, next_place, bind(sample), bind(rows, where), copies)
+        return BatchBuffers(tensors, index, next_index, bind(sample), bind(rows, where), copies)
 
     def _bind_store(self) -> None:
         """Bind the target of `store`: the ring, or for host memory a staging tick and the ring."""
@@ -241,7 +241,7 @@ class Replay:
             kernel(transitions.store_body, where),
             kernel(transitions.store_legal_body, where),
         )
-        self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
+        self._draw, self._returns = kernel(transitions.draw_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)
         # unread without truncations
@@ -279,36 +279,36 @@ class Replay:
 
     def sample(self, ticks: int, update: int) -> Batch:
         """Return the batch of update `update` of the iteration, after `ticks` stored ticks."""
-        if self._ahead is not None:
-            return self._ahead.take(update, ticks, self.choose)
-        self.choose(ticks, update)
+        if self._prefetched is not None:
+            return self._prefetched.batch(update, ticks, self.draw)
+        self.draw(ticks, update)
         return self.gather(ticks)
 
-    def choose(self, ticks: int, update: int, drawn: Drawn | None = None) -> None:
+    def draw(self, ticks: int, update: int, buffers: BatchBuffers | None = None) -> None:
         """Draw `index` (B) and the noise of a batch."""
-        drawn = drawn or self._first
-        self._choose(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, update))
+        buffers = buffers or self._first
+        self._draw(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, update))
 
-    def gather(self, ticks: int, drawn: Drawn | None = None) -> Batch:
+    def gather(self, ticks: int, buffers: BatchBuffers | None = None) -> Batch:
         """Return the transitions at `index` (B), which the caller may have written (but not the noise), after `ticks`
         stored ticks.
         """
-        drawn = drawn or self._first
-        self.find(ticks, drawn)
-        self._rows(drawn.copies, drawn.rows, drawn.rows)
-        return self.judge(drawn)
+        buffers = buffers or self._first
+        self.compute_returns(ticks, buffers)
+        self._rows(buffers.copies, buffers.rows, buffers.rows)
+        return self.gather_legal(buffers)
 
-    def find(self, ticks: int, drawn: Drawn) -> None:
+    def compute_returns(self, ticks: int, buffers: BatchBuffers) -> None:
         """Compute returns of the drawn transitions, and rows of next observations."""
-        self._returns(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, 0))
+        self._returns(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, 0))
 
-    def judge(self, drawn: Drawn) -> Batch:
+    def gather_legal(self, buffers: BatchBuffers) -> Batch:
         """Return the batch with its legal actions."""
         if self.ring.legal is not None:
-            self._legal(len(drawn.place), drawn.rows, drawn.rows)
-        return drawn.batch
+            self._legal(len(buffers.index), buffers.rows, buffers.rows)
+        return buffers.batch
 
-    def ahead(self, stored: Sequence[int], *, sampling: bool = True) -> Ahead | None:
+    def prefetch(self, stored: Sequence[int], *, sampling: bool = True) -> Prefetch | None:
         """Gather batches from host memory one update early from now on; None if the ring is on the device.
 
         `stored` (U) are the ticks stored before each update of an iteration. Without `sampling` only the caller takes
@@ -316,9 +316,9 @@ class Replay:
         """
         if not self.on_host:
             return None
-        made = Ahead(self, stored)
-        self._ahead = made if sampling else None
-        return made
+        prefetched = Prefetch(self, stored)
+        self._prefetched = prefetched if sampling else None
+        return prefetched
 
     def _offset(self, ticks: int, update: int) -> int:
         return ticks << TICK_BIT | update
@@ -335,10 +335,10 @@ class Replay:
         ring, last = self.ring, int(self.ring.ticks) - 1  # sync: a resume
         if last < 0:
             return
-        row, place = last % self.ticks_stored, last // ring.window % len(ring.final)
+        row, final_row = last % self.ticks_stored, last // ring.window % len(ring.final)
         under_way = (ring.terminated[row] | ring.truncated[row]) == 0  # (N)
         lanes, where = under_way.to(ring.final.device), ring.final.device  # may be in host memory
-        ring.final[place, lanes, : len(observation)] = observation.t().to(where)[lanes]
+        ring.final[final_row, lanes, : len(observation)] = observation.t().to(where)[lanes]
         ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:
@@ -350,18 +350,18 @@ class Replay:
         }
 
 
-class Drawn(NamedTuple):
+class BatchBuffers(NamedTuple):
     """Buffers of a batch, also as kernels take them."""
 
     batch: Batch
-    place: Tensor  # (B) int32
-    next_place: Tensor  # (B) int32
+    index: Any  # (B) int32; a Tensor, but tuples have a method of this name
+    next_index: Tensor  # (B) int32
     sample: Sample
     rows: Rows
     copies: int  # indices of `rows_body`
 
 
-class Ahead:
+class Prefetch:
     """Batches from host memory, gathered one update early: while the GPU learns from one, a few of its multiprocessors
     read the next over the bus.
 
@@ -370,7 +370,7 @@ class Ahead:
 
     def __init__(self, replay: Replay, stored: Sequence[int]) -> None:
         self._replay, self._stored, where = replay, tuple(stored), replay.world.device
-        self.drawn = (replay.drawn(len(replay.index)), replay.drawn(len(replay.index)))
+        self.buffers = (replay.allocate_batch(len(replay.index)), replay.allocate_batch(len(replay.index)))
         self._begun = -1  # update whose batch is being gathered
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
         self._part = kernel(transitions.part_body, where)
@@ -380,37 +380,37 @@ class Ahead:
             for threads in (EARLY_BLOCKS * EARLY_THREADS, LATE_THREADS)
         )
 
-    def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> Batch:
+    def batch(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> Batch:
         """Return the batch of an update, in the buffers of its parity, and begin to gather the next one.
 
-        `settled` ticks of the iteration are stored completely. `choose(ticks, update, drawn)` draws samples.
+        `settled` ticks of the iteration are stored completely. `draw(ticks, update, buffers)` draws samples.
         """
-        drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
+        buffers, ticks, current = self.buffers[update % 2], self._stored[update], self._current()
         if self._begun == update:
             if self._side is not None and current is not None:
                 current.wait_stream(self._side)
-            self._replay.find(ticks, drawn)
-            self._part(LATE_THREADS, drawn.rows, self._late, ticks << TICK_BIT | self._settled << 1 | 1)
-            self._replay.judge(drawn)
+            self._replay.compute_returns(ticks, buffers)
+            self._part(LATE_THREADS, buffers.rows, self._late, ticks << TICK_BIT | self._settled << 1 | 1)
+            self._replay.gather_legal(buffers)
         else:
-            choose(ticks, update, drawn)
-            self._replay.gather(ticks, drawn)
+            draw(ticks, update, buffers)
+            self._replay.gather(ticks, buffers)
         if update + 1 < len(self._stored):
-            self._begin(update + 1, settled, choose)
-        return drawn.batch
+            self._begin(update + 1, settled, draw)
+        return buffers.batch
 
-    def _begin(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> None:
+    def _begin(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> None:
         """Gather the transitions of stored ticks, concurrently with later work of the current stream."""
-        drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
+        buffers, ticks, current = self.buffers[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
         with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
             if self._side is not None and current is not None:
                 self._side.wait_stream(current)
-            choose(ticks, update, drawn)
-            self._replay.find(ticks, drawn)
+            draw(ticks, update, buffers)
+            self._replay.compute_returns(ticks, buffers)
             self._part(
                 EARLY_BLOCKS * EARLY_THREADS,
-                drawn.rows,
+                buffers.rows,
                 self._early,
                 ticks << TICK_BIT | settled << 1,
                 threads=EARLY_THREADS,

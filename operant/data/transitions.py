@@ -80,9 +80,9 @@ class Host(NamedTuple):
 class Sample(NamedTuple):
     """Samples of a batch."""
 
-    place: Any  # (B) int32: row of the ring x N + lane
+    index: Any  # (B) int32: row of the ring x N + lane
     # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
-    next_place: Any
+    next_index: Any
     action: Any  # (A, B)
     reward: Any  # (B) float32
     discount: Any  # (B) float32
@@ -99,8 +99,8 @@ class Rows(NamedTuple):
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
     legal: Any  # (C, N, H) uint8, or None
-    place: Any  # (B) int32
-    next_place: Any  # (B) int32
+    index: Any  # (B) int32
+    next_index: Any  # (B) int32
     out: Any  # (B, W) int32, written
     next_out: Any  # (B, W) int32, written
     out_legal: Any  # (H, B) uint8, written
@@ -132,9 +132,9 @@ def store_body(i, source, ring, offset):
 
     # The true final observation of a truncated episode.
     if source.truncated[offset, lane] != 0:
-        place = tick // ring.window % ring.final.shape[0]
+        final_row = tick // ring.window % ring.final.shape[0]
         for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
-            ring.final[place, lane, k] = source.final_observation[offset // source.final_window, k, lane]
+            ring.final[final_row, lane, k] = source.final_observation[offset // source.final_window, k, lane]
 
     if piece == 0:
         for k in range(source.action.shape[1]):
@@ -165,10 +165,10 @@ def store_legal_body(i, source, ring, offset):
 
 
 @device
-def choose_body(k, ring, out, offset):
+def draw_body(k, ring, out, offset):
     """Draw sample k of an update, uniformly among the transitions whose n steps are stored, and its noise."""
     ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & LOW_32)
-    B, C, N = out.place.shape[0], ring.reward.shape[0], ring.reward.shape[1]
+    B, C, N = out.index.shape[0], ring.reward.shape[0], ring.reward.shape[1]
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
@@ -182,11 +182,11 @@ def choose_body(k, ring, out, offset):
 
     # The oldest tick is `ticks - stored`; with fewer than n + 1 ticks it is sampled whatever it holds.
     stored = min(ticks, int64(C))
-    choices = max(stored - out.n_step, int64(1))
+    candidates = max(stored - out.n_step, int64(1))
     words = rng.block(key, 0)
-    tick = ticks - stored + ((int64(words[0]) * choices) >> 32)
+    tick = ticks - stored + ((int64(words[0]) * candidates) >> 32)
     lane = shard * shard_lanes + ((int64(words[1]) * shard_lanes) >> 32)
-    out.place[k] = int32(tick % C * N + lane)
+    out.index[k] = int32(tick % C * N + lane)
 
     R = out.noise.shape[0]
     for draw in range((R + 3) // 4):
@@ -201,29 +201,29 @@ def returns_body(k, ring, out, offset):
     """Write action, n-step return and discount of sample k, and the row of its next observation."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
-    row, lane = int64(out.place[k]) // N, int64(out.place[k]) % N
+    row, lane = int64(out.index[k]) // N, int64(out.index[k]) % N
     for j in range(out.action.shape[0]):
         out.action[j, k] = ring.action[row, lane, j]
 
     gamma = float32(out.gamma)
     total, discount, running = float32(0.0), float32(1.0), True
-    following = int64(0)
+    next_index = int64(0)
     for _ in range(out.n_step):
         if running:
             total += discount * ring.reward[row, lane]
             discount *= gamma
-            following = (row + 1) % C * N + lane
+            next_index = (row + 1) % C * N + lane
             if ring.terminated[row, lane] != 0:
                 discount, running = float32(0.0), False
             elif ring.truncated[row, lane] != 0:
                 # The tick in this row.
                 tick = ticks - 1 - (ticks - 1 - row) % C
-                following = -1 - (tick // ring.window % ring.final.shape[0] * N + lane)
+                next_index = -1 - (tick // ring.window % ring.final.shape[0] * N + lane)
                 running = False
             row = (row + 1) % C
     out.reward[k] = total
     out.discount[k] = discount
-    out.next_place[k] = int32(following)
+    out.next_index[k] = int32(next_index)
 
 
 @device
@@ -231,15 +231,15 @@ def rows_body(i, rows, unused, offset):
     """Copy words i span ... (i + 1) span - 1 of a batch's observations and next observations."""
     W = rows.out.shape[1]
     k, first = int64(i) * rows.span // W, int64(i) * rows.span % W
-    place, following = rows.place[k], rows.next_place[k]
+    index, next_index = rows.index[k], rows.next_index[k]
     for word in range(first, first + rows.span):
-        rows.out[k, word] = rows.observation[place, word]
-    if following >= 0:
+        rows.out[k, word] = rows.observation[index, word]
+    if next_index >= 0:
         for word in range(first, first + rows.span):
-            rows.next_out[k, word] = rows.observation[following, word]
+            rows.next_out[k, word] = rows.observation[next_index, word]
     else:
         for word in range(first, first + rows.span):
-            rows.next_out[k, word] = rows.final[-1 - following, word]
+            rows.next_out[k, word] = rows.final[-1 - next_index, word]
 
 
 @device
@@ -251,13 +251,13 @@ def part_body(i, rows, part, offset):
     late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes
     for number in range(int64(i), rows.out.shape[0] * W, part.threads):
         k, word = number // W, number % W
-        place = rows.place[k]
-        tick = ticks - 1 - (ticks - 1 - place // N) % part.capacity
+        index = rows.index[k]
+        tick = ticks - 1 - (ticks - 1 - index // N) % part.capacity
         if (tick + part.n_step >= settled) == late:
-            following = rows.next_place[k]
-            rows.out[k, word] = rows.observation[place, word]
+            next_index = rows.next_index[k]
+            rows.out[k, word] = rows.observation[index, word]
             rows.next_out[k, word] = (
-                rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
+                rows.observation[next_index, word] if next_index >= 0 else rows.final[-1 - next_index, word]
             )
 
 
@@ -265,7 +265,7 @@ def part_body(i, rows, part, offset):
 def legal_body(k, rows, unused, offset):
     """Copy the legal actions of both observations of sample k."""
     N, H = rows.legal.shape[1], rows.legal.shape[2]
-    index, following = rows.place[k], rows.next_place[k]
+    index, next_index = rows.index[k], rows.next_index[k]
     for j in range(H):
         rows.out_legal[j, k] = rows.legal[index // N, index % N, j]
-        rows.next_legal[j, k] = rows.legal[following // N, following % N, j] if following >= 0 else 1
+        rows.next_legal[j, k] = rows.legal[next_index // N, next_index % N, j] if next_index >= 0 else 1

@@ -139,7 +139,7 @@ GROUPS = {  # the two groups each body is launched with
     transitions.store_body: lambda: (source(), ring()),
     transitions.move_body: lambda: (staged(), host()),
     transitions.store_legal_body: lambda: (source(), ring()),
-    transitions.choose_body: lambda: (ring(), sample()),
+    transitions.draw_body: lambda: (ring(), sample()),
     transitions.returns_body: lambda: (ring(), sample()),
     transitions.rows_body: lambda: (copied(), copied()),
     transitions.part_body: lambda: (copied(), transitions.Part(zeros(1, dtype=torch.int64), ROWS, N, 3, 64)),

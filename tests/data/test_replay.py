@@ -243,8 +243,8 @@ def test_batches_gathered_early_are_the_same(env, due, monkeypatch):
     device, host = (
         History(env, 4, capacity=36, n_step=2, batch=32, place=place, noise_rows=2) for place in ("device", "host")
     )
-    assert device.replay.ahead(due) is None
-    assert host.replay.ahead(due) is not None
+    assert device.replay.prefetch(due) is None
+    assert host.replay.prefetch(due) is not None
     for _ in range(8):
         for t in range(T):
             device.step(t)

@@ -134,8 +134,10 @@ class FusedDQN(Launcher):
             torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device),
             [t + 1 for t in range(config.horizon) for _ in config.due(t)],
         )
-        self._prefetch = replay.ahead(stored, sampling=False)
-        batches = [drawn.batch for drawn in self._prefetch.drawn] if self._prefetch is not None else [replay.batch] * 2
+        self._prefetch = replay.prefetch(stored, sampling=False)
+        batches = (
+            [buffers.batch for buffers in self._prefetch.buffers] if self._prefetch is not None else [replay.batch] * 2
+        )
         self._samples = [
             buffers.SampleBuffers(index, config.gamma, self._batch, batch.observation, batch.next_observation)
             for batch in batches
@@ -236,8 +238,8 @@ class FusedDQN(Launcher):
         tiles = self._tiles if learn else 0
         # Gather rows from host memory, so that each crosses the bus once: kernels read some twice.
         if learn and self._prefetch is not None and self._asked is None:
-            self._prefetch.take(
-                update, t, lambda _ticks, number, drawn: drawn.place.copy_(self._samples[0].index[number])
+            self._prefetch.batch(
+                update, t, lambda _ticks, number, drawn: drawn.index.copy_(self._samples[0].index[number])
             )
             if self._gathered is not None:
                 self._gathered.record(torch.cuda.current_stream(self.dqn.policy.device))

@@ -25,7 +25,7 @@ from operant.kernels.single_tile import forward_rows, store_gradient
 
 @triton.jit
 def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.constexpr):
-    """Choose the samples of all updates of an iteration, as `operant.data.replay.choose_body`. Grid: (cdiv(B,
+    """Choose the samples of all updates of an iteration, as `operant.data.transitions.draw_body`. Grid: (cdiv(B,
     BLOCK_SIZE), U).
 
     | parameter  | shape  | meaning                                                        |
