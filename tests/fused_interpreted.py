@@ -1,6 +1,4 @@
-"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels on the CPU, for
-test_fused.py.
-"""
+"""Cases of test_fused.py for a process with TRITON_INTERPRET=1 (interpreter.py): fused kernels on the CPU."""
 
 from __future__ import annotations
 
@@ -24,14 +22,13 @@ from operant.kernels.ops.reduce import exchange_partials, reduce_partials, sum_s
 from operant.kernels.tile_config import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
 
-# A batch from host memory is gathered by plain Python here: by fewer threads than on a GPU, so that each takes several
-# words.
+# Batches from host memory are gathered in plain Python, by fewer threads than on a GPU: each takes several words.
 replay.EARLY_BLOCKS, replay.EARLY_THREADS, replay.LATE_THREADS = 1, 32, 24
 
 
 def reconfigure(ppo, config, precision):
-    """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but
-    not by its tanh.
+    """Switch to a small tile config, by default one whose chunks have several tiles. Other precisions emulate tensor
+    cores, but not the hardware tanh.
     """
     spec = replace(ppo.backend.learner.spec, precision=precision)
     own = ppo.backend.learner.config
@@ -45,8 +42,8 @@ def reconfigure(ppo, config, precision):
 
 
 def env_of(env):
-    """One of the tests' environments by name; CartPole seen wide, by what `wide` is told: [120, 3] or {"observation":
-    120, "actions": 3, "judged": true}.
+    """Test environment by name, or CartPole by the arguments of `wide`: [120, 3] or {"observation": 120, "actions": 3,
+    "judged": true}.
     """
     if isinstance(env, str):
         return ENVS[env]
@@ -56,7 +53,7 @@ def env_of(env):
 
 
 def gradient_case(env, net, algo, lanes=12, config=None, precision="ieee"):
-    """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile."""
+    """Errors of a minibatch's gradient and loss terms against float64; minibatches end within a tile."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
     reconfigure(ppo, config, precision)
     prepared(ppo)
@@ -68,7 +65,7 @@ def gradient_case(env, net, algo, lanes=12, config=None, precision="ieee"):
 
 
 def bits_case(env, net, algo, config, lanes):
-    """A minibatch's gradient as text, to the bit."""
+    """A minibatch's gradient as text, bit by bit."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=8, minibatches=2, kernels="fused", **algo)
     reconfigure(ppo, config, "ieee")
     prepared(ppo)
@@ -76,7 +73,7 @@ def bits_case(env, net, algo, config, lanes):
 
 
 def some_case(env, net, lanes, cut, config):
-    """Whether acting on some of the lanes after others is acting on all, to the bit."""
+    """Whether acting on slices of the lanes in turn has the bits of acting on all."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=3, minibatches=1, kernels="fused")
     if config is not None:
         reconfigure(ppo, config, "ieee")
@@ -96,8 +93,8 @@ def some_case(env, net, lanes, cut, config):
 
 
 def rounded_case(env, net, algo, config, precision):
-    """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's
-    of operands that are not.
+    """Distances of a minibatch's gradient from torch's with operands rounded like the kernels', and with exact
+    operands.
     """
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
     reconfigure(ppo, config, precision)
@@ -108,7 +105,7 @@ def rounded_case(env, net, algo, config, precision):
 
 
 def iteration_case(env, net, algo, iterations=2, broken=False, scheduled=None):
-    """Differences between the two paths after whole iterations from the same seed; `scheduled` has a value for each
+    """Differences between fused kernels and torch after whole iterations from one seed; `scheduled` has a value per
     iteration.
     """
     scheduled = scheduled or {}
@@ -157,7 +154,7 @@ def _no_record(terms, column, parameters, update, SPEC: tl.constexpr):
 
 
 def reduced(rows, shards):
-    """Rows of partial sums (C, width) by the kernel."""
+    """Rows of partial sums (C, width) reduced by the kernel."""
     gradient, terms = torch.zeros(rows.shape[1] - 32), torch.zeros(32)
     reduce_partials[(rows.shape[1] // 32,)](
         rows,
@@ -175,7 +172,7 @@ def reduced(rows, shards):
 
 
 def tree_case(chunks, shards):
-    """Whether rows are added in a binary tree, and a shard's rows apart from the others' are the same numbers."""
+    """Whether rows are added in a binary tree, and whether a shard's rows alone give the same sum."""
     rows = torch.randn(chunks, 96, generator=torch.Generator().manual_seed(chunks)) * torch.logspace(-3, 3, 96)
     sums = torch.stack([reduced(part, 1) for part in rows.chunk(shards)])
     by_hand = list(rows.chunk(shards))
@@ -193,10 +190,10 @@ def tree_case(chunks, shards):
 
 
 def muon_case(shapes, half, skip):
-    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the
-    greatest gradient that is left.
+    """Muon's kernels against `operant.nn.Muon`: error of the parameters relative to the step, error of the momentum,
+    and the largest remaining gradient.
 
-    Where the step is skipped, every matrix has a gradient that is not a number.
+    If the step is skipped, every matrix has a NaN in its gradient.
     """
     found = torch.randn(3, sum(m * n for m, n in shapes), generator=torch.Generator().manual_seed(3))
     places = [sum(m * n for m, n in shapes[:k]) for k in range(len(shapes))]
@@ -229,15 +226,15 @@ def muon_case(shapes, half, skip):
 
 
 def by_a_clock():
-    """Where kernels count their time in the exchange, by a clock that goes on by a nanosecond each time it is read."""
+    """Replace the kernels' timer in the exchange by a clock that advances one nanosecond per reading."""
     ticks = itertools.count()
     exchange.globaltimer = lambda: next(ticks)
     return torch.zeros(1, dtype=torch.int64)
 
 
 def exchange_case(chunks, shards, ranks, rank):
-    """Whether one rank's shards and what the others have written make the gradient of all rows on one rank; three
-    turns, as the halves alternate.
+    """Whether one rank's shards and the words of the others give the one-rank gradient; three turns, as halves
+    alternate.
     """
     generator, width = torch.Generator().manual_seed(chunks), 96
     boxes, turns, same = torch.zeros(ranks, 2, ranks, width, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), []
@@ -268,7 +265,7 @@ def exchange_case(chunks, shards, ranks, rank):
 
 
 def gather_case(size, ranks, rank):
-    """Whether words of all ranks come in their order, two turns."""
+    """Whether words of all ranks arrive in rank order, in two turns."""
     generator, programs = torch.Generator().manual_seed(size), -(-size // 128)
     boxes, turns, same = (
         torch.zeros(ranks, 2, ranks, 128 * programs, dtype=torch.int64),
@@ -289,7 +286,7 @@ def gather_case(size, ranks, rank):
 
 
 class Both:
-    """One of two ranks that both are this process: what it gathers is the other's before or behind its own."""
+    """Exchange of two ranks in one process: gathers this rank's rows and fixed rows of the other."""
 
     ranks = 2
 
@@ -297,7 +294,7 @@ class Both:
         self.rank, self.theirs, self.own = rank, theirs, None
 
     def gather(self, rows):
-        """The rows of both."""
+        """Rows of both ranks."""
         self.own = rows
         return (
             torch.cat([rows, self.theirs] if self.rank == 0 else [self.theirs, rows])
@@ -307,8 +304,8 @@ class Both:
 
 
 def normalizer_case(features, steps, lanes, kind, shards=4):
-    """Errors of a running normalizer's mean and variance beside torch's in float64 after two batches, and whether two
-    ranks have one rank's bits.
+    """Errors of a running normalizer's mean and variance against torch in float64 after two batches, and whether two
+    ranks have the bits of one.
     """
     generator, dtype = torch.Generator().manual_seed(features), getattr(torch, kind)
     batches = [

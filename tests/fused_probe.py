@@ -1,6 +1,4 @@
-"""What the tests and the bench of the fused kernels share: trainers of every kind, and their gradient beside float64
-autograd's.
-"""
+"""Shared by tests and bench of the fused kernels: trainers of every kind, and gradients against float64 autograd."""
 
 from __future__ import annotations
 
@@ -35,10 +33,10 @@ def wide(
     categories: int | tuple[int, ...] = 0,
     judged: bool = False,
 ) -> Env:
-    """CartPole seen through more numbers, with more actions than it heeds. Bytes are numeric or, with `categories`,
-    categorical, some in none of them.
+    """CartPole with more observations, and with more actions than it uses. Bytes are numeric or, with `categories`,
+    categorical, some with values outside of their categories.
 
-    Where actions are `judged` a third of them, never the first of a choice, is illegal and does nothing else.
+    If `judged`, a third of the actions, but never the first of a choice, is illegal and has no other effect.
     """
     rules, advance = CARTPOLE, CARTPOLE.step
     choices = (actions,) if isinstance(actions, int) else actions
@@ -83,11 +81,11 @@ def wide(
 
 @functools.cache
 def interpreter():
-    """A process whose Triton interprets: it takes cases until this one ends, as it imports for longer than
-    most take.
+    """Process with Triton's interpreter. It serves cases until this process ends, since its imports take longer than
+    most cases.
     """
     here = Path(__file__).resolve().parent
-    # The worlds' kernels are plain Python there: a few steps of many environments take less than compiling them.
+    # Environments run as plain Python there: faster for a few steps of many environments than compiling them.
     plain = {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1", "OPERANT_CACHE": "0"}
     places = [str(place) for place in (here, here / "algos", here / "kernels", here.parent)]
     environment = {**os.environ, **plain, "PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
@@ -98,7 +96,7 @@ def interpreter():
 
 
 def interpreted(cases, module="fused_interpreted"):
-    """What a module of tests finds for (kind, arguments), in a process whose Triton interprets."""
+    """Results of a test module's functions for (kind, arguments), in a process with Triton's interpreter."""
     process = interpreter()
     print(json.dumps([module, cases]), file=process.stdin, flush=True)
     answer = json.loads(process.stdout.readline() or '{"error": "the interpreter ended"}')
@@ -107,7 +105,7 @@ def interpreted(cases, module="fused_interpreted"):
 
 
 class Doubled:
-    """A policy's network and distribution in float64, apart from the policy."""
+    """Copy of a policy's network and distribution in float64."""
 
     def __init__(self, policy) -> None:
         self.net, self.distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
@@ -126,11 +124,10 @@ class Doubled:
 
 
 def prepared(ppo: PPO, seed: int = 5) -> None:
-    """A rollout to learn from: targets off the values, old log-probabilities off the new ones, and actions that differ
-    in what they are worth.
+    """Rollout for a gradient: targets differ from values, old log-probabilities from new ones, and actions have
+    different advantages.
 
-    Were they worth the same, the samples' gradients would cancel but for chance, and what is left be mostly the
-    rounding of what cancelled.
+    With equal advantages the samples' gradients would nearly cancel, and leave mostly rounding errors.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -153,9 +150,7 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
 
 
 def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
-    """Where the loss bends, rounding decides which side a sample is on, and with that its whole gradient: move samples
-    away from there.
-    """
+    """Move samples away from kinks of the loss, where rounding decides the branch and thereby the sample's gradient."""
     policy, config, observation = ppo.policy, ppo.config, ppo.rollout.observation[:-1]
     everything = observation.transpose(0, 1).flatten(1)
     with torch.no_grad():
@@ -181,7 +176,9 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
-    """Of one minibatch: the fused gradient, float64 autograd's, the fused kernels' terms and the float64 loss's."""
+    """Of one minibatch: fused gradient, float64 autograd's gradient, the kernels' loss terms, and the float64 loss
+    terms.
+    """
     fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy
     fused.begin()
     for buffer in (
@@ -214,9 +211,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _unused(ppo: PPO) -> torch.Tensor:
-    """Columns of the rows of partial sums that no program writes: the padding between parameters, and behind the loss's
-    terms.
-    """
+    """Mask of the columns of partial sums that no program writes: padding between parameters and after the loss terms."""
     flat = ppo.policy.flat
     unused = torch.ones(ppo.backend.learner._width, dtype=torch.bool, device=flat.values.device)
     for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):
@@ -226,7 +221,7 @@ def _unused(ppo: PPO) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """|found - wanted| / |wanted|; NaN where anything is."""
+    """|actual - expected| / |expected|; NaN if any value is NaN."""
     return float((found - wanted).norm() / wanted.norm())
 
 
@@ -241,9 +236,7 @@ def trainer(
     scheduled: tuple = (),
     **algo,
 ) -> PPO:
-    """PPO on a fresh world, begun; keys that are `scheduled` are scalars on the device, as `training.build`
-    makes them.
-    """
+    """PPO on a new world, started; keys in `scheduled` are scalars on the device, as `training.build` makes them."""
     config = PPO.Config(**algo)
     config = config.model_copy(
         update={key: torch.tensor(float(getattr(config, key) or 0.0), device=where) for key in scheduled}

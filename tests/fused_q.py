@@ -1,6 +1,4 @@
-"""Iterations of the value-based algorithms by fused kernels and by torch, from the same seed: for `fused_interpreted`
-and the bench.
-"""
+"""Iterations of value-based algorithms by fused kernels and by torch, from one seed; for tests and the bench."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ ENVS = {"cartpole": CARTPOLE, "count": COUNT, "cells": CELLS, "board": BOARD}
 
 
 def built(algo, env, net, config, *, lanes=12, kernels="fused", where="cpu", seed=1, eager=False, steps=100_000):
-    """An algorithm by name on a fresh world, begun."""
+    """Algorithm by name on a new world, started."""
     if isinstance(env, dict):
         env = wide(**{key: tuple(value) if isinstance(value, list) else value for key, value in env.items()})
     rules = ENVS[env] if isinstance(env, str) else env
@@ -47,7 +45,7 @@ def difference(a, b):
 
 
 def iterations_case(algo, env, net, config, lanes=12, iterations=2):
-    """Differences between the two paths after whole iterations."""
+    """Differences between fused kernels and torch after whole iterations."""
     ours, theirs = (built(algo, env, net, config, lanes=lanes, kernels=kernels) for kernels in ("fused", "torch"))
     before = ours.policy.flat.values.clone()
     actions = 0

@@ -1,8 +1,6 @@
-"""What fused kernels compute a layer at a time in few bits, in torch: operands rounded where the kernels round them,
-all else in float32. ReLU alone.
+"""Per-layer kernels in torch: operands are rounded where the kernels round them, all else is float32. ReLU only.
 
-What is then left between the two is the order of sums, and what follows where that carries a number over the edge
-between two roundings.
+Remaining differences are due to the order of sums, and to values that it moves across a rounding boundary.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ Round = Callable[[Tensor], Tensor]
 
 
 def _to_tf32(x: Tensor) -> Tensor:
-    """The nearest number with ten bits of fraction; of two, the one further from zero."""
+    """Round to ten bits of fraction, ties away from zero."""
     return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 def _to_bf16(x: Tensor) -> Tensor:
-    """The nearest number with seven bits of fraction; of two, the one whose last is 0."""
+    """Round to seven bits of fraction, ties to even."""
     bits = x.view(torch.int32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & -0x10000).view(torch.float32)
 
@@ -38,9 +36,7 @@ ROUND: dict[str, Round] = {"ieee": lambda x: x, "tf32": _to_tf32, "bf16": _to_bf
 
 
 class _Product(torch.autograd.Function):
-    """W x of operands rounded by `there`; on the way back its slopes, and what they are multiplied with for W's
-    gradient, are rounded by `back`.
-    """
+    """W x with operands rounded by `there`; in the backward pass gradients and W's operands are rounded by `back`."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, features: Tensor, there: Round, back: Round) -> Tensor:
@@ -57,7 +53,7 @@ class _Product(torch.autograd.Function):
 
 
 class Rounded:
-    """A policy for `ppo_loss`, with its own parameters, in the arithmetic of fused kernels of a precision."""
+    """Policy for `ppo_loss` with its parameters, in the arithmetic of fused kernels of one precision."""
 
     def __init__(self, policy: Policy, precision: str) -> None:
         assert isinstance(policy.net, mlp.MLP) and policy.net.config.activation == "relu"
@@ -69,7 +65,7 @@ class Rounded:
         )
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As `Policy.forward`."""
+        """Forward pass as `Policy.forward`."""
         net, there = self.net, ROUND[self.precision]
 
         def product(weight: Tensor, features: Tensor) -> Tensor:
@@ -80,8 +76,7 @@ class Rounded:
         else:  # whose first product never has fewer bits than tf32
             seen = observation if self.normalizer is None else self.normalizer.normalize(observation)
             first = ROUND["ieee" if self.precision == "ieee" else "tf32"]
-        # The first bias is a column of its weight; the others are added in float32, and what is handed back to them has
-        # not been rounded yet.
+        # The first bias is a column of its weight. Others are added in float32, and their gradients are not rounded.
         weight = torch.cat([net.first_weight, net.first_bias], dim=1)
         hidden = torch.relu(_Product.apply(weight, torch.cat([seen, torch.ones_like(seen[:1])]), first, there))
         hidden = hidden.view(1 if net.config.shared else 2, -1, hidden.shape[1])
@@ -93,9 +88,7 @@ class Rounded:
 
 
 def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
-    """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds,
-    and `expected`.
-    """
+    """For each minibatch: the gradient by fused kernels, which the flat vector then holds, and `expected`."""
     learner = ppo.backend.learner
     assert learner is not None and isinstance(learner.config, PerLayer)
     wanted = expected(ppo, minibatch, learner.spec.precision)
@@ -106,9 +99,7 @@ def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tu
 
 
 def expected(ppo: PPO, minibatch: int, precision: str, clip: float | None = None) -> Tensor:
-    """The gradient of a minibatch by `Rounded`, with a clip range of its own where one is given. The flat vector then
-    holds it.
-    """
+    """Gradient of a minibatch by `Rounded`, optionally with another clip range. The flat vector then holds it."""
     flat, blocks = ppo.policy.flat, len(ppo.minibatches.order[0]) // ppo.config.minibatches
     batch = ppo.backend.gather(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
     if ppo.config.normalize_advantages:

@@ -1,4 +1,4 @@
-"""Triton kernels compiled to machine code where there is no GPU."""
+"""Triton kernels compiled to machine code without a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def compile_for(architecture: int, kernel, arguments, options) -> int:
-    """One launch's kernel to a cubin; the bytes of shared memory that it asks for. Raises where it does not compile."""
+    """Compile one launch's kernel to a cubin; returns its shared memory in bytes. Raises if it does not compile."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -35,7 +35,7 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
     multiples = {}
 
     def described(value, place, specialize):
-        """An argument's type; a tuple's are a tuple."""
+        """Triton's type of an argument; a tuple of types for a tuple."""
         if isinstance(value, tuple):
             kinds = [described(part, (*place, k), specialize) for k, part in enumerate(value)]
             return type(value)(*kinds)

@@ -1,6 +1,5 @@
-"""The fused kernels without a GPU: fp32 through Triton's interpreter beside float64 autograd and beside the torch path,
-and every variant compiled to machine code for four generations of GPUs. What tf32 and bf16 compute only a GPU can tell:
-benches/fused.py.
+"""Fused kernels without a GPU: in Triton's interpreter against float64 autograd and against torch, and compiled to
+machine code for four GPU generations. Results of tf32 and bf16 on a GPU: benches/fused.py.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ PLAIN = {"entropy_coefficient": 0.03}
 CLIPPED = {**PLAIN, "value_clip": 0.1, "normalize_observations": True}
 
 
-# NUMBERS The loss's numbers have more room than the gradient: the KL divergence is what is left of two float32 numbers
-# that are nearly the same.
+# GRADIENTS AND LOSS TERMS
+#
+# Loss terms have a larger tolerance than gradients: the KL divergence is the difference of two similar float32 values.
 
 GRADIENTS = [
     ("categorical", {"hidden": [16, 16]}, PLAIN),
@@ -50,7 +50,7 @@ GRADIENTS = [
     ("multi", {"hidden": [20, 16, 33], "layer_norm": True, "shared": True, "activation": "relu"}, CLIPPED),
 ]
 
-# Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.
+# A chunk has two tiles of rows, the last chunk a partial one; several tiles of columns, and several steps of a sum.
 SMALL = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
 BROAD = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=1 chunks=4 microbatch=32"
 LAYERED = [
@@ -71,8 +71,8 @@ LAYERED += [
     ("categorical", {"hidden": [20], "layer_norm": True, "activation": "relu"}, PLAIN, SMALL),
 ]
 
-# What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than
-# the other layers'.
+# A first layer wider than a tile, with a number of columns that is not a power of two; and a head whose tiles have
+# fewer rows than those of other layers.
 WIDE = "per-layer block_m=32 block_n=128 block_k=32 warps=4 stages=1 chunks=2 microbatch=32"
 TALL = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
 BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
@@ -91,10 +91,10 @@ LIMITS = {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 
 
 def gradient_groups():
-    """Cases of a minibatch's gradient, a process each group."""
+    """Cases of a minibatch's gradient, in groups that run in one process each."""
     resident = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
     per_layer = [{"env": e, "net": n, "algo": a, "config": config} for e, n, a, config in LAYERED]
-    # A tile of the head ends within one of the other layers', and so do the samples.
+    # Tiles of the head, and the samples, end within a tile of the other layers.
     per_layer.append(
         {"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10}
     )
@@ -113,8 +113,8 @@ def gradient_groups():
 
 @pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])
 def test_the_gradient_is_float64_autograds(group):
-    """In float32, and as nearly as their operands' bits allow in tf32 and bf16: the interpreter is taught their
-    products, but not the GPU's own tanh.
+    """Within float32 rounding, or in tf32 and bf16 within that of their operands. The interpreter emulates tensor
+    cores, but not the hardware tanh.
     """
     cases = gradient_groups()[group]
     for case, found in zip(cases, interpreted([("gradient", case) for case in cases]), strict=True):
@@ -124,8 +124,8 @@ def test_the_gradient_is_float64_autograds(group):
 
 
 def test_the_bits_depend_on_the_chunks_alone():
-    """Not on how many of them a microbatch holds, nor on which lanes are acted on together; other chunks add up in
-    another order.
+    """The gradient's bits depend neither on the microbatch nor on slices of lanes that act together; they depend on the
+    chunks.
     """
     line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
     case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
@@ -142,9 +142,7 @@ def test_the_bits_depend_on_the_chunks_alone():
 
 
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():
-    """First within each shard, then over the shards: a shard's sum has the same bits on a device that has that shard
-    alone.
-    """
+    """Rows are added within each shard first: a shard's sum has the same bits on a device with that shard alone."""
     cases = [{"chunks": chunks, "shards": shards} for chunks, shards in ((32, 8), (16, 4), (8, 8), (4, 1), (1, 1))]
     for case, found in zip(cases, interpreted([("tree", case) for case in cases]), strict=True):
         assert found == {"shards": True, "whole": True}, case
@@ -305,8 +303,8 @@ ITERATIONS = [
     ids=["few", "all"],
 )
 def test_fused_iterations_equal_torch(cases):
-    """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop,
-    whose skipped steps are not counted.
+    """Rollout, advantages, Adam, normalizer moments, statistics and checkpoint agree, also with early stopping, whose
+    skipped steps are not counted.
     """
     *runs, (_, broken) = zip(cases, interpreted([("iteration", case) for case in cases]), strict=True)
     found = [differences for _, differences in runs]
@@ -382,8 +380,8 @@ def test_cpu_uses_torch_kernels_by_default():
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("hidden", [(16,), (64, 64), (128, 100), (256, 256, 256)])
 def test_candidate_tile_configs_cover_the_problem(hidden, precision):
-    """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never
-    comes whole.
+    """Programs do not exceed tiles, tiles divide every product, buffers are bounded, and wide networks are not
+    resident.
     """
     spec = describe(policy_of(broad(118, 3) if len(hidden) > 1 else find("cartpole"), hidden=hidden), precision)
     for minibatch in (1, 64, 8192, 131_072, 2**20):
@@ -407,9 +405,7 @@ def test_candidate_tile_configs_cover_the_problem(hidden, precision):
 @pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_every_game_has_a_tile_config(name, precision):
-    """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can
-    be cut into.
-    """
+    """Every game's policy has a tile config; with a wide first layer a per-layer one, whose blocks divide its sums."""
     policy = policy_of(find(name), hidden=(256, 256), shared=True)
     assert unsupported_reason(policy, 8193 * 64) is None
     spec = describe(policy, precision)
@@ -439,7 +435,7 @@ def choice_of(env, precision, net, **algo):
 
 @pytest.fixture
 def forgetful(monkeypatch, tmp_path):
-    """A cache folder of its own."""
+    """Empty cache folder."""
     monkeypatch.delenv("OPERANT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "operant" / "tile_configs"
@@ -461,7 +457,7 @@ def test_fastest_tile_config_is_chosen_and_cached(forgetful, caplog):
     asked = []
 
     def measure(learner):
-        """As a GPU on which 128 rows are the fastest; it scribbles over all that a measurement may touch."""
+        """Simulate a GPU on which 128 rows are the fastest, and overwrite every buffer that a measurement may write."""
         asked.append(learner.config)
         buffers = learner.buffers
         for scratch in (
@@ -531,7 +527,7 @@ def test_run_keeps_its_tile_config(caplog):
 
 
 def test_given_chunks_are_used():
-    """Whatever is tried has so many, and a run's tile config with others is not taken."""
+    """All candidates have the given chunks; a saved tile config with other chunks is rejected."""
     choice = choice_of(find("cartpole"), "tf32", {})
     choice.task = choice.task.replace(chunks=16)
     assert all(config.chunks == 16 for group in candidates(choice.spec, Workload(2048, 132, 2, 16)) for config in group)
@@ -545,7 +541,7 @@ def test_given_chunks_are_used():
     [(8192, False, 128), (131_072, False, 128), (2**20, False, 256), (131_072, True, 256), (512, True, 8)],
 )
 def test_default_chunks_follow_the_rule(samples, shared, chunks):
-    """A minibatch has as many as were measured best, and each a tile at least."""
+    """A minibatch has the measured best number of chunks, each of at least one tile."""
     config = next(candidates(spec_of(find("cartpole"), "bf16", shared=shared), Workload(samples, 132, shards=8)))[0]
     assert config.chunks == chunks
 
@@ -614,9 +610,7 @@ def test_padding(width, tile, deep):
 
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
-    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in
-    the first shape or a given one.
-    """
+    """(kernel, arguments, options) of each launch of an iteration, without a GPU; in the first or a given tile config."""
     from operant.kernels.dense.select import with_config
 
     choice = choice_of(env, precision, net, **algo)
@@ -637,7 +631,7 @@ def spec_of(env: Env, precision: str, **net) -> Spec:
 
 
 def compile_all(architecture: int, *arguments, most_shared: int = 227 << 10, **more) -> None:
-    """Every kernel of an iteration: a GPU must have the shared memory."""
+    """Compile every kernel of an iteration, and check its shared memory against `most_shared`."""
     seen = set()
     for kernel, values, options in launches(*arguments, **more):
         kinds = tuple(
@@ -688,8 +682,8 @@ def test_kernels_compile(architecture, env, precision, net, shape):
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 def test_muons_step_is_that_of_torch(half):
-    """Of matrices that are wider than high, square, and higher than wide, small ones and such that take several tiles,
-    whole and not; in bf16 as far off as iterations of its products are.
+    """Small and tiled matrices: wide, square and tall, with whole and partial tiles. In bf16 the error is that of its
+    products.
     """
     shapes = [[16, 9], [5, 24], [150, 40], [8, 8], [66, 192], [130, 130]]
     stepped, skipped = interpreted([("muon", {"shapes": shapes, "half": half, "skip": skip}) for skip in (0.0, 1.0)])
@@ -722,7 +716,7 @@ def test_muons_step_compiles(architecture, half):
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", [75, 86, 90, 100])
 def test_every_variant_compiles(architecture):
-    """Turing has neither tf32 nor bf16 products: there both run through torch."""
+    """Turing has neither tf32 nor bf16 products: there both run by torch."""
     precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
     networks = [{"hidden": (64, 64), "activation": activation} for activation in ("tanh", "relu", "gelu", "silu")]
     networks += [{"hidden": (16,)}, {"hidden": (32, 64, 16), "shared": True}]
@@ -745,10 +739,9 @@ def test_every_variant_compiles(architecture):
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", [75, 86, 90, 100])
 def test_every_shape_of_a_wide_network_compiles(architecture):
-    """In all precisions that the GPU has; the last shape must fit into its shared memory, and on the larger GPUs every
-    one does.
+    """In all precisions of the GPU. The last tile config fits its shared memory; on larger GPUs every one does.
 
-    But for Blackwell Triton 3.6 compiles a shared trunk's head in the last shape alone.
+    For Blackwell, Triton 3.6 compiles a shared trunk's head in the last tile config alone.
     """
     precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
     for precision, net in itertools.product(
@@ -770,8 +763,8 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
     [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)],
 )
 def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architecture):
-    """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has
-    few rows in every shape.
+    """For Blackwell, a shared trunk's head with few outputs compiles in the last tile config alone; with many outputs
+    its tiles have few rows in every config.
     """
     env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
     for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):

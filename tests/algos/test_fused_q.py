@@ -1,5 +1,5 @@
-"""Fused kernels of the value-based algorithms without a GPU: whole iterations in Triton's interpreter beside the torch
-path, and compiled to machine code.
+"""Fused kernels of value-based algorithms without a GPU: whole iterations in Triton's interpreter against torch, and
+compilation to machine code.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def same(case, found):
     ids=["few", "others"],
 )
 def test_fused_pqn_iterations_equal_torch(cases):
-    """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes
-    among them.
-    """
+    """Epsilon-greedy actions, max Q, returns, Adam and statistics agree, with legal actions and truncated episodes."""
     found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
     for case, differences in zip(cases, found, strict=True):
         same(case, differences)
@@ -92,7 +90,7 @@ def test_fused_kernels_need_a_gpu():
 
 
 def pqn_launches(env, precision, net, shape):
-    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on."""
+    """(kernel, arguments, options) of each launch of an iteration of PQN, without a GPU."""
     from operant.kernels.dense.select import Selection, with_config
     from operant.kernels.tile_config import from_text
 
@@ -140,7 +138,7 @@ def test_pqns_kernels_compile(env, precision, net, shape):
 
 
 def made_for_board(game, precision, lanes, **config):
-    """The kernels of a trainer of a board that has no GPU to launch them on."""
+    """Learner of PQN on a board game, without a GPU."""
     from operant.kernels.dense import convolution
 
     net = mlp.Config(**{**BOARD, "hidden": [128]})
@@ -151,9 +149,7 @@ def made_for_board(game, precision, lanes, **config):
 
 
 def board_launches(game, precision, lanes, **config):
-    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that
-    has no GPU to launch them on.
-    """
+    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, without a GPU."""
     learner, found = made_for_board(game, precision, lanes, **config), []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.act(0)
@@ -183,7 +179,7 @@ def test_kernels_for_boards_compile(game, precision):
 @needs_compiler
 @pytest.mark.parametrize(("lanes", "horizon", "blocks"), [(32, 8, 4), (64, 32, 32)])
 def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, blocks):
-    """Also where it takes its samples from several shards of the lanes."""
+    """Also if a minibatch takes its samples from several shards of the lanes."""
     launches = [
         (arguments, options)
         for kernel, arguments, options in board_launches(
@@ -195,7 +191,7 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
 
 @needs_compiler
 def test_board_kernels_are_compiled_before_a_run(monkeypatch):
-    """Compiled before a run begins: what then asked for too much shared memory would end it."""
+    """`fits` compiles every kernel of a run, so that one with too much shared memory cannot end it later."""
     learner = made_for_board("minatar_breakout", "tf32", 64, horizon=4, minibatches=2)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
@@ -283,8 +279,8 @@ DQN_CASES = [
     "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
 )
 def test_fused_dqn_iterations_equal_torch(cases):
-    """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal
-    actions and truncated episodes, too.
+    """Samples, n-step returns, targets, Adam, the target network and every byte of the replay agree, with legal actions
+    and truncated episodes.
     """
     found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in cases])
     for case, differences in zip(cases, found, strict=True):

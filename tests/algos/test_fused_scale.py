@@ -1,10 +1,8 @@
-"""Fused kernels at the size of a real run, on a GPU: every minibatch of a rollout has the gradient that torch finds,
-whatever the shape.
+"""Fused kernels at the size of a real run, on a GPU: every minibatch's gradient equals torch's in every tile config.
 
-What goes wrong only now and then, in a few rows of a million (a race), does not show in the small cases of
-test_fused.py. Torch rounds here as the kernels do (`fused_rounded`): beside exact operands rounding alone was up to
-0.06 of a gradient's length, which would hide what is sought. That both round at the same points needs no GPU: small
-cases of each kind, by Triton's interpreter, show it.
+Rare errors in a few rows of a million, such as races, do not show in the small cases of test_fused.py. Torch rounds
+operands like the kernels here (`fused_rounded`): against exact operands rounding alone was up to 0.06 of a gradient's
+length, and would hide such errors. Small cases in Triton's interpreter show that both round at the same points.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ pytest.importorskip("triton")
 
 log = logging.getLogger("operant.tests")
 
-# WHERE THEY ROUND
+# ROUNDING
 
 BROAD = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
 SMALL = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
@@ -47,7 +45,7 @@ CASES = [
 
 
 def test_rounded_torch_rounds_as_the_kernels():
-    """What is left between the two, sums in another order, is small beside what rounding does to each case."""
+    """The remaining difference, due to the order of sums, is small compared with the effect of rounding in each case."""
     cases = [
         {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision}
         for precision, env, net, algo, shape in CASES
@@ -83,14 +81,14 @@ GAMES = ("g2048", "snake", "go", "breakout", "pacman")
 
 @pytest.fixture
 def _own_products():
-    """A trainer says for the whole process how torch multiplies; the next test finds it as it was."""
+    """Restore torch's global setting of matrix products after each test; a trainer changes it."""
     before = torch.backends.cuda.matmul.allow_tf32
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, hidden: tuple[int, ...]) -> PPO:
-    """PPO on a game, as its recipe would have it on a GPU."""
+    """PPO on a game, with the recipe's configuration for a GPU."""
     world = DeviceWorld(envs.find(game), lanes, seed=1, device="cuda")
     config = PPOConfig(
         horizon=horizon,
@@ -110,8 +108,8 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
 
 
 def errors(algo: PPO) -> list[tuple[float, float]]:
-    """Of each minibatch of one iteration's update: how far the fused gradient is from torch's, in lengths of the
-    latter, and that length.
+    """For each minibatch of an iteration: relative distance of the fused gradient from torch's, and the length of the
+    latter.
     """
     learner, found = algo.backend.learner, []
     assert learner is not None
