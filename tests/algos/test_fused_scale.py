@@ -45,7 +45,7 @@ CASES = [
 
 
 def test_rounded_torch_rounds_as_the_kernels():
-    """The remaining difference, due to the order of sums, is small compared with the effect of rounding in each case."""
+    """The remaining difference, due to the order of sums, is small compared with the effect of rounding."""
     cases = [
         {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision}
         for precision, env, net, algo, shape in CASES
