@@ -211,7 +211,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _unused(ppo: PPO) -> torch.Tensor:
-    """Mask of the columns of partial sums that no program writes: padding between parameters and after the loss terms."""
+    """Mask of the columns of partial sums that no program writes: padding of parameters and of loss terms."""
     flat = ppo.policy.flat
     unused = torch.ones(ppo.backend.learner._width, dtype=torch.bool, device=flat.values.device)
     for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):

@@ -610,7 +610,7 @@ def test_padding(width, tile, deep):
 
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
-    """(kernel, arguments, options) of each launch of an iteration, without a GPU; in the first or a given tile config."""
+    """(kernel, arguments, options) of each launch of an iteration, without a GPU; `shape`: a tile config."""
     from operant.kernels.dense.select import with_config
 
     choice = choice_of(env, precision, net, **algo)
