@@ -79,7 +79,7 @@ def forward_layer(
             if LAYER > 0:
                 x_ptr += tower * capacity * IN
             z = add_tile_product(x_ptr, w_ptr, row, column, z, SPEC, IN, BLOCK_K)
-        # h = f(z)
+        # Activation: h = f(z).
         offset = (tower * capacity + row)[:, None] * OUT + column[None, :]
         if SPEC.layer_norm:
             tl.store(layer.saved + offset, operand(z, SPEC))
