@@ -153,7 +153,7 @@ def _status(model: Model) -> list[Piece]:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
     if (model.plan.ending or model.plan.compact) and snapshot.ending is not None:
-        hints = ["← → show earlier steps"] if snapshot.progress.step is not None else []
+        hints = ["← → earlier steps"] if snapshot.progress.step is not None else []
         if snapshot.ending.traceback:
             hints.append(
                 f"enter shows {'the whole traceback' if snapshot.ending.has_traceback else 'the end of the log'}"
