@@ -19,7 +19,7 @@ _DRAW = 1024  # the draw of a sample's own random numbers: those of `Replay.samp
 class Sampling(NamedTuple):
     """Replay ring and sampled indices: tensors outside the kernels, arrays inside."""
 
-    index: Any  # (B) int32, written: row of the ring x N + lane
+    indices: Any  # (B) int32, written: row of the ring x N + lane
     ticks: Any  # (1) int64, ticks stored when the iteration began
     updates: Any  # (1) int64
     seed: Any  # (2) uint32, as int32
@@ -49,7 +49,7 @@ def _uniform_pair(k, sampling, offset):
     They are keyed like the samples of `Replay.sample`.
     """
     update = sampling.updates[0] + (int64(offset) & LOW_32)
-    samples = sampling.index.shape[0] // sampling.shards
+    samples = sampling.indices.shape[0] // sampling.shards
     shard, number = int64(k) // samples, int64(k) % samples
     key = (
         uint32(sampling.seed[0]),
@@ -89,7 +89,7 @@ def sample_by_priority_body(k, sampling, priorities, offset):
     Writes its index and its probability.
     """
     first, _, shard, number = _uniform_pair(k, sampling, offset)
-    samples, lanes = sampling.index.shape[0] // sampling.shards, sampling.lanes // sampling.shards
+    samples, lanes = sampling.indices.shape[0] // sampling.shards, sampling.lanes // sampling.shards
     total = float32(0.0)
     for block in range(priorities.sums.shape[0]):
         total += priorities.sums[block, shard]
@@ -116,7 +116,7 @@ def sample_by_priority_body(k, sampling, priorities, offset):
                 running += part
         if running > threshold:
             break
-    sampling.index[k] = int32(row_drawn * sampling.lanes + lane_drawn)
+    sampling.indices[k] = int32(row_drawn * sampling.lanes + lane_drawn)
     count = float32(_ticks_to_sample(sampling, offset) * lanes)
     priorities.probability[k] = value * count / total if total > float32(0.0) else float32(1.0)
 
@@ -124,12 +124,12 @@ def sample_by_priority_body(k, sampling, priorities, offset):
 @device
 def write_priority_body(k, sampling, priorities, offset):
     """Write sample k's new priority, unless a later sample of its shard is the same transition."""
-    samples = sampling.index.shape[0] // sampling.shards
+    samples = sampling.indices.shape[0] // sampling.shards
     last = True
     for other in range(int64(k) + 1, (int64(k) // samples + 1) * samples):
-        if sampling.index[other] == sampling.index[k]:
+        if sampling.indices[other] == sampling.indices[k]:
             last = False
     if last and priorities.skip[0] == float32(0.0):
-        priorities.value[int64(sampling.index[k]) // sampling.lanes, int64(sampling.index[k]) % sampling.lanes] = (
+        priorities.value[int64(sampling.indices[k]) // sampling.lanes, int64(sampling.indices[k]) % sampling.lanes] = (
             priorities.new[k]
         )

@@ -80,7 +80,7 @@ class Host(NamedTuple):
 class Sample(NamedTuple):
     """Samples of a batch."""
 
-    index: Any  # (B) int32: row of the ring x N + lane
+    indices: Any  # (B) int32: row of the ring x N + lane
     # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
     next_index: Any
     action: Any  # (A, B)
@@ -99,7 +99,7 @@ class Rows(NamedTuple):
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
     legal: Any  # (C, N, H) uint8, or None
-    index: Any  # (B) int32
+    indices: Any  # (B) int32
     next_index: Any  # (B) int32
     out: Any  # (B, W) int32, written
     next_out: Any  # (B, W) int32, written
@@ -168,7 +168,7 @@ def store_legal_body(i, source, ring, offset):
 def draw_body(k, ring, out, offset):
     """Draw sample k of an update, uniformly among the transitions whose n steps are stored, and its noise."""
     ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & LOW_32)
-    B, C, N = out.index.shape[0], ring.reward.shape[0], ring.reward.shape[1]
+    B, C, N = out.indices.shape[0], ring.reward.shape[0], ring.reward.shape[1]
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
@@ -186,7 +186,7 @@ def draw_body(k, ring, out, offset):
     words = rng.block(key, 0)
     tick = ticks - stored + ((int64(words[0]) * candidates) >> 32)
     lane = shard * shard_lanes + ((int64(words[1]) * shard_lanes) >> 32)
-    out.index[k] = int32(tick % C * N + lane)
+    out.indices[k] = int32(tick % C * N + lane)
 
     R = out.noise.shape[0]
     for draw in range((R + 3) // 4):
@@ -201,7 +201,7 @@ def returns_body(k, ring, out, offset):
     """Write action, n-step return and discount of sample k, and the row of its next observation."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
-    row, lane = int64(out.index[k]) // N, int64(out.index[k]) % N
+    row, lane = int64(out.indices[k]) // N, int64(out.indices[k]) % N
     for j in range(out.action.shape[0]):
         out.action[j, k] = ring.action[row, lane, j]
 
@@ -231,7 +231,7 @@ def rows_body(i, rows, unused, offset):
     """Copy words i span ... (i + 1) span - 1 of a batch's observations and next observations."""
     W = rows.out.shape[1]
     k, first = int64(i) * rows.span // W, int64(i) * rows.span % W
-    index, next_index = rows.index[k], rows.next_index[k]
+    index, next_index = rows.indices[k], rows.next_index[k]
     for word in range(first, first + rows.span):
         rows.out[k, word] = rows.observation[index, word]
     if next_index >= 0:
@@ -251,7 +251,7 @@ def part_body(i, rows, part, offset):
     late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes
     for number in range(int64(i), rows.out.shape[0] * W, part.threads):
         k, word = number // W, number % W
-        index = rows.index[k]
+        index = rows.indices[k]
         tick = ticks - 1 - (ticks - 1 - index // N) % part.capacity
         if (tick + part.n_step >= settled) == late:
             next_index = rows.next_index[k]
@@ -265,7 +265,7 @@ def part_body(i, rows, part, offset):
 def legal_body(k, rows, unused, offset):
     """Copy the legal actions of both observations of sample k."""
     N, H = rows.legal.shape[1], rows.legal.shape[2]
-    index, next_index = rows.index[k], rows.next_index[k]
+    index, next_index = rows.indices[k], rows.next_index[k]
     for j in range(H):
         rows.out_legal[j, k] = rows.legal[index // N, index % N, j]
         rows.next_legal[j, k] = rows.legal[next_index // N, next_index % N, j] if next_index >= 0 else 1
