@@ -384,7 +384,7 @@ def test_a_body_without_a_fingerprint_is_compiled_each_time(place, count):
     zeros, ones = numbers()
     for expected in (2.0, 4.0):
         assert run(Kernel(body, CPU), Ahead(zeros, ones)) == [expected] * 4
-    assert len(count.compiled) == 2 and not place.exists() and "reaches" in count.other[0]
+    assert len(count.compiled) == 2 and not place.exists() and "depends on" in count.other[0]
 
 
 @pytest.fixture

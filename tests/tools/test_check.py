@@ -176,7 +176,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
         [("Box(2", "Box(1")],
         {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]},
     ),
-    "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written beside state"]}),
+    "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written next to state"]}),
     "its own random numbers": (
         [(MOVE, "    s[X] += float32(draw()) * float32(1e-10)\n"), CHANCE],
         {"repeatable": ["step 1", "operant.compute.rng"]},
