@@ -47,7 +47,7 @@ def compare(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Compare runs: scores with intervals, and differing configuration keys.
+    """Compare runs: scores with intervals, and different keys.
 
     Runs that differ only in run.seed form a group. A run's score is the mean return of its last evaluation. Intervals
     are 95 % intervals of a stratified bootstrap (Agarwal et al. 2021); a single run has none.

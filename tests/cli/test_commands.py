@@ -248,7 +248,7 @@ def test_a_run_that_cannot_do_it_is_a_sentence(started, here, verb, monkeypatch)
     assert (
         done.code == 1
         and "mute: no answer yet, it is running" in done.err
-        and "mute did not pause within 0 s: running. See: operant logs" in done.err
+        and f"mute did not {verb} within 0 s: running. See: operant logs" in done.err
     )
     assert state(mute).word == "running"
 

@@ -337,7 +337,7 @@ def test_more_lanes_than_there_is_memory_for_are_refused_before_anything_is_made
     told = done.err.splitlines()[-1]
     assert (
         told.startswith("error: env.lanes = 1,000,000,000 needs ")
-        and " lanes at most" in told
+        and ": use at most " in told
         and "env.lanes=auto" in told
     )
     assert not list((tmp_path / "runs").iterdir())
@@ -530,7 +530,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("wait", "nosuch", "--timeout", "x"), 2, "'x' is not a number."),
         (("eval", __file__), 3, f"'{__file__}' is not in a run folder"),
         (("plot", "--metric", "return"), 2, "name the runs to"),
-        (("profile", "cartpole", "--trace", "no/folder/a.json"), 3, "no folder "),
+        (("profile", "cartpole", "--trace", "no/folder/a.json"), 3, "--trace: the folder "),
     ],
 )
 def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, tmp_path, words, code, said):
@@ -564,7 +564,7 @@ def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
     run = runs.create(tmp_path / "runs", "young", "x", {})
     resumed, played = here("resume", "young"), here("eval", "young")
     assert resumed.code == 3 and "no checkpoint to resume from" in resumed.err
-    assert played.code == 3 and "never began to train" in played.err
+    assert played.code == 3 and "never started training" in played.err
     run.config_path.mkdir()
     played = here("eval", "young")
     assert played.code == 3 and "config.toml is not a regular file" in played.err and "never began" not in played.err
