@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from operant.kernels.ops.activation import softplus, tanh
-from operant.kernels.ops.gaussian import LOG_2, LOG_2_PI, TWO_PI
+from operant.kernels.ops.gaussian import LOG_2, LOG_2_PI, box_muller
 
 LOG_STD_MIN = tl.constexpr(-5.0)
 LOG_STD_MAX = tl.constexpr(2.0)
@@ -42,9 +42,9 @@ def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
     """
     column = tl.arange(0, SPEC.columns) - SPEC.observation
     offset = noise_ptr + (first_row + column)[None, :] * stride + row[:, None]
-    radius = tl.load(offset, mask=mask, other=0.0)
-    angle = tl.load(offset + SPEC.action * stride, mask=mask, other=0.0)
-    return tl.sqrt(-2.0 * tl.log(1.0 - radius)) * tl.cos(TWO_PI * angle)
+    u1 = tl.load(offset, mask=mask, other=0.0)
+    u2 = tl.load(offset + SPEC.action * stride, mask=mask, other=0.0)
+    return box_muller(u1, u2)
 
 
 @triton.jit
