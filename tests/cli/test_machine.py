@@ -389,7 +389,7 @@ def test_colour_is_for_terminals_that_want_it(tmp_path, no_color, coloured):
     os.close(follower)
     told = os.read(leader, 4096)
     os.close(leader)
-    assert done.returncode == 3 and b"no run is called" in told
+    assert done.returncode == 3 and b"no run named" in told
     assert (b"\x1b[31merror:" in told) == coloured
 
 
