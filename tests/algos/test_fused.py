@@ -360,7 +360,7 @@ def test_unsupported_networks_are_reported_with_a_reason(tmp_path):
     assert "1040 wide (65 values of 16 categories)" in unsupported_reason(
         policy_of(wide(65, 4, seen="uint8", categories=16)), 1000
     )
-    assert "1026 wide (3 numbers, some categorical)" in unsupported_reason(
+    assert "1026 wide (3 values, some categorical)" in unsupported_reason(
         policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000
     )
     assert "128 parameters" in unsupported_reason(policy_of(broad(4, 128)), 1000)
