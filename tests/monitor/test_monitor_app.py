@@ -472,7 +472,7 @@ def test_no_request_is_sent_without_a_local_trainer():
         for state in sorted(ENDED | {"remote", "unreadable"}):
             await show(app, pilot, states()[state]._replace(version=app.model.newest.version + 1))
             await press(pilot, "S")
-            assert not isinstance(app.screen, ConfirmScreen) and f"the run is {state}" in text_of(app)
+            assert not isinstance(app.screen, ConfirmScreen) and f"(state: {state})" in text_of(app)
             assert "S Stop" not in text_of(app)
 
     act(body, size=(120, 24))
