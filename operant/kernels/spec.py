@@ -113,7 +113,7 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
     if isinstance(net, cnn.Convolutional):
         return "the network is a convolutional one"
     if not isinstance(net, mlp.MLP):
-        return "fused kernels take dense layers, not this network"
+        return "fused kernels support dense layers only"
     observation = policy.env.observation
     if policy.env.pixels:
         return "the observation is a picture, and fused kernels read field-major observations alone"

@@ -129,7 +129,7 @@ def test_a_resume_restores_priorities():
 def test_a_network_that_cannot_read_observations_raises_with_the_reason():
     with pytest.raises(ConfigError, match="reads images and boards"):
         sac_on(PUSH, net=BOARD)
-    with pytest.raises(ConfigError, match=r'algo.kernels = "fused" is not possible: the network is a cnn or your own'):
+    with pytest.raises(ConfigError, match=r'algo.kernels = "fused" is not possible: only dense networks are supported'):
         sac_on(PICTURES, net=BOARD, kernels="fused")
 
 

@@ -299,7 +299,7 @@ def test_sizes_that_do_not_divide_are_refused():
 
 
 def test_unsupported_fused_kernels_are_refused_with_a_reason():
-    with pytest.raises(ConfigError, match="a memory each"):
+    with pytest.raises(ConfigError, match="actor and critic have separate memories"):
         ppo_on(PICK, 4, memory(), horizon=8, minibatches=2, kernels="fused")
 
 

@@ -275,7 +275,7 @@ def test_damaged_checkpoint_is_skipped_with_a_message(trained, here, tmp_path):
     assert f"step-{STEPS:012d}" in done.err and "skipped" in done.err
     assert json.loads(done.out)["step"] == STEPS - 10 * ITERATION
     named = here("eval", str(victim.parent))
-    assert named.code == 3 and "no valid checkpoint" in named.err
+    assert named.code == 3 and "not a valid checkpoint" in named.err
 
 
 # KILLED, STOPPED, BUSY

@@ -313,7 +313,7 @@ SHOWN = {
     "5": "─ Log " + "─" * 60,
     "6": "─ config.toml ─",
     "1": "─ Log ─",
-    "i": "read single values",
+    "i": "move the cursor",
 }
 """What is on the screen after a key where there is room for it."""
 

@@ -181,12 +181,12 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
         [(MOVE, "    s[X] += float32(draw()) * float32(1e-10)\n"), CHANCE],
         {"repeatable": ["step 1", "operant.compute.rng"]},
     ),
-    "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "3 numbers"]}),
+    "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "declared size is 3"]}),
     "not a number, and a reset that forgets": (
         [(MOVE, "    s[X] = math.sqrt(s[X_DOT] - float32(3.0))\n"), ("    s[X_DOT] = float32(0.0)\n", "")],
         {
             "finite": ["observation[0] is nan after step 1 in lane 0"],
-            WRITES: ["after `reset`, s[1] depends on", "the episode before"],
+            WRITES: ["after `reset`, s[1] depends on", "the previous episode"],
         },
     ),
     "a bare literal, bounds too narrow, a colour beyond one": (
@@ -415,7 +415,7 @@ def test_shards_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     found = {finding.name: finding for finding in check(FILL_IN_SHARDS, lanes=16, steps=20)}
     assert all(finding.passed for finding in found.values()), found
-    assert "legal the whole mask, in 3 shards that keep apart" in found[WRITES].detail
+    assert "legal the whole mask, in 3 independent shards" in found[WRITES].detail
     assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=0)) == [
         "`observe` takes 4 arguments: it must be observe(s, obs, p)",
         "`legal` takes 4 arguments: it must be legal(s, mask, p)",

@@ -171,6 +171,6 @@ def learned(config):
 
 def test_fused_kernels_are_refused_in_a_sentence():
     with pytest.raises(
-        ConfigError, match=r'algo\.kernels = "fused" is not possible: fused kernels take dense layers, not this network'
+        ConfigError, match=r'algo\.kernels = "fused" is not possible: fused kernels support dense layers only'
     ):
         ppo_on(FILL, 8, places(), kernels="fused", **ALGO)
