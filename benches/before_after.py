@@ -1,11 +1,13 @@
 """Speed and bits of two checkouts on this machine's GPU, in one run: iterations timed in turns, JSON lines.
 
     python benches/before_after.py BEFORE AFTER [--only NAME,...] [--regions 9] [--seconds 500] [--out FILE]
+    python benches/before_after.py . . --only td3_wide --before-words algo.kernels=torch
 
 A worker process per checkout builds each configuration and trains it for the same number of iterations; the SHA-256 of
 all parameters is compared. Then the two workers time regions of iterations in turns. `ratio` is the median time of
 AFTER over BEFORE; `spread` is the relative distance of the quartiles of BEFORE's regions. No configuration is begun
-after `--seconds`. On a machine without a GPU the configurations are trained on the CPU with a few lanes.
+after `--seconds`. `--before-words` and `--after-words` are overrides of one side: two configurations of one checkout
+are compared with them. On a machine without a GPU the configurations are trained on the CPU with a few lanes.
 """
 
 from __future__ import annotations
@@ -70,6 +72,16 @@ CASES: dict[str, tuple[str, ...]] = {
         "net.activation=relu",
         *FUSED,
     ),
+    "td3_wide": (
+        *("env.name=pendulum", *SAC_SHAPE[1:], "algo.name=td3", "net.hidden=[512,256]", "net.activation=relu"),
+        *("algo.precision=bf16", *FUSED),
+    ),
+    "td3_wide_norm": (
+        *("env.name=pendulum", *SAC_SHAPE[1:], "algo.name=td3", "net.hidden=[512,256]", "net.activation=relu"),
+        *("net.layer_norm=true", "algo.precision=bf16", *FUSED),
+    ),
+    "sac_prioritised": ("env.name=pendulum", *SAC_SHAPE, "algo.replay_sampling=prioritised"),
+    "dqn_prioritised": ("env.name=cartpole", "algo.name=dqn", "env.lanes=256", "algo.replay_sampling=prioritised"),
     "ppo_torch": ("env.name=cartpole", "env.lanes=2048", "algo.horizon=16", "algo.kernels=torch"),
 }
 WARM_UP, REGION_S = 6, 0.25
@@ -160,10 +172,10 @@ class Worker:
         self._process.kill()
 
 
-def compare(workers: tuple[Worker, Worker], words: tuple[str, ...], regions: int) -> dict[str, Any]:
-    """Build and time one configuration in both checkouts."""
-    for worker in workers:
-        worker.send(build=words)
+def compare(workers: tuple[Worker, Worker], words: tuple[tuple[str, ...], ...], regions: int) -> dict[str, Any]:
+    """Build and time a configuration in each checkout; `words`: their overrides."""
+    for worker, overrides in zip(workers, words, strict=True):
+        worker.send(build=overrides)
     before, after = (worker.receive() for worker in workers)
     if "error" in before or "error" in after:
         return {"error": before.get("error"), "error_after": after.get("error")}
@@ -200,7 +212,8 @@ def main() -> None:
     parser.add_argument("--regions", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--more", nargs="*", default=[], help="further overrides of every case")
+    parser.add_argument("--before-words", nargs="*", default=[], help="further overrides of every case in BEFORE")
+    parser.add_argument("--after-words", nargs="*", default=[], help="further overrides of every case in AFTER")
     options = parser.parse_args()
     begin_s = time.monotonic()
     workers = Worker(options.before.resolve()), Worker(options.after.resolve())
@@ -208,7 +221,8 @@ def main() -> None:
         for name in options.only.split(","):
             if time.monotonic() - begin_s > options.seconds:
                 break
-            row = {"case": name, **compare(workers, (*CASES[name], *options.more), options.regions)}
+            words = tuple((*CASES[name], *more) for more in (options.before_words, options.after_words))
+            row = {"case": name, **compare(workers, words, options.regions)}
             line = json.dumps({**row, "at_s": round(time.monotonic() - begin_s, 1)})
             print(line, flush=True)
             if options.out is not None:
