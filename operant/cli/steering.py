@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 app = typer.Typer(**TYPER)
 
 _ACKNOWLEDGE_S, _PATIENCE_S, _KILL_S = 1.0, 3.0, 5.0
-_STOP_S = 25.0  # time for a trainer to begin stopping; its iteration and checkpoint may then take any time
+_STOP_S = 25.0  # time for a trainer to begin stopping
+_ENDING_S = 300.0  # time for its last iteration and checkpoint; it may take longer, but the command returns
 _ANSWER_S = 60.0  # lifetime of a request: a trainer that is still importing handles it when it begins
 _POLL_S = 0.05
 _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
@@ -38,7 +39,8 @@ def stop(
 ) -> None:
     """Stop runs, groups, sweeps; runs save a checkpoint first.
 
-    Each run finishes its iteration first. Returns 0 once all have ended; Ctrl-C ends only the waiting.
+    Each run finishes its iteration first. Returns 0 once all have ended, 1 after five minutes; Ctrl-C ends only the
+    waiting.
     """
     from operant import runs
     from operant.cli import grouped
@@ -127,6 +129,14 @@ class _Stop:
             self._ask()
         elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._accepted:
             self._accepted = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
+        elif waited_s > _ENDING_S:
+            self.over, self.problem = (
+                True,
+                OperantError(
+                    f"{name} was asked to stop and has not ended after {_ENDING_S:.0f} s: {state.word}{cause}. To wait "
+                    f"longer: operant wait {safe(self._run.short)}. To end it now without a checkpoint: {kill_command}"
+                ),
+            )
         elif state.word == "stopping":
             if waited_s > _PATIENCE_S and not self._delay_reported and not now:
                 self._delay_reported = True

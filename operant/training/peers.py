@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import secrets
@@ -37,7 +38,11 @@ BEAT_S = 0.25
 _TICK_S = 0.25
 _TRY_S = 0.1
 _LONGEST_LINE = 1 << 22
+# Limits for connections that are not admitted yet: bytes, seconds and number.
+_LONGEST_HELLO, _HELLO_S, _MOST_STRANGERS = 1 << 14, 10.0, 64
 GOODBYE_S = 5.0
+
+log = logging.getLogger("operant")
 
 
 class Lost(NamedTuple):
@@ -54,8 +59,10 @@ class _Wire:
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.name, self.rank, self.left = connection, "", -1, False
+        self.longest_line = _LONGEST_LINE
         self._rest, self._lock = b"", threading.Lock()
-        self._silent_s, self._looked_s = 0.0, time.monotonic()
+        self._silent_s = 0.0
+        self.opened_s = self._looked_s = time.monotonic()
 
     def send(self, **message: Any) -> None:
         """Send a message. A closed connection is noticed by `read`."""
@@ -70,11 +77,11 @@ class _Wire:
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > _LONGEST_LINE:
+        if not data or max(map(len, (*lines, self._rest))) > self.longest_line:
             return None
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return messages if all(isinstance(message, dict) for message in messages) else None
 
@@ -115,6 +122,7 @@ class Leader:
         self.rank_metrics: dict[int, dict[str, float]] = {}
         """Newest metrics reported by each rank."""
         self._wires: dict[int, _Wire] = {}
+        self._strangers: list[_Wire] = []  # not admitted yet, oldest first
         self._joined, self._over, self._closing = threading.Event(), False, False
         self._token = secrets.token_hex(16)
         try:
@@ -178,12 +186,20 @@ class Leader:
         self._file.unlink(missing_ok=True)
 
     def _watch(self) -> None:
+        """Body of the watching thread. A failure of it ends the run: a lost rank would no longer be noticed."""
+        try:
+            self._watch_ranks()
+        except Exception as error:
+            log.exception("the thread that watches the other ranks failed")
+            self._lose(None, f"rank 0 can no longer watch the other ranks ({type(error).__name__}: {error})", 1)
+
+    def _watch_ranks(self) -> None:
         said_s = 0.0
         while not self._over:
             for key, _ in self._selector.select(_TICK_S):
                 if key.fileobj is self._listener:
                     self._accept()
-                else:
+                elif not key.data.left:  # may have been refused by an accept of this round
                     self._hear(key.data)
             now_s = time.monotonic()
             if now_s - said_s >= BEAT_S:
@@ -193,46 +209,63 @@ class Leader:
             for wire in self._wires.values():
                 if wire.silent_s() > self.timeout_s and not wire.left:
                     self._lose(wire, f"{wire.name} has not answered for {self.timeout_s:g} s (run.peer_timeout)")
+            for wire in [wire for wire in self._strangers if now_s - wire.opened_s > _HELLO_S]:
+                self._refuse(wire)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.settimeout(None)
             wire = _Wire(connection)
+            wire.longest_line = _LONGEST_HELLO
             self._selector.register(connection, selectors.EVENT_READ, wire)
+            self._strangers.append(wire)
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._refuse(self._strangers[0])
+
+    def _refuse(self, wire: _Wire) -> None:
+        """Close a connection that has not been admitted."""
+        self._strangers.remove(wire)
+        self._selector.unregister(wire.socket)
+        wire.left = True
+        wire.close()
 
     def _hear(self, wire: _Wire) -> None:
         messages = wire.read()
-        if messages is None:
+        if messages is None and wire.rank < 0:
+            self._refuse(wire)
+        elif messages is None:
             self._selector.unregister(wire.socket)
-            if wire.rank < 0:
-                wire.close()
-            elif not (wire.left or self._closing):
+            if not (wire.left or self._closing):
                 self._lose(wire, f"{wire.name} has exited: its connection closed")
             wire.left = True
-            return
-        for message in messages:
+        for message in messages or ():
+            if wire.left:
+                return
             if wire.rank < 0:
                 self._greet(wire, message)
-            elif "beat" in message:
+            elif isinstance(message.get("beat"), dict):
                 self.rank_metrics[wire.rank] = message["beat"]
             elif "stop" in message:
                 self.on_stop(f"{message['stop']} to rank {wire.rank}")
             elif "failed" in message:
                 wire.left = True
-                self._lose(wire, f"{wire.name}: {message['failed']}", message.get("code"))
+                self._lose(wire, f"{wire.name}: {message['failed']}", runs.integer_of(message, "code"))
 
     def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
         """Authenticate a connection and admit its rank."""
-        rank = hello.get("rank")
-        if not (isinstance(rank, int) and 0 < rank < self.ranks) or not secrets.compare_digest(
-            str(hello.get("token")), self._token
+        rank, token = hello.get("rank"), str(hello.get("token")).encode(errors="replace")
+        if (
+            not isinstance(rank, int)
+            or not 0 < rank < self.ranks
+            or not secrets.compare_digest(token, self._token.encode())
         ):
-            self._selector.unregister(wire.socket)
-            wire.close()
+            self._refuse(wire)
             return
-        wire.name, wire.rank = _who(rank, hello), rank
-        other = hello.get("versions") or {}
+        self._strangers.remove(wire)
+        wire.name, wire.rank, wire.longest_line = _who(rank, hello), rank, _LONGEST_LINE
+        other = hello.get("versions")
+        other = other if isinstance(other, dict) else {}
         differing = [
             f"{name} {other.get(name)} instead of {own}"
             for name, own in self._versions.items()
@@ -252,14 +285,14 @@ class Leader:
         if len(self._wires) == self.ranks - 1:
             self._joined.set()
 
-    def _lose(self, wire: _Wire, message: str, code: int | None = None) -> None:
+    def _lose(self, wire: _Wire | None, message: str, code: int | None = None) -> None:
         if self._closing:
             return
         self._closing = True
         for other in self._wires.values():
             if other is not wire:
                 other.send(over=message, code=code or 1)
-        self.on_lost(Lost(wire.rank, message, code))
+        self.on_lost(Lost(0 if wire is None else wire.rank, message, code))
 
 
 def _addresses() -> list[str]:
@@ -300,7 +333,8 @@ class Follower:
         for message in first:
             self._hear(message)
         self._threads = [
-            threading.Thread(target=work, name="peers", daemon=True) for work in (self._listen, self._beat)
+            threading.Thread(target=self._guard, args=(work,), name="peers", daemon=True)
+            for work in (self._listen, self._beat)
         ]
         for thread in self._threads:
             thread.start()
@@ -323,6 +357,14 @@ class Follower:
         """Close the connection: the work is done."""
         self._over = True
         self._wire.close()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Body of a thread. A failure of it ends this rank: it could no longer answer rank 0."""
+        try:
+            work()
+        except Exception as error:
+            log.exception("the thread that watches rank 0 failed")
+            self._lose(f"this rank can no longer watch rank 0 ({type(error).__name__}: {error})")
 
     def _listen(self) -> None:
         while not self._over:

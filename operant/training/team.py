@@ -191,7 +191,7 @@ class Team:
             else:
                 log.error("error: %s", cause)
         finally:
-            os._exit(lost.code or 1)
+            os._exit((lost.code or 1) & 0xFF)
 
 
 # OTHER RANKS
@@ -285,4 +285,4 @@ class Member:
 
 def _leave(lost: peers.Lost) -> None:
     log.error("%s: this rank ends", lost.message)
-    os._exit(lost.code or 1)
+    os._exit((lost.code or 1) & 0xFF)

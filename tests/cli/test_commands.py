@@ -141,6 +141,15 @@ def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatc
     assert state(run).word == "stopped"
 
 
+def test_stop_returns_with_the_ways_out_if_an_iteration_does_not_end(started, here, monkeypatch):
+    monkeypatch.setattr(steering, "_ENDING_S", 1.0)
+    run = training(started("hang"))
+    done = here("stop", run.id)
+    assert done.code == 1 and "was asked to stop and has not ended after 1 s: stopping" in done.err
+    assert "To wait longer: operant wait 4f2a. To end it now without a checkpoint: operant stop 4f2a --now" in done.err
+    assert state(run).word == "stopping"
+
+
 def test_a_refused_stop_says_why_at_once_and_is_a_signal_where_one_can_be_sent(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_ACKNOWLEDGE_S", DEADLINE_S)
     run, other = training(started("forever", "damaged")), training(started("forever", "older"))

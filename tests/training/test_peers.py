@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -163,12 +166,117 @@ def test_a_rank_without_rank_0_reports_where_it_looked(tmp_path):
 
 def test_a_connection_without_the_token_is_refused(leads, tmp_path):
     leader = leads()
-    place = json.loads((tmp_path / ranks.ADDRESS_FILE).read_text())
+    port = port_of(tmp_path)
     assert (tmp_path / ranks.ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
-    with socket.create_connection(("127.0.0.1", place["port"]), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
         stranger.sendall(json.dumps({"rank": 1, "ranks": 2, "token": "guess", "versions": SAME}).encode() + b"\n")
         assert stranger.recv(100) == b""
     assert leader.lost == []
+
+
+def port_of(folder):
+    return json.loads((folder / ranks.ADDRESS_FILE).read_text())["port"]
+
+
+def sends(folder, data):
+    """Send bytes to rank 0's port and wait until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port_of(folder)), timeout=20) as stranger:
+        with contextlib.suppress(OSError):  # refused before all was sent
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(1 << 16):
+                pass
+
+
+def greeting(**fields):
+    return json.dumps({"rank": 1, "ranks": 2, "token": "guess", "versions": SAME} | fields).encode() + b"\n"
+
+
+def random_messages(count):
+    """Malformed greetings: random bytes, random JSON values, and truncated, repeated or altered greetings."""
+    draw = random.Random(28)
+    values = [None, True, -1, 1, 2**70, 1e308, "x", "\ud800", "\u00e9" * 32, [], {}, [[]], {"a": {}}]
+    fields = ["rank", "ranks", "token", "versions", "beat", "stop", "failed", "code", "pid", "host"]
+    for _ in range(count):
+        altered = greeting(**{draw.choice(fields): draw.choice(values) for _ in range(draw.randrange(4))})
+        yield draw.choice(
+            [
+                draw.randbytes(draw.randrange(1, 300)) + b"\n" * draw.randrange(2),
+                altered[: draw.randrange(len(altered))],
+                altered * draw.randrange(1, 4),
+                json.dumps(draw.choice(values)).encode() + b"\n" + altered,
+                altered.replace(b'"', draw.randbytes(1)),
+            ]
+        )
+
+
+ATTACKS = {
+    "a deep array": b"[" * 200_000 + b"\n",
+    "a deep array in a greeting": b'{"rank": ' + b"[" * 9_000 + b"\n",
+    "a token with a letter outside ASCII": greeting(token="\u00e9" * 32),
+    "a token with half a surrogate pair": greeting(token="\ud800"),
+    "two wrong greetings in one packet": greeting() * 2,
+    "a number of 5,000 digits": b'{"rank": ' + b"9" * 5_000 + b"}\n",
+    "no text": b"\xff\xfe\x00\n",
+    "a line without an end": b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_message_of_a_stranger_ends_the_watch_over_the_ranks(leads, tmp_path, attack):
+    leader, (follower,) = together(leads, tmp_path)
+    sends(tmp_path, ATTACKS[attack])
+    assert leader.lost == []
+    follower.fail("out of memory", 7)  # still noticed
+    wait_until(lambda: leader.lost)
+    assert leader.lost[0].code == 7
+
+
+def test_random_messages_change_nothing(leads, tmp_path):
+    leader, (follower,) = together(leads, tmp_path)
+    for message in random_messages(500):
+        sends(tmp_path, message)
+    assert leader.lost == [] and follower.lost == []
+    follower.fail("out of memory", 7)
+    wait_until(lambda: leader.lost)
+
+
+def test_silent_strangers_are_closed_and_keep_no_rank_out(leads, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "_MOST_STRANGERS", 3)
+    leader = leads()
+    strangers = [socket.create_connection(("127.0.0.1", port_of(tmp_path)), timeout=20) for _ in range(9)]
+    assert [stranger.recv(1) for stranger in strangers[:6]] == [b""] * 6
+    monkeypatch.setattr(peers, "_HELLO_S", 0.0)
+    assert [stranger.recv(1) for stranger in strangers[6:]] == [b""] * 3
+    monkeypatch.setattr(peers, "_HELLO_S", 10.0)
+    for stranger in strangers:
+        stranger.close()
+    follows(tmp_path)
+    leader.wait(20.0, lambda: None)
+
+
+def test_a_run_ends_with_a_sentence_if_its_ranks_can_no_longer_be_watched(leads, tmp_path):
+    leader, (follower,) = together(leads, tmp_path)
+
+    def fails(name):
+        raise RuntimeError("the disk is full")
+
+    leader.on_stop = fails
+    follower.ask_stop("SIGTERM")
+    wait_until(lambda: leader.lost and follower.lost)
+    cause = "rank 0 can no longer watch the other ranks (RuntimeError: the disk is full)"
+    assert leader.lost == [peers.Lost(0, cause, 1)] and follower.lost[0].message == cause
+
+
+@pytest.mark.parametrize(("multi_node", "host"), [(False, "127.0.0.1"), (True, "0.0.0.0")])
+def test_the_port_listens_on_loopback_unless_ranks_run_on_several_hosts(tmp_path, multi_node, host):
+    leader = peers.Leader(tmp_path, 2, versions=SAME, timeout_s=60.0, multi_node=multi_node)
+    try:
+        listening = [one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN]
+        assert [address.ip for address in listening if address.port == port_of(tmp_path)] == [host]
+    finally:
+        leader.end(goodbye_s=0.0)
 
 
 # PLACES
