@@ -94,6 +94,7 @@ class Prioritised:
         self.value, self.sums = torch.zeros(M * r, N, device=device), torch.zeros(M, S, device=device)
         self.probability, self._new = torch.ones(B, device=device), torch.zeros(B, device=device)
         self.largest = torch.ones(1, device=device)
+        self._n_step = torch.full((1,), replay.n_step, dtype=torch.int64, device=device)
         self.importance, self._skip = torch.ones((), device=device), torch.zeros(1, device=device)
         ring = replay.ring
         layout = (C, N, S, replay.n_step, replay.first_shard)
@@ -124,8 +125,11 @@ class Prioritised:
         self._write(len(self._new), self._sampling, self._priorities)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint with the replay must hold, by name."""
-        return {"priority": self.value, "largest_priority": self.largest}
+        """Return what a checkpoint with the replay must hold, by name.
+
+        `n_step` is constant: the newest n ticks have priority 0.
+        """
+        return {"priority": self.value, "largest_priority": self.largest, "n_step": self._n_step}
 
 
 def block_shape(rows: int, lanes: int) -> tuple[int, int]:

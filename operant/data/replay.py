@@ -138,6 +138,7 @@ class Replay:
             window=L or 1,
         )
         self._action, self._noise_rows = action, noise_rows
+        self._window = torch.full((1,), self.ring.window, dtype=torch.int64, device=where)
         self._bind()
         self._first = self.allocate_batch(batch)
         self.batch, self.index, self.next_index = self._first.batch, self._first.index, self._first.next_index
@@ -331,23 +332,31 @@ class Replay:
     def cut(self, observation: Tensor) -> None:
         """Truncate the running episodes at the last tick, because all lanes start new ones. `observation` (O, N) are
         their final observations.
+
+        Only for a world whose lanes may be truncated in every tick, such as an outside environment: where ticks share a
+        row of the side buffer, the cut would overwrite a final observation that is still in use.
         """
         ring, last = self.ring, int(self.ring.ticks) - 1  # sync: a resume
         if last < 0:
             return
-        row, final_row = last % self.ticks_stored, last // ring.window % len(ring.final)
+        assert ring.window == 1 and self.world.can_truncate, "the replay of another world starts empty instead"
+        row, final_row = last % self.ticks_stored, last % len(ring.final)
         under_way = (ring.terminated[row] | ring.truncated[row]) == 0  # (N)
         lanes, where = under_way.to(ring.final.device), ring.final.device  # may be in host memory
         ring.final[final_row, lanes, : len(observation)] = observation.t().to(where)[lanes]
         ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint with replay, by name; `ring.updates` is in every checkpoint."""
-        return {
+        """Return the tensors of a checkpoint with replay, by name; `ring.updates` is in every checkpoint.
+
+        `window` is constant: the rows of final observations depend on it.
+        """
+        ring = {
             name: value
             for name, value in self.ring._asdict().items()
             if isinstance(value, Tensor) and name not in ("seed", "updates")
         }
+        return {**ring, "window": self._window}
 
 
 class BatchBuffers(NamedTuple):

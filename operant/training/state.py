@@ -21,6 +21,8 @@ _LIKELY_BYTES_PER_S = 5e8  # saving speed, until measured
 _ITERATION = "algo/iteration"  # iteration count, the input of schedules: see `Algorithm.state`
 _WORLD, _CLOCK = "world/", "world/tick"
 _OTHER_STATE = "the environment's state has changed"
+# numbers on which the layout of a replay depends, and their names
+_CONSTANTS = {"replay/window": "the time limit of episodes", "replay/n_step": "algo.n_step"}
 # infinite values in an environment's own state are allowed; observations and rewards must be finite
 _ENVIRONMENTS_OWN = "world/state"
 
@@ -145,7 +147,9 @@ class Snapshots:
         reset_reason = restore(self._algo, checkpoint, self._group.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
         missing = (
-            restore_replay(self._algo, checkpoint, self._store, self._group.exchange) if self.replay_bytes else None
+            restore_replay(self._algo, checkpoint, self._store, self._group.exchange, reset_reason)
+            if self.replay_bytes
+            else None
         )
         if reset_reason is not None:
             self._algo.start()
@@ -167,11 +171,20 @@ def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}
 
 
-def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange) -> str | None:
-    """Load the replay saved with a checkpoint. Returns the reason if it stays empty, on all ranks or on none."""
+def restore_replay(
+    algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange, reset_reason: str | None
+) -> str | None:
+    """Load the replay saved with a checkpoint. Returns the reason if it stays empty, on all ranks or on none.
+
+    `reset_reason` is that of `restore`. Transitions of an environment whose state has changed are not loaded.
+    """
+    if reset_reason == _OTHER_STATE:
+        return reset_reason
     own = replay_tensors(algo)
     whole = own if exchange.ranks == 1 else whole_like(algo, own, exchange)
-    missing = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
+    for name in (name for name in _CONSTANTS if name in own):
+        whole[name].copy_(own[name])
+    missing = store.replays.restore(checkpoint.step, whole, session=checkpoint.session, constants=_CONSTANTS)
     if exchange.ranks == 1:
         return missing
     all_have = exchange.gather(torch.tensor([[float(missing is None)]], device=algo.device)).min() > 0
@@ -245,6 +258,6 @@ def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchang
     checkpoint = store.load(step)
     reset_reason = restore(algo, checkpoint, exchange)
     if replay_tensors(algo):
-        restore_replay(algo, checkpoint, store, exchange)
+        restore_replay(algo, checkpoint, store, exchange, reset_reason)
     if reset_reason is not None:
         algo.start()

@@ -19,9 +19,12 @@ from monitor.screen.dialog_text import description
 from operant import runs
 from operant.config import request
 from operant.runs import atomic
+from operant.runs.checkpoints import Store
+from operant.runs.checkpoints.tensors import pack
 from operant.runs.metrics import Reader
 from operant.text import size
 from operant.training import worker
+from operant.worlds import DeviceWorld
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
 WORDS = ("algo.name=dqn", f"algo.learning_starts={2 * ITERATION}", "algo.replay_capacity=16k", "checkpoint.every=2")
@@ -127,6 +130,37 @@ def test_a_replay_of_another_shape_starts_empty(whole, caplog):
         "warm resume: the replay starts empty: for replay/action it has I32 [250, 64, 1], this configuration I32 "
         "[125, 64, 1]" in caplog.text
     )
+
+
+def test_a_replay_of_another_time_limit_starts_empty(whole, caplog, monkeypatch):
+    """The environment's limit is edited to 300 steps: both limits give two rows of final observations, of other
+    ticks.
+    """
+    monkeypatch.setattr(DeviceWorld, "truncation_gap", 300)
+    with caplog.at_level(logging.INFO):
+        go_on(whole, f"run.steps={5 * ITERATION}")
+    assert "the replay starts empty: the time limit of episodes was 500 when it was saved and is 300" in caplog.text
+    assert read(replays(whole)[-1])["replay/ticks"].item() == 16
+
+
+def test_priorities_of_other_n_step_returns_are_not_used(here, tmp_path, caplog):
+    """The newest ticks have a priority, but no return of more steps yet."""
+    assert inline(here, f"run.steps={2 * ITERATION}", *WORDS, "algo.replay_sampling=prioritised").code == 0
+    with caplog.at_level(logging.INFO):
+        go_on(the_run(tmp_path), f"run.steps={3 * ITERATION}", "algo.n_step=7")
+    assert "the replay starts empty: algo.n_step was 5 when it was saved and is 7" in caplog.text
+
+
+def test_a_replay_of_an_environment_with_another_state_starts_empty(whole, caplog):
+    """Lanes that begin anew in mid-episode would need the row of a final observation that is still in use."""
+    store = Store(whole.checkpoints_path, run_uuid=whole.uuid.hex(), report=print)
+    found, (manifest, files) = store.load(), store.load_files()
+    changed = {**found.tensors, "world/state": found.tensors["world/state"][:-1]}
+    store.save_files(found.step, pack(changed), files["state.json"], files["config.toml"], session=manifest.session)
+    with caplog.at_level(logging.INFO):
+        go_on(whole, f"run.steps={5 * ITERATION}")
+    assert "the replay starts empty: the environment's state has changed" in caplog.text
+    assert read(replays(whole)[-1])["replay/ticks"].item() == 16
 
 
 def test_false_saves_none_and_says_so(here, tmp_path, caplog):

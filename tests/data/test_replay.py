@@ -5,6 +5,7 @@ batch takes.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ from toys import COUNT, GATE, PICK, PUSH, SEEN
 
 from operant.data.off_policy import OffPolicyConfig
 from operant.data.replay import Replay
+from operant.envs.outside import HostEnv, declare
 from operant.errors import MachineError
+from operant.host.source import Source
 from operant.worlds import DeviceWorld
+from operant.worlds.host_world import HostWorld
 
 T = 4
+TOYS = Path(__file__).parents[1] / "outside_toys.py"
 ENDLESS = replace(PUSH, time_limit=None)
 
 
@@ -25,7 +30,7 @@ class History:
     def __init__(
         self, env, lanes, *, capacity=10_000, batch=16, n_step=1, gamma=0.5, seed=1, noise_rows=0, place="auto"
     ):
-        self.world = DeviceWorld(env, lanes, seed=seed)
+        self.world = (HostWorld if isinstance(env, HostEnv) else DeviceWorld)(env, lanes, seed=seed)
         self.rollout = self.world.slot(T)
         keys = {
             "capacity": capacity,
@@ -66,6 +71,15 @@ class History:
                 self.step(t)
             self.advance()
         return self
+
+    def begin_anew(self):
+        """All lanes begin new episodes, as after a warm resume."""
+        last, lanes = self.ticks[-1], self.rollout.observation[0]
+        running = (last[2 + 1] | last[2 + 2]) == 0
+        last[5][:, running] = lanes[:, running]
+        last[4].logical_or_(running)
+        self.replay.cut(lanes)
+        self.world.reset(self.world.bind(self.rollout, -1))
 
     def expected(self, tick, lane, n, gamma):
         """Return, discount, next observation and whether it is a final one, of the plain definition."""
@@ -150,6 +164,25 @@ def test_batches_are_what_was_stored(env, lanes, n_step, capacity):
             if iteration > 0:
                 check(history, batch, history.replay.index, n_step, 0.9)
         history.advance()
+
+
+@pytest.mark.parametrize(("n_step", "capacity"), [(1, 10_000), (3, 36)])
+def test_lanes_of_an_outside_environment_that_begin_anew_end_their_episodes(n_step, capacity):
+    """Episodes of 10 steps, cut after 4, 12 and 16."""
+    history = History(declare(Source("file", f"{TOYS}:counting")), 3, capacity=capacity, n_step=n_step, batch=64)
+    for iterations in (1, 2, 1, 3):
+        history.run(iterations)
+        check(history, history.replay.sample(0, 0), history.replay.index, n_step, 0.5)
+        history.begin_anew()
+    cuts = sum(int(tick[4].sum()) for tick in history.ticks)
+    assert cuts == 3 * 4
+
+
+def test_a_replay_whose_ticks_share_final_observations_is_not_cut():
+    """A final observation in use would be overwritten: eight ticks of PICK share one."""
+    history = History(PICK, 4).run(1)
+    with pytest.raises(AssertionError, match="starts empty instead"):
+        history.begin_anew()
 
 
 def test_seam_and_newest_ticks_are_left_out():

@@ -46,7 +46,7 @@ def save(store: Store, step: int, session: int = 1) -> None:
 def found(store: Store, step: int, session: int = 1) -> tuple[str | None, dict[str, torch.Tensor]]:
     """Result of `restore`, and the copied tensors."""
     into = {name: torch.zeros_like(value) for name, value in ring(0).items()}
-    return store.replays.restore(step, into, session=session), into
+    return store.replays.restore(step, into, session=session, constants={}), into
 
 
 def lying(store: Store) -> list[str]:
@@ -69,9 +69,18 @@ def test_a_replay_of_other_shapes_changes_no_tensor(store):
         {"replay/action": torch.zeros(5, 3, 1)},
     ):
         into = {name: torch.zeros_like(value) for name, value in ring(0).items()} | wrong
-        assert "this configuration" in store.replays.restore(7, into, session=1)
+        assert "this configuration" in store.replays.restore(7, into, session=1, constants={})
         assert not any(value.any() for value in into.values())
     assert "another checkpoint" in found(store, 7, session=2)[0] and "not saved" in found(store, 8)[0]
+
+
+def test_a_replay_with_another_constant_changes_no_tensor(store):
+    save(store, 7)
+    words = {"replay/ticks": "env.time_limit", "replay/absent": "algo.n_step"}
+    into = {name: torch.zeros_like(value) for name, value in ring(0).items()} | {"replay/ticks": torch.tensor([6])}
+    reason = store.replays.restore(7, into, session=1, constants=words)
+    assert reason == "env.time_limit was 7 when it was saved and is 6"
+    assert into.pop("replay/ticks").item() == 6 and not any(value.any() for value in into.values())
 
 
 def test_the_former_replay_stays_until_the_new_checkpoint_is_committed(store):

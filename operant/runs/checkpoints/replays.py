@@ -76,9 +76,13 @@ class Replays:
             return False
         return True
 
-    def restore(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> str | None:
+    def restore(
+        self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int, constants: Mapping[str, str]
+    ) -> str | None:
         """Copy the saved tensors of a checkpoint into tensors of the same names and shapes; returns the reason if not
         possible, and changes no tensor then.
+
+        `constants` are tensors of one number that must have the saved value, with their names in a sentence.
         """
         from safetensors import SafetensorError
 
@@ -94,7 +98,7 @@ class Replays:
                     step,
                 ):
                     return f"{name} belongs to another checkpoint"
-                return _load(self.folder / name / FILE, tensors)
+                return _load(self.folder / name / FILE, tensors, constants)
         except (OSError, BadFileError, SafetensorError) as error:
             return f"{name}: {error}"
 
@@ -151,7 +155,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
             yield pinned[: len(piece)].copy_(piece).numpy().data
 
 
-def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str | None:
+def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, str]) -> str | None:
     """Copy the tensors of a file into those of the same names, piece by piece; returns the reason if they differ, and
     changes none then.
     """
@@ -164,6 +168,10 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str | None:
             expected = (_kind(tensors[name]), list(tensors[name].shape)) if name in tensors else "nothing"
             if saved != expected:
                 return f"for {name} it has {_words(saved)}, this configuration {_words(expected)}"
+        for name in (name for name in constants if name in tensors):
+            was, value = int(file.get_tensor(name)), int(tensors[name])  # sync: a resume
+            if was != value:
+                return f"{constants[name]} was {was:,} when it was saved and is {value:,}"
         for name, target in tensors.items():
             if not target.shape:
                 target.copy_(file.get_tensor(name))
