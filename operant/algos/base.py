@@ -168,6 +168,9 @@ class Engine(Protocol):
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch."""
 
+    def complete_update(self, ticks: int) -> int:
+        """Complete an update that `act` began, after a step that failed. See `operant.data.off_policy.Steps`."""
+
 
 class OffPolicy:
     """Base of algorithms that learn from a replay.
@@ -297,6 +300,10 @@ class OffPolicy:
     def store(self, t: int) -> None:
         """Store tick t in the replay."""
         self.cycle.replay.store(t)
+
+    def complete_update(self, ticks: int) -> int:
+        """Return 0: acting begins no update."""
+        return 0
 
     def record(self, **terms: Tensor) -> None:
         """Add the terms of an update, scalars by the names in `TERMS`, to the totals; nothing where `skip` is 1."""

@@ -255,7 +255,9 @@ class Cycle:
         self.collector.start()
 
     def run(self, steps: Steps) -> None:
-        """Run one iteration. If the environment fails, the stored ticks count, so that a checkpoint can be saved."""
+        """Run one iteration. If the environment fails, the stored ticks and the updates count, so that a checkpoint can
+        be saved.
+        """
         config, replay = self.config, self.replay
         if isinstance(self.sampler, Prioritised):
             share = (self.iteration[0] / self._priority_iterations).clamp_max(1.0)
@@ -277,7 +279,7 @@ class Cycle:
         try:
             self.collector.collect(steps.act, after)
         except EnvironmentFailedError:
-            replay.advance(stored, config.due(stored).start)
+            replay.advance(stored, config.due(stored).start + steps.complete_update(stored + 1))
             self.rollout.observation[0].copy_(self.rollout.observation[stored])
             raise
         self.collector.carry_on()
@@ -303,3 +305,9 @@ class Steps(Protocol):
 
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch; change nothing where `skip` is 1."""
+
+    def complete_update(self, ticks: int) -> int:
+        """Complete an update that `act` began, after a step that failed, and return the number of them: 0 or 1.
+
+        `ticks` includes the failed one. A checkpoint then holds no part of an update.
+        """

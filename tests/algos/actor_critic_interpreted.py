@@ -4,11 +4,15 @@ SAC and TD3 on the CPU.
 
 from __future__ import annotations
 
+import contextlib
+
+import torch
 from test_sac import iterate, sac_on
 from test_td3 import td3_on
 from toys import PUSH
 
 from operant import envs
+from operant.errors import EnvironmentFailedError
 from operant.nn import mlp
 
 
@@ -58,3 +62,33 @@ def large_mean_case(name, env, net, algo, mean=1000.0):
         for part, want in reference.items()
         if part.endswith("exp_avg")
     }
+
+
+def failed_step_case(name, env, net, algo):
+    """Tensors that differ between a run whose environment fails in step 0, beside which an update has begun as on a
+    GPU, and one that fails in step 1, after that update.
+    """
+
+    def run(failing, *, overlap):
+        made = iterate(make(name, env, "fused", net, algo), 2)
+        engine, step, act = made.engine, made.world.step, made.engine.act
+
+        def failing_step(slot, offset):
+            if offset == failing:
+                raise EnvironmentFailedError("out of order")
+            step(slot, offset)
+
+        def overlapping_act(t):
+            if t == failing and overlap:
+                engine._update_critics(t + 1, made.config.due(t)[0])
+                engine._overlapped_update = made.config.due(t)[0]
+            act(t)
+
+        made.world.step, engine.act = failing_step, overlapping_act
+        with contextlib.suppress(EnvironmentFailedError):
+            iterate(made, 1)
+        assert not made.cycle.skip
+        return {key: tensor for key, tensor in made.state("train").items() if not key.startswith("world/")}
+
+    found, expected = run(0, overlap=True), run(1, overlap=False)
+    return [key for key, want in expected.items() if key != "algo/observation" and not torch.equal(found[key], want)]

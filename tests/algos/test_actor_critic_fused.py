@@ -151,6 +151,14 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not():
     assert interpreted([("bits", words(2))], "actor_critic_interpreted") == [[True, False]]
 
 
+@pytest.mark.soak
+def test_an_update_that_began_with_a_failed_step_is_completed():
+    """A checkpoint after the environment's failure holds whole updates: of critics, actor and temperature."""
+    net = {"hidden": [32, 16], "activation": "silu", "layer_norm": True}
+    case = {"name": "sac", "env": "push", "net": net, "algo": {**FEW, "horizon": 2, "learning_starts": 16}}
+    assert interpreted([("failed_step", case)], "actor_critic_interpreted") == [[]]
+
+
 @pytest.mark.parametrize("make", [sac_on, td3_on])
 @pytest.mark.parametrize(
     ("net", "algo", "words"),

@@ -191,3 +191,7 @@ class ActorCriticEngine(Launcher):
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch, of a replay with `ticks` of the iteration stored."""
         raise NotImplementedError
+
+    def complete_update(self, ticks: int) -> int:
+        """Return 0: acting begins no update."""
+        return 0

@@ -226,6 +226,10 @@ class FusedDQN(Launcher):
             self._reduce_and_step(1, ticks - 1, number, stores)
             self._reduce_and_step(2, ticks - 1, number, 0)
 
+    def complete_update(self, ticks: int) -> int:
+        """Return 0: acting computes a gradient, but takes no step."""
+        return 0
+
     def _stored_parts(self, t: int) -> int:
         """STORES of `store_tick` for tick t: the observation after an iteration's last tick is stored by the next
         iteration's `prepare`.

@@ -198,8 +198,8 @@ class WideEngine(WidePasses):
 
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch, of a replay with `ticks` of the iteration stored."""
-        if self._overlapped_update == number and self._update_stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._update_stream)
+        if self._overlapped_update == number:
+            self._join(self._update_stream)
         else:
             self._update_critics(ticks, number)
         self._overlapped_update = -1
@@ -207,6 +207,13 @@ class WideEngine(WidePasses):
             self._step(self._actor, self._target_actor)
         self._join(self._stream_a)
         self._join(self._stream_b)
+
+    def complete_update(self, ticks: int) -> int:
+        """Complete the update that `act` began, if any, which needs no outcome of the failed step. Returns 0 or 1."""
+        if self._overlapped_update < 0:
+            return 0
+        self.update(ticks, self._overlapped_update)
+        return 1
 
     def _update_critics(self, ticks: int, number: int) -> None:
         """All of an update but the actor's step: sample, step critics and their targets, compute the actor's gradient
