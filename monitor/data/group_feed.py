@@ -155,7 +155,7 @@ class GroupFeed:
         self._joined_s = time.monotonic()
         if len(self._feeds) < len(self._group.members):
             self._group = groups.load(self._group.path) or self._group
-            for seed, run in self._group.runs.items():
+            for seed, run in self._group.unchanged.items():
                 if seed not in self._feeds:
                     self._feeds[seed] = LiveFeed(run, readonly=True)
                     self._feeds[seed].set_poll_interval(self._interval_s)

@@ -28,8 +28,10 @@ def find(text: str, scope: tuple[Path, bool]) -> Group | None:
 
 
 def make(*words: Any, **fields: Any) -> Group:
-    """Create a group, see `groups.create`."""
-    return groups.create(*words, **fields)
+    """Create a group, see `groups.create`. Reports names that other runs have."""
+    group = groups.create(*words, **fields)
+    say(*(f"seed {seed}: {id_} exists already; this run gets another name" for seed, id_ in group.taken.items()))
+    return group
 
 
 def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
@@ -55,13 +57,13 @@ def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run]
     return list(made.values())
 
 
-def run(group: Group, *, detach: bool) -> int:
-    """Start or continue a group and watch it. Returns the exit code."""
+def run(group: Group, *, detach: bool, is_new: bool = False) -> int:
+    """Start or continue a group and watch it. Deletes a new one that made no run. Returns the exit code."""
     presses = follow.Presses()
     with presses.counted():
         groups.start(group)
         code = _watch(group, presses, detach=detach)
-    if not group.runs:
+    if is_new and not group.runs:
         groups.remove(group)
     return code
 
@@ -144,8 +146,10 @@ def lines(described: Mapping[str, Any]) -> list[str]:
         )
         for row in described["runs"]
     ]
+    changed = [row["id"] for row in described["runs"] if not row["counts"]]
     return [
         *table(_HEADS, rows, _RIGHT),
+        *(f"{id_} was resumed with other values: not in the mean" for id_ in changed),
         f"{described['id']}: {described['finished']} of {described['seeds']} finished, eval {mean(described)}",
     ]
 

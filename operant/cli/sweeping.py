@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -205,8 +206,8 @@ class _Table:
         self._terminal = sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """Print a message about a trial; on a terminal only failures, since the table shows the rest."""
-        if not self._terminal or "failed" in line:
+        """Print a message about a trial; on a terminal not those that the table shows."""
+        if not (self._terminal and re.match(r"trial [0-9]+ (finished|pruned):", line)):
             from operant.cli import listing
 
             self._drawn = listing.redraw(sys.stderr, self._drawn, []) if self._drawn else []

@@ -141,7 +141,7 @@ def train(
             side_by_side=side_by_side,
             trusted=trusted,
         )
-        raise typer.Exit(grouped.run(group, detach=after is After.DETACH))
+        raise typer.Exit(grouped.run(group, detach=after is After.DETACH, is_new=True))
     else:
         _train(asked, after, root, consented(trust, asked.check_trust))
 
@@ -307,8 +307,12 @@ def _resume_group(group: grouped.Group, after: After) -> int:
     from operant import runs
     from operant.cli import grouped
 
-    made = group.runs
+    made, taken = group.unchanged, group.taken
     for seed, name in group.members.items():
+        if seed in taken:
+            reason = "was resumed with other values" if seed in group.runs else "is not a run of this group"
+            say(f"{safe(name)} {reason}: it stays as it is, and seed {seed} is trained under another name")
+            continue
         word = runs.state(made[seed]).word if seed in made else "not begun"
         kept = seed in made and any(made[seed].checkpoints_path.glob("step-*"))
         doing = "nothing to do" if word == "finished" else "is resumed" if kept else "is trained from its beginning"

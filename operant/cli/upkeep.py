@@ -78,6 +78,10 @@ def rm(
         sweeps.load(name, *scope) or groups.find(name, *scope) or runs.resolve(name, *scope)
         for name in dict.fromkeys(names)
     ]
+    if yes and (
+        begun := [one for name, one in zip(dict.fromkeys(names), found, strict=True) if _is_begin(name, one.id)]
+    ):
+        raise UsageError(f"--yes deletes without a question: give the whole name, {safe(begun[0].id)}")
     members = {one.path: [one] if isinstance(one, runs.Run) else list(one.runs.values()) for one in found}
     if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
         raise BusyError(f"{safe(busy[0].id)} is still running.  Stop it: operant stop {safe(busy[0].id)}")
@@ -99,6 +103,14 @@ def rm(
             one, groups.Group
         ) else sweeps.remove(one)
         say(f"{safe(one.id)}: deleted")
+        if not isinstance(one, runs.Run):
+            others = [id_ for id_ in runs.list_ids(one.path.parent, everywhere=False) if id_.startswith(f"{one.id}.")]
+            say(*(f"{safe(id_)}: not a run of {safe(one.id)}, not deleted" for id_ in others))
+
+
+def _is_begin(name: str, id_: str) -> bool:
+    """Whether a name is only the beginning of an id, which another run may have too."""
+    return len(name) < len(id_) and id_.startswith(name) and not id_.endswith(f"-{name}")
 
 
 def _ask(question: str) -> None:

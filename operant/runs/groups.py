@@ -12,6 +12,7 @@ nothing of what is trained.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import re
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from operant import runs
-from operant.errors import BusyError, MachineError, OperantError, UsageError
-from operant.runs import Run, launch, pool
+from operant.errors import BusyError, ConfigError, MachineError, OperantError, UsageError
+from operant.runs import Run, launch, membership, pool
 from operant.runs.index import names_in
 from operant.runs.scheduler import Journal, Scheduler, Trial
 
@@ -59,10 +60,42 @@ class Group(NamedTuple):
         }
 
     @property
+    def uuid(self) -> str:
+        """Identity in the runs of the group; "" for a group from before there was one."""
+        return membership.uuid_in(self.document, self.path / FILE)
+
+    @property
     def runs(self) -> dict[int, Run]:
-        """Existing runs by seed."""
+        """Existing runs by seed, without those of others that merely have the id of a member."""
+        uuid = self.uuid
         loaded = {seed: runs.load(self.path.parent / id_) for seed, id_ in self.members.items()}
-        return {seed: run for seed, run in loaded.items() if run is not None}
+        return {
+            seed: run
+            for seed, run in loaded.items()
+            if run is not None and membership.is_member(run, uuid, seed, 0, self.request(seed))
+        }
+
+    @property
+    def unchanged(self) -> dict[int, Run]:
+        """Existing runs by seed, without those that were resumed with other values: the runs of which means are."""
+        return {seed: run for seed, run in self.runs.items() if membership.is_unchanged(run, self.request(seed))}
+
+    @property
+    def taken(self) -> dict[int, str]:
+        """Ids by seed that cannot be used: the run or folder of that name is not one of `unchanged`."""
+        own = self.unchanged
+        return {
+            seed: id_
+            for seed, id_ in self.members.items()
+            if seed not in own and os.path.lexists(self.path.parent / id_)
+        }
+
+    def request(self, seed: int) -> dict[str, Any]:
+        """Request of the run of a seed, as run.json stores it."""
+        request = self.document.get("request")
+        request = request if isinstance(request, dict) else {}
+        own = [f"run.seed={seed}", "run.seeds=1", f"run.name={self.members.get(seed)}"]
+        return request | {"overrides": [*request.get("overrides", ()), *own]}
 
     @property
     def live(self) -> bool:
@@ -125,9 +158,11 @@ def create(
     document = {
         "schema": 1,
         "id": path.name,
+        "uuid": membership.new_uuid(),
         "created_realtime_ns": time.time_ns(),
         "request": dict(request),
         "members": members,
+        "files": {path: _sha256(path) for path in (request.get("config"), request.get("environment_file")) if path},
         **fields,
     }
     runs.write_json(path / FILE, document)
@@ -138,6 +173,27 @@ def load(path: Path) -> Group | None:
     """Load the group in a folder, or None."""
     document = runs.read_json(path / FILE) if runs.ID.fullmatch(path.name) else {}
     return Group(path.name, path, document) if document else None
+
+
+def changed_files(group: Group) -> list[str]:
+    """Files named on the command line of a group that have changed since it began."""
+    files = group.document.get("files")
+    return [path for path, sha256 in files.items() if _sha256(path) != sha256] if isinstance(files, dict) else []
+
+
+def _changed_message(group: Group, paths: Sequence[str], seeds: Sequence[int]) -> str:
+    named, left = ", ".join(map(runs.display_path, map(Path, paths))), ", ".join(map(str, seeds))
+    return (
+        f"{named} has changed since the group began. Not started: seed {left}, because its results would not be "
+        f"comparable. Restore the file and continue (operant resume {group.id}), or start a new group"
+    )
+
+
+def _sha256(path: str) -> str:
+    """SHA-256 of a file; "" if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return ""
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
@@ -180,17 +236,17 @@ def remove(group: Group) -> None:
 
 def describe(group: Group) -> dict[str, Any]:
     """Summary of a group, as `operant show --json` prints it: its runs (`states.describe`) and means over seeds."""
-    existing = group.runs
+    existing, unchanged = group.runs, group.unchanged
     bands: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for seed, id_ in group.members.items():
-        rows.append(
-            {"seed": seed, "id": id_, "state": "waiting"} | (runs.describe(existing[seed]) if seed in existing else {})
-        )
+        described = runs.describe(existing[seed]) if seed in existing else {}
+        counts = seed in unchanged or seed not in existing
+        rows.append({"seed": seed, "id": id_, "state": "waiting", "counts": counts} | described)
     for key in ("eval_return", "best_return", "return", "step"):
-        mean = band([row[key] for row in rows if row.get(key) is not None])
+        mean = band([row[key] for row in rows if row["counts"] and row.get(key) is not None])
         bands[key] = None if mean is None else mean._asdict()
-    finished = sum(row["state"] == "finished" for row in rows)
+    finished = sum(row["state"] == "finished" and row["counts"] for row in rows)
     own = {"schema": 1, "id": group.id, "path": str(group.path), "live": group.live}
     return {**own, "seeds": len(rows), "finished": finished, "bands": bands, "runs": rows}
 
@@ -232,23 +288,30 @@ class SeedJournal(Journal[Trial]):
     """Journal of a group: group.json. A trial is the run of one seed."""
 
     def __init__(self, group: Group) -> None:
-        self.root, self.trusted = group.path.parent, group.document.get("trusted") is True
+        self.root, self.trusted, self.uuid = group.path.parent, group.document.get("trusted") is True, group.uuid
         self._group, self._seeds = group, list(group.members)
 
     def next_trial(self) -> Trial | None:
         """The next seed whose run has not finished and is not trained by another process."""
         while self._seeds:
             seed = self._seeds.pop(0)
-            run = runs.load(self.root / self._group.members[seed])
-            if run is None or not (runs.has_trainer(run.path) or runs.state(run).word == "finished"):
-                return Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
+            trial = Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
+            run = self.load(trial, 0)
+            if run is not None and (runs.has_trainer(run.path) or runs.state(run).word == "finished"):
+                continue
+            begins = run is None or not self.is_resumable(run)
+            if begins and (changed := changed_files(self._group)):
+                self.write(
+                    problem=_changed_message(self._group, changed, [seed, *self._seeds]), code=ConfigError.exit_code
+                )
+                self._seeds.clear()
+                return None
+            return trial
         return None
 
     def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
         """The request of the group, with the seed."""
-        request = self._group.document["request"]
-        own = [f"run.seed={trial.number}", "run.seeds=1", f"run.name={trial.ids[index]}"]
-        return request | {"overrides": [*request["overrides"], *own]}
+        return self._group.request(trial.number)
 
     def save_ids(self, trial: Trial) -> None:
         """Record the id of a run in group.json."""

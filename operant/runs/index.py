@@ -72,8 +72,8 @@ def display_path(path: Path) -> str:
 # making
 
 
-def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]) -> Run:
-    """Make a run folder (0700) with its run.json and enter it in the index.
+def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any], **fields: Any) -> Run:
+    """Make a run folder (0700) with its run.json, in which `fields` are set, and enter it in the index.
 
     Its id is `name`, with a suffix of four hexadecimal digits only if another run has that name; or else `prefix`
     (`<env>-<algo>`) with such a suffix. Raises UsageError for an invalid name, MachineError if the folder cannot be
@@ -102,6 +102,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
         "version": __version__,
         "host": host(),
         "request": dict(request),
+        **fields,
     }
     try:
         write_json(path / "run.json", document)
@@ -299,6 +300,8 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         )
         fits = next((kind for kind in kinds if kind), []) if text else []
     exact = [run for run in fits if run.id == text and run.path.parent == root]
+    if not (fits and fits[0].id == text) and (kind := _collection(text, {root, *(run.path.parent for run in fits)})):
+        raise NotFoundError(f"{text} is a {kind}: name one of its runs. All of them: operant show {text}")
     if len(fits) == 1 or exact:
         return (exact or fits)[0]
     if fits:
@@ -350,17 +353,15 @@ def _at_path(text: str) -> Run:
     )
 
 
-def _ambiguous(text: str, fits: list[Run]) -> str:
+def _collection(text: str, roots: Iterable[Path]) -> str | None:
+    """Kind of a folder of this name in one of the roots: a sweep, a group, or None for anything else."""
     for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
-        if (
-            ID.fullmatch(text)
-            and all(run.id.startswith(f"{text}.") for run in fits)
-            and (fits[0].path.parent / text / file).is_file()
-        ):
-            return (
-                f"{text} is a {kind} of {len(fits)} runs: name one of them, such as {safe(fits[0].id)}. All of "
-                f"them: operant show {text}"
-            )
+        if ID.fullmatch(text) and any(os.path.isfile(root / text / file) for root in roots):
+            return kind
+    return None
+
+
+def _ambiguous(text: str, fits: list[Run]) -> str:
     same_id = len({run.id for run in fits}) < len(fits)
     named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""

@@ -17,6 +17,12 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _MOST_TAGS, _MOST_TEXT = 32, 10_000
 
 
+def exist(folder: Path) -> bool:
+    """Whether a run has a note or a tag."""
+    noted = read(folder)
+    return bool(noted["note"] or noted["tags"])
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Read `note`, a text or None, and `tags`, sorted; untrusted text is made printable. Never raises."""
     document = runfolder.read_json(folder / _FILE)

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from operant import runs
 from operant.errors import BusyError, StoppedError
-from operant.runs import Run, pool
+from operant.runs import Run, membership, notes, pool
 
 _LOOK_S: Final = 0.25
 
@@ -45,9 +45,10 @@ AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
 
 class Journal(ABC, Generic[AnyTrial]):
-    """Trials on disk, of a group or a sweep. `root` is the folder of their runs."""
+    """Trials on disk, of a group or a sweep. `root` is the folder of their runs, `uuid` its identity in them."""
 
     root: Path
+    uuid: str
     trusted: bool  # code from run folders may be imported
 
     def unfinished(self) -> list[AnyTrial]:
@@ -66,6 +67,17 @@ class Journal(ABC, Generic[AnyTrial]):
     @abstractmethod
     def request(self, trial: AnyTrial, index: int, worker: int) -> Mapping[str, Any]:
         """Request of a run, as run.json stores it, for the worker of a number."""
+
+    def load(self, trial: AnyTrial, index: int) -> Run | None:
+        """Load a run of a trial; None before it is made, and if another run has its id."""
+        run = runs.load(self.root / trial.ids[index])
+        request = self.request(trial, index, 0)
+        is_own = (
+            run is not None
+            and membership.is_member(run, self.uuid, trial.number, index, request)
+            and membership.is_unchanged(run, request)
+        )
+        return run if is_own else None
 
     def is_resumable(self, run: Run) -> bool:
         """Whether a run that has ended is resumed, not trained from its beginning."""
@@ -160,19 +172,24 @@ class Scheduler(Generic[AnyTrial]):
 
     def _start(self, trial: AnyTrial, index: int, number: int) -> None:
         """Train a run of a trial on the worker of a number, or resume it."""
-        worker, run, resume = self._workers[number], self._load(trial, index), None
+        worker, run, resume = self._workers[number], self._journal.load(trial, index), None
         if run is not None and not runs.has_trainer(run.path):
             if self._journal.is_resumable(run):
                 resume = "last"
-                request = run.document.get("request")
-                request = request if isinstance(request, dict) else {}
                 own = {"resume_overrides": [], "resume_directory": str(self._journal.root)}
-                runs.update_document(run.path, request={**request, **own})
+                runs.update_document(run.path, request={**membership.request_of(run), **own})
             else:
-                runs.remove(run)
+                if not notes.exist(run.path):  # a run with a note or a tag is not removed without a question
+                    runs.remove(run)
                 run = None
         if run is None:
-            run = runs.create(self._journal.root, trial.ids[index], "", self._journal.request(trial, index, number))
+            run = runs.create(
+                self._journal.root,
+                trial.ids[index],
+                "",
+                self._journal.request(trial, index, number),
+                **membership.identity(self._journal.uuid, trial.number, index),
+            )
             if run.id != trial.ids[index]:  # another run has the id
                 trial.ids[index] = run.id
                 self._journal.save_ids(trial)
@@ -181,9 +198,6 @@ class Scheduler(Generic[AnyTrial]):
             trial.active[index] = worker
         except BusyError:
             trial.active[index] = None
-
-    def _load(self, trial: AnyTrial, index: int) -> Run | None:
-        return runs.load(self._journal.root / trial.ids[index])
 
     # ending
 
@@ -205,7 +219,7 @@ class Scheduler(Generic[AnyTrial]):
     def _observe(self, trial: AnyTrial) -> None:
         """Record a trial of which all runs have ended; look at the runs that other processes train."""
         for index in [index for index, worker in trial.active.items() if worker is None]:
-            run = self._load(trial, index)
+            run = self._journal.load(trial, index)
             if run is not None and runs.has_trainer(run.path):
                 continue
             del trial.active[index]

@@ -1,22 +1,27 @@
-"""Sweep folders: lookup, the commands that work on a sweep, stop requests to them. Standard library only; knows no
-trial.
+"""Sweep folders: lookup, runs, the commands that work on a sweep, stop requests to them. Standard library only; knows
+no trial.
 
-    runs/NAME/   at-HOST-PID.json   a command that works on the sweep, on any machine
+    runs/NAME/   sweep.json         identity of the sweep in its runs (operant/runs/membership.py)
+                 at-HOST-PID.json   a command that works on the sweep, on any machine
                  stop.json          the last stop request to all of them
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from operant import runs
-from operant.runs import Run, groups
+from operant.runs import Run, groups, membership
 
 FILE: Final = runs.SWEEP_FILE
+IDENTITY: Final = "sweep.json"
 _STOP: Final = "stop.json"
 
 
@@ -87,13 +92,44 @@ def ask_stop(folder: Path, *, now: bool = False) -> None:
     runs.write_json(folder / _STOP, {"asked_by": runs.identity(), "now": now, "count": count})
 
 
+def create_identity(folder: Path) -> None:
+    """Give a new sweep its identity, unless another command has just done so. Raises OSError and MachineError."""
+    temporary = folder / f".{IDENTITY}-{os.getpid()}"
+    fields = {"id": folder.name, "uuid": membership.new_uuid(), "created_realtime_ns": time.time_ns()}
+    runs.write_json(temporary, {"schema": 1, **fields})
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, folder / IDENTITY)
+    finally:
+        temporary.unlink()
+
+
+def uuid(folder: Path) -> str:
+    """Identity of a sweep in its runs; "" for a sweep from before there was one."""
+    return membership.uuid_in(runs.read_json(folder / IDENTITY), folder / IDENTITY)
+
+
 def trials(folder: Path) -> list[Run]:
-    """Runs of the trials of a sweep."""
-    return [
-        run
-        for run in runs.list_runs(folder.parent, everywhere=False)
-        if run.id.startswith(f"{folder.name}.") and run.id[len(folder.name) + 1].isdigit()
-    ]
+    """Runs of the trials of a sweep, and of nobody else."""
+    listed, own = runs.list_runs(folder.parent, everywhere=False), uuid(folder)
+    if own:
+        return [run for run in listed if membership.belongs_to(run, own)]
+    if (folder / IDENTITY).exists():  # a copy of a sweep
+        return []
+    name = re.compile(rf"{re.escape(folder.name)}\.[0-9]+(\.[0-9]+)?(-[0-9a-f]{{4,8}})?")
+    return [run for run in listed if name.fullmatch(run.id) and _was_asked_by(folder, run)]
+
+
+def _was_asked_by(folder: Path, run: Run) -> bool:
+    """Whether a sweep from before 2026-11-24 made a run: the request names its file, and one seed."""
+    request = membership.request_of(run)
+    words: Any = request.get("overrides")
+    return (
+        membership.KEY not in run.document
+        and request.get("config") == str(folder / FILE)
+        and isinstance(words, list)
+        and "run.seeds=1" in words
+    )
 
 
 def _stop_request(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ resumed, or trained from their beginning. Knows no terminal.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ class SweepJournal(Journal[SweepTrial]):
 
     def __init__(self, plan: Plan, *, devices: int, say: Callable[[str], None], trusted: bool) -> None:
         self.plan, self.study = plan, Study(plan)
-        self.root, self.trusted = plan.folder.parent, trusted
+        self.root, self.trusted, self.uuid = plan.folder.parent, trusted, plan.uuid
         self._devices, self._say = devices, say
         self._failures, self._any_success = 0, False
         self._usual_s = math.inf  # seconds of a run of the last trial
@@ -77,8 +78,8 @@ class SweepJournal(Journal[SweepTrial]):
             values=values,
             reported=set(abandoned.intermediate_values),
         )
-        for index, id_ in trial.ids.items():
-            run = runs.load(self.root / id_)
+        for index in trial.ids:
+            run = self.load(trial, index)
             word = "" if run is None else runs.state(run).word
             if run is not None and runs.has_trainer(run.path):
                 trial.active[index] = None
@@ -131,8 +132,13 @@ class SweepJournal(Journal[SweepTrial]):
         return not timed and super().is_resumable(run) and run.config_path.is_file()
 
     def save_ids(self, trial: SweepTrial) -> None:
-        """Record the ids of the runs in the engine."""
+        """Record the ids of the runs in the engine, and report names that other runs have."""
         self.study.claim(trial.engine, list(trial.ids.values()))
+        for index, name in enumerate(self._ids(trial.number)):
+            if trial.ids[index] != name and os.path.lexists(self.root / name):
+                self._say(
+                    f"{name} is not a run of this trial: it stays as it is, and the trial's is {trial.ids[index]}"
+                )
 
     def run_ended(self, trial: SweepTrial, index: int, run: Run, code: int) -> None:
         """Record the result of a run. A stop from outside prunes the trial, a failure fails it."""
@@ -180,7 +186,7 @@ class SweepJournal(Journal[SweepTrial]):
         """Evaluations of a run so far."""
         if index in trial.results:
             return trial.results[index].points
-        run = runs.load(self.root / trial.ids[index]) if index in trial.active else None
+        run = self.load(trial, index) if index in trial.active else None
         return () if run is None else results.points(run)
 
     def trial_ended(self, trial: SweepTrial) -> None:

@@ -2,6 +2,7 @@
 folder of the sweep. Knows no engine and no trial.
 
     runs/NAME/   sweep.toml    the resolved configuration and [sweep], for this machine and all that join
+                 sweep.json    the identity of the sweep in its runs
                  journal.log   the trials, written by the search engine
                  sweep.lock    held while a trial is taken
                  best.toml, *.png, worker-*.log
@@ -23,6 +24,8 @@ from operant import runs
 from operant.config import load, messages, raw, sections
 from operant.config.request import Request
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
+from operant.runs import sweeps
+from operant.runs.index import names_in
 from operant.settings import Count, Real, Section
 from operant.sweep import space
 
@@ -66,6 +69,7 @@ class Plan:
 
     name: str
     folder: Path
+    uuid: str  # identity in the runs; "" for a sweep from before there was one
     settings: Settings
     space: tuple[space.Dimension, ...]
     request: Request
@@ -140,8 +144,9 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     text = _file_text(config, table)
     if (folder / FILE).is_file():
         _check_unchanged(folder, text, trusted)
-    elif runs.load(folder) is not None:
-        raise UsageError(f"{runs.display_path(folder)} is a run: give the sweep another name with --name")
+    elif set(names_in(folder)) - {sweeps.IDENTITY}:
+        kind = "a run" if runs.load(folder) is not None else "a folder with other files"
+        raise UsageError(f"{runs.display_path(folder)} is {kind}: give the sweep another name with --name")
     _write(folder, text)
     return join(folder, trusted)
 
@@ -155,7 +160,8 @@ def join(folder: Path, trusted: bool = False) -> Plan:
     request = Request(folder / FILE, (), None, folder)
     written = raw.read(request.source)
     settings, dimensions = _check(written, written.data.get("sweep", {}))
-    return Plan(folder.name, folder, settings, tuple(dimensions), request, request.load(trusted))
+    uuid = sweeps.uuid(folder)
+    return Plan(folder.name, folder, uuid, settings, tuple(dimensions), request, request.load(trusted))
 
 
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
@@ -252,6 +258,8 @@ def _fixed_keys(text: str) -> dict[str, Any]:
 def _write(folder: Path, text: str) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / FILE).exists():
+            sweeps.create_identity(folder)
         new = folder / f".{FILE}.tmp"
         new.write_text(text, encoding="utf-8")
         new.replace(folder / FILE)

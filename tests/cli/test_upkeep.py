@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,7 @@ import pytest
 from made_runs import made
 
 from operant import runs
-from operant.runs import groups, history
+from operant.runs import groups, history, membership
 
 NAN = float("nan")
 ROWS = [(10 * k, (float(k), 1.0, NAN, 0.01)) for k in range(1, 9)]
@@ -103,9 +104,28 @@ def test_rm_asks_and_never_deletes_a_live_run(three, here, started):
 
 def test_rm_deletes_a_group_with_its_runs(three, here, tmp_path):
     group = groups.create(tmp_path / "runs", "many", "x", {}, [1, 2])
-    member = made(tmp_path / "runs", group.members[1], ROWS)
+    member = made(tmp_path / "runs", group.members[1], ROWS, **membership.identity(group.uuid, 1))
     done = here("rm", "many", "--yes")
     assert done.code == 0 and not group.path.exists() and not member.path.exists(), done.err
+
+
+def test_rm_of_a_group_deletes_no_run_that_merely_has_the_name_of_a_member(here, tmp_path):
+    group = groups.create(tmp_path / "runs", "many", "x", {"overrides": []}, [1, 2, 3])
+    made(tmp_path / "runs", "many.1", ROWS, **membership.identity(group.uuid, 1))
+    own = made(tmp_path / "runs", "many.2", ROWS)
+    shutil.copytree(tmp_path / "runs" / "many.1", tmp_path / "runs" / "many.3")
+    shutil.copytree(group.path, tmp_path / "runs" / "copy")
+    assert here("rm", "copy", "--yes").code == 0 and own.path.exists() and (tmp_path / "runs" / "many.1").exists()
+    done = here("rm", "many", "--yes")
+    assert done.code == 0 and "many.2: not a run of many, not deleted" in done.err
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["many.2", "many.3"]
+    refused = here("rm", "many", "--yes")  # the beginning of two names
+    assert refused.code == 3 and own.path.exists()
+
+
+def test_rm_without_a_question_takes_no_run_that_merely_begins_with_the_name(three, here):
+    done = here("rm", "on", "--yes")
+    assert done.code == 2 and "give the whole name, one" in done.err and three[0].path.exists()
 
 
 def test_du_shows_the_largest_first(three, here):

@@ -12,14 +12,14 @@ import pytest
 from made_runs import made
 
 from operant import plot, runs
-from operant.runs import groups
+from operant.runs import groups, membership
 
 pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs scipy")
 
 NAN = math.nan
 
 
-def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, **document):
+def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, id_=None, **document):
     """Run that learns towards `top` plus its seed, evaluated every tenth record."""
     rows = []
     for k in range(1, 101):
@@ -32,13 +32,20 @@ def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, 
     )
     return made(
         root,
-        f"{environment}-{algorithm}-{seed}",
+        id_ or f"{environment}-{algorithm}-{seed}",
         rows,
         config=config,
         algo=algorithm,
         env=environment,
         seed=seed,
         **document,
+    )
+
+
+def member(group, seed, **words):
+    """Run of a group."""
+    return learner(
+        group.path.parent, "ppo", seed, id_=group.members[seed], **membership.identity(group.uuid, seed), **words
     )
 
 
@@ -95,8 +102,8 @@ def test_compare_shows_it_in_the_terminal(three, here):
 
 def test_a_group_stands_for_its_runs(here, tmp_path):
     group = groups.create(tmp_path / "runs", "many", "x", {}, [1, 2])
-    for seed, name in group.members.items():
-        learner(tmp_path / "runs", "ppo", seed, top=10).path.rename(tmp_path / "runs" / name)
+    for seed in group.members:
+        member(group, seed, top=10)
     document = json.loads(here("compare", "many", "--json").out)
     assert [row["runs"] for row in document["groups"]] == [["many.1", "many.2"]]
 

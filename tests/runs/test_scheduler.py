@@ -4,7 +4,7 @@ import pytest
 
 from operant import runs
 from operant.errors import BusyError, OperantError
-from operant.runs import pool, scheduler
+from operant.runs import groups, membership, notes, pool, scheduler
 from operant.runs.scheduler import Journal, Scheduler, Trial
 
 
@@ -38,7 +38,7 @@ class FakeWorker:
 class ListJournal(Journal):
     """Trials of a list. Records the ends of runs and trials; a failed run fails its trial."""
 
-    trusted = False
+    trusted, uuid = False, "1" * 32
 
     def __init__(self, root, trials):
         self.root, self.trials = root, list(trials)
@@ -77,6 +77,12 @@ def trials(*seeds):
     ]
 
 
+def own_run(journal, id_, number, index, **fields):
+    """Run as the scheduler makes it for a trial."""
+    request = journal.request(None, index, 0) | fields.pop("request", {})
+    return runs.create(journal.root, id_, "", request, **{**membership.identity(journal.uuid, number, index), **fields})
+
+
 def test_every_run_of_every_trial_is_trained_once(tmp_path):
     journal, workers = ListJournal(tmp_path, trials(2, 1, 2)), [FakeWorker(), FakeWorker()]
     assert Scheduler(journal, workers, lambda: 0).run() is True
@@ -110,7 +116,7 @@ def test_a_stop_leaves_trials_open_for_the_next_scheduler(tmp_path):
 
     # A run with a checkpoint is resumed; one without is made again.
     (tmp_path / "t.0.0" / "checkpoints" / "step-000000000001").mkdir(parents=True)
-    uuid = runs.create(tmp_path, "t.0.1", "", {}).uuid
+    uuid = own_run(journal, "t.0.1", 0, 1).uuid
     journal.unfinished, worker = lambda: one.trials, FakeWorker()
     assert Scheduler(journal, [worker], lambda: 0).run() is True
     assert sorted(worker.begun) == [("t.0.0", "last"), ("t.0.1", None), ("t.1.0", None)]
@@ -127,8 +133,8 @@ def test_a_run_of_another_process_is_waited_for(tmp_path, monkeypatch):
     busy = {"t.0.0"}
     monkeypatch.setattr(runs, "has_trainer", lambda path: path.name in busy)
     monkeypatch.setattr(runs, "state", lambda run: runs.State("finished"))
-    runs.create(tmp_path, "t.0.0", "", {})
     journal, worker, turns = ListJournal(tmp_path, trials(1)), FakeWorker(), []
+    own_run(journal, "t.0.0", 0, 0)
 
     def after_turn():
         turns.append(list(journal.runs))
@@ -145,3 +151,83 @@ def test_a_run_whose_id_is_used_gets_another_one(tmp_path):
     assert Scheduler(journal, [worker], lambda: 0).run() is True
     ((id_, _),) = worker.begun
     assert id_ != "t.0.0" and journal.ids == [{0: id_}] and journal.runs == [(id_, 0)]
+
+
+OTHERS = {
+    "of nobody": {"member_of": None},
+    "of another sweep": {"member_of": {"uuid": "2" * 32, "trial": 0, "index": 0}},
+    "of another trial": {"member_of": {"uuid": "1" * 32, "trial": 1, "index": 0}},
+    "with other values": {"request": {"overrides": ["run.seed=7"]}},
+    "resumed with other values": {"request": {"resume_overrides": ["run.steps=9M"]}},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_run_of_the_right_name_is_adopted_and_removed_only_if_it_is_the_trials(tmp_path, kind, has_checkpoint):
+    journal, worker = ListJournal(tmp_path, trials(1)), FakeWorker()
+    other = own_run(journal, "t.0.0", 0, 0, **OTHERS[kind])
+    if has_checkpoint:
+        (other.path / "checkpoints" / "step-000000000001").mkdir(parents=True)
+    assert Scheduler(journal, [worker], lambda: 0).run() is True
+    ((id_, resume),) = worker.begun
+    assert id_ != "t.0.0" and resume is None and journal.ids == [{0: id_}] and journal.runs == [(id_, 0)]
+    assert runs.load(other.path) == other
+
+
+def test_a_run_with_a_note_is_not_removed_to_be_trained_again(tmp_path):
+    journal, worker = ListJournal(tmp_path, trials(1)), FakeWorker()
+    noted = own_run(journal, "t.0.0", 0, 0)
+    notes.write(noted.path, "look at this one")
+    assert Scheduler(journal, [worker], lambda: 0).run() is True
+    assert worker.begun[0][0] != "t.0.0" and notes.read(noted.path)["note"] == "look at this one"
+
+
+def group_runs(group, monkeypatch):
+    """Train a group on a worker that trains nothing."""
+    worker = FakeWorker()
+    monkeypatch.setattr(pool, "Worker", lambda log: worker)
+    groups.train(group)
+    return dict(worker.begun), groups.load(group.path)
+
+
+def test_a_group_takes_no_run_of_another_task_into_its_mean(tmp_path, monkeypatch):
+    group = groups.create(tmp_path, "g", "x", {"overrides": ["algo.gamma=0.9"]}, [1, 2])
+    other = runs.create(tmp_path, "g.2", "", {"overrides": ["env.name=pendulum"]})
+    (other.path / "checkpoints" / "step-000000000001").mkdir(parents=True)
+    assert group.taken == {2: "g.2"} and group.runs == {}
+    begun, group = group_runs(group, monkeypatch)
+    second = group.members[2]
+    assert begun == {"g.1": None, second: None} and second != "g.2" and set(group.runs) == {1, 2}
+    assert runs.load(other.path) == other and not group.taken
+
+    # A run that was resumed with other values stays a run of the group, but out of its mean, and is replaced.
+    request = runs.load(tmp_path / "g.1").document["request"]
+    runs.update_document(tmp_path / "g.1", request=request | {"resume_overrides": ["run.steps=4M"]})
+    row = groups.describe(group)["runs"][0]
+    assert (row["id"], row["counts"]) == ("g.1", False) and set(group.runs) == {1, 2} and group.taken == {1: "g.1"}
+
+
+def test_a_group_from_before_knows_its_runs_by_their_requests(tmp_path):
+    made = groups.create(tmp_path, "g", "x", {"config": None, "overrides": ["algo.gamma=0.9"]}, [1, 2, 3])
+    runs.write_json(made.path / "group.json", {k: v for k, v in made.document.items() if k not in ("uuid", "files")})
+    group = groups.load(made.path)
+    own = runs.create(tmp_path, "g.1", "", group.request(1))
+    runs.update_document(own.path, request=group.request(1) | {"resume_overrides": [], "resume_directory": "/"})
+    runs.create(tmp_path, "g.2", "", group.request(2) | {"overrides": ["run.seed=2"]})
+    runs.create(tmp_path, "g.3", "", group.request(3), member_of={"uuid": "2" * 32, "trial": 3, "index": 0})
+    assert list(group.runs) == list(group.unchanged) == [1] and group.taken == {2: "g.2", 3: "g.3"}
+
+
+def test_a_group_whose_configuration_changed_starts_no_further_run(tmp_path, monkeypatch):
+    config = tmp_path / "my.toml"
+    config.write_text("[algo]\ngamma = 0.9\n")
+    group = groups.create(tmp_path / "runs", "g", "x", {"config": str(config), "overrides": []}, [1, 2])
+    config.write_text("[algo]\ngamma = 0.8\n")
+    begun, group = group_runs(group, monkeypatch)
+    assert (
+        begun == {} and "my.toml has changed since the group began. Not started: seed 1, 2" in group.document["problem"]
+    )
+    config.write_text("[algo]\ngamma = 0.9\n")
+    begun, group = group_runs(group, monkeypatch)
+    assert list(begun) == ["g.1", "g.2"] and group.document["problem"] is None

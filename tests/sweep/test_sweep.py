@@ -13,12 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 import tomli
+from made_runs import made
 from processes import environment, operant_process
 from waiting import DEADLINE_S, wait_until
 
 from operant import runs
+from operant.config import request
+from operant.runs import pool, sweeps
+from operant.runs.scheduler import Scheduler
 
 pytest.importorskip("optuna")
+from operant.sweep import journal
+from operant.sweep import plan as planning
 
 SWEEP = """
 [run]
@@ -211,3 +217,48 @@ def test_detach_reports_an_invalid_sweep_at_once(tmp_path, here):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 0"))
     done = here("sweep", "my.toml", "--detach")
     assert done.code == 2 and "sweep.trials" in done.err and not (tmp_path / "runs").exists()
+
+
+class Idle:
+    """A worker whose runs end at once, without an evaluation."""
+
+    def __init__(self):
+        self.run, self.begun = None, []
+
+    def begin(self, run, *, resume=None, trusted=False):
+        self.run = run
+        self.begun.append((run.id, resume))
+
+    def ended(self):
+        run, self.run = self.run, None
+        return None if run is None else pool.Ended(run, 0, 0.0)
+
+    def stop(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp_path, here, monkeypatch):
+    monkeypatch.setattr(pool, "wait", lambda workers, timeout_s: None)
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 2"))
+    plan = planning.make(request.make([], config="my.toml", environment_file=None, settings={}), None, None)
+    other = made(tmp_path / "runs", "my-sweep.0", [(10 * k, (1.0, 1.0, 355.1, 0.1)) for k in range(1, 4)])
+    (other.path / "checkpoints" / "step-000000000001").mkdir(parents=True)
+    said, worker = [], Idle()
+    sweep = journal.SweepJournal(plan, devices=1, say=said.append, trusted=False)
+    assert Scheduler(sweep, [worker], lambda: 0).run()
+    (first, resume), (second, _) = worker.begun
+    assert first.startswith("my-sweep.0-") and resume is None and second == "my-sweep.1"
+    assert f"my-sweep.0 is not a run of this trial: it stays as it is, and the trial's is {first}" in said
+    assert [line for line in said if line.startswith("trial")] == [f"trial {k} failed: no evaluation" for k in (0, 1)]
+    assert runs.load(other.path) is not None and {run.id for run in sweeps.trials(plan.folder)} == {first, second}
+
+
+def test_a_sweep_does_not_begin_in_a_folder_of_other_files(tmp_path, here):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 2"))
+    (tmp_path / "runs" / "my-sweep").mkdir(parents=True)
+    (tmp_path / "runs" / "my-sweep" / "thesis.txt").write_text("all of it")
+    done = here("sweep", "my.toml")
+    assert done.code == 2 and "runs/my-sweep is a folder with other files: give the sweep another name" in done.err
