@@ -100,7 +100,7 @@ RANKS: dict[str, set[str]] = {
     "settings": {"errors"},
     "runs": ROOT,
     "compute": ROOT,
-    "host": ROOT,
+    "host": ROOT | {"compute.user_file"},
     "envs": ROOT | {"compute", "host"},
     "worlds": ROOT | {"compute", "envs", "host"},
     "gym": {"worlds"},

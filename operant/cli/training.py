@@ -296,16 +296,18 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
                 f"{safe(group.id)} is a group, which is resumed unchanged; for other values or another checkpoint name "
                 "one of its runs"
             )
-        raise typer.Exit(_resume_group(group, after))
+        raise typer.Exit(_resume_group(group, after, trust))
     run = runs.resolve(name, *runs.scope(root))
     with launch.claimed(run) as release:
         raise typer.Exit(_resume_claimed(run, overrides, start, after, trust, release))
 
 
-def _resume_group(group: grouped.Group, after: After) -> int:
+def _resume_group(group: grouped.Group, after: After, trust: bool) -> int:
     """Resume the unfinished runs of a group and report each. Returns the exit code."""
     from operant import runs
     from operant.cli import grouped
+    from operant.config import request
+    from operant.config import trust as guard
 
     made, taken = group.unchanged, group.taken
     for seed, name in group.members.items():
@@ -319,6 +321,14 @@ def _resume_group(group: grouped.Group, after: After) -> int:
         say(f"{safe(name)}: {word}, {doing}")
     if all(seed in made and runs.state(made[seed]).word == "finished" for seed in group.members):
         return 0
+    asked = request.of_run(group.path, group.document.get("request"), resume=False)
+    trusting = group.document.get("trusted") is True
+    consented(
+        trust,
+        lambda trusted: guard.check_group(
+            asked.raw, asked.directory, group.path, group.content, trusting=trusting, trusted=trusted
+        ),
+    )
     return grouped.run(group, detach=after is After.DETACH)
 
 

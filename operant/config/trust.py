@@ -1,16 +1,24 @@
 """Trust in user code: decide from files alone, before any import, whether a configuration may import a Python file.
 
-Code named on the command line or in a configuration file outside run folders is trusted, since the user wrote it. A run
-folder may come from anywhere. Code named by its config.toml is trusted only if the file lies inside the run folder, the
-run is in this user's index (see operant/runs/index.py), folder and files belong to this user, and run.json holds the
-file's hash.
+Code named on the command line or in a configuration file outside the folders of runs and sweeps is trusted, since the
+user wrote it. Such a folder may come from anywhere. Code named in it is trusted only if this user's index (see
+operant/runs/index.py) holds the folder, and if folder and files belong to this user and cannot be written by others. In
+addition:
+
+- a run: the file lies inside the run folder, and run.json holds its hash
+- a sweep: the index holds the hash of the configuration, sweep.toml or best.toml
+- a group: the index holds the hash of its request
 """
 
 from __future__ import annotations
 
+import functools
+import grp
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import pwd
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from operant import runs
@@ -23,20 +31,46 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false and the configuration would import untrusted code."""
     if raw.source is None or trusted:
         return trusted
-    doubts = [(runs.display_path(path), _doubt(raw.source, path)) for path in _code(raw)]
-    doubts += [(f"the module that {quoted(name)} imports", _doubt(raw.source, None)) for name in _modules(raw)]
-    if lines := [f"{name}: {doubt}" for name, doubt in doubts if doubt is not None]:
-        advice = "to run it anyway, after reading it: add --trust"
-        raise UntrustedError(
-            "\n  ".join(
-                [
-                    f"{runs.display_path(raw.source)} names code that is not known to be yours, and was not run",
-                    *lines,
-                    advice,
-                ]
-            )
-        )
+    sweep = _marked(raw.source, _is_sweep)
+    doubt = _run_doubt if sweep is None or _marked(raw.source, _is_run) else _sweep_doubt
+    _raise([(name, doubt(raw.source, path)) for name, path in _code(raw)], raw.source)
     return trusted
+
+
+def check_sweep(raw: RawConfig, pickled: Sequence[Path] = (), trusted: bool = False) -> bool:
+    """Return `trusted`. Raises UntrustedError if it is false and the folder of a sweep, from its sweep.toml, is not
+    this user's, and work on it would import code or read one of the `pickled` files.
+    """
+    if raw.source is None or trusted:
+        return trusted
+    loads = "from which the search engine loads pickled objects"
+    code = [name for name, _ in _code(raw)]
+    code += [f"{runs.display_path(path)}, {loads}" for path in pickled if os.path.lexists(path)]
+    doubt = _sweep_doubt(raw.source, None) if code else None
+    _raise([(name, doubt) for name in code], raw.source)
+    return trusted
+
+
+def check_group(
+    raw: RawConfig, directory: Path, folder: Path, content: bytes, *, trusting: bool, trusted: bool = False
+) -> bool:
+    """Return `trusted`. Raises UntrustedError if it is false and the group in a folder is not this user's, and its
+    request would import code, or trusts the code of its runs (`trusting`).
+
+    Overrides are relative to `directory`; `content` is the request as the index stores it.
+    """
+    code = [] if trusted else [name for name, _ in _code(raw, typed_in=directory)]
+    code += ["the code of its runs, which group.json declares as trusted"] * (trusting and not trusted)
+    doubt = _content_doubt(folder, folder / "group.json", content) if code else None
+    _raise([(name, doubt) for name in code], folder / "group.json")
+    return trusted
+
+
+def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
+    """Raise UntrustedError with each doubt that is not None."""
+    if lines := [f"{name}: {doubt}" for name, doubt in doubts if doubt is not None]:
+        first = f"{runs.display_path(source)} names code that is not known to be yours, and was not run"
+        raise UntrustedError("\n  ".join([first, *lines, "to run it anyway, after reading it: add --trust"]))
 
 
 def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -44,45 +78,40 @@ def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: _sha256(folder / name) for name in names}
 
 
-def _code(raw: RawConfig) -> Iterator[Path]:
-    """Absolute paths of existing code files that the configuration file, not the command line, names."""
+def _code(raw: RawConfig, *, typed_in: Path | None = None) -> Iterator[tuple[str, Path | None]]:
+    """Code that a configuration imports: name in messages and absolute path of an existing file (None: a module that
+    an environment id such as gymnasium:MODULE:ID names). With `typed_in` also code that overrides name, which were
+    typed in that folder.
+    """
     for key in (("env", "name"), ("algo", "name"), ("net", "kind")):
         table = raw.data.get(key[0])
         value = table.get(key[1]) if isinstance(table, dict) else None
-        if not isinstance(value, str) or raw.typed(key):
+        if not isinstance(value, str) or (raw.typed(key) and typed_in is None):
             continue
         name = (names.file_of(value) or value) if key[0] == "env" else value.rpartition(":")[0]
-        if name.endswith(".py") and os.path.isfile(path := raw.path(key, name)):
-            yield path
+        if name.endswith(".py") and os.path.isfile(path := raw.path(key, name, typed_in)):
+            yield runs.display_path(path), path
+        elif key[0] == "env" and names.kind_of(value) not in (None, "file") and value.count(":") > 1:
+            yield f"the module that {quoted(value)} imports", None
 
 
-def _modules(raw: RawConfig) -> Iterator[str]:
-    """Environment names of the form gymnasium:MODULE:ID in the configuration file: Gymnasium imports the module."""
-    table = raw.data.get("env")
-    value = table.get("name") if isinstance(table, dict) else None
-    if (
-        isinstance(value, str)
-        and names.kind_of(value) not in (None, "file")
-        and value.count(":") > 1
-        and not raw.typed(("env", "name"))
-    ):
-        yield value
-
-
-def _doubt(source: Path, path: Path | None) -> str | None:
+def _run_doubt(source: Path, path: Path | None) -> str | None:
     """Reason not to trust the code in `path`, named by the configuration file `source`; None if it is this user's.
 
     Without a path: an installed module, which is trusted if the run is this user's.
     """
-    folder = _run_folder(source)
+    folder = _marked(source, _is_run)
     if folder is None:
         return None if _own(source) else "the configuration belongs to another user"
     run, real = runs.load(folder), folder / "config.toml" if path is None else Path(os.path.realpath(path))
     if folder not in real.parents:
         return "the file lies outside the run folder"
     name = real.relative_to(folder)
-    if not all(map(_own, (folder / "run.json", real, *(folder / part for part in name.parents)))):
+    files = [folder / "run.json", real, *(folder / part for part in name.parents)]
+    if not all(map(_own, files)):
         return "the run belongs to another user"
+    if (open_to_others := _writable([*files, *folder.parents])) is not None:
+        return open_to_others
     if run is None or not runs.is_indexed(run):
         return "the run is not in your own index of runs: it was made elsewhere, copied or moved"
     if path is None:
@@ -93,11 +122,48 @@ def _doubt(source: Path, path: Path | None) -> str | None:
     return None if hashes[str(name)] == _sha256(real) else "the file was changed after its hash was recorded"
 
 
-def _run_folder(source: Path) -> Path | None:
-    """Run folder that contains a configuration file at any depth, by its given or real path; None if there is none."""
+def _sweep_doubt(source: Path, path: Path | None) -> str | None:
+    """Reason not to trust the code that a configuration in the folder of a sweep names; None if it is this user's.
+
+    The code itself may lie anywhere: the recorded configuration names it by an absolute path.
+    """
+    real = Path(os.path.realpath(source))
+    try:
+        content = real.read_bytes()
+    except OSError:
+        return "the configuration cannot be read"
+    return _content_doubt(_marked(source, _is_sweep) or real.parent, real, content)
+
+
+def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
+    """Reason not to trust a folder whose content the index holds by its hash; None if it is this user's."""
+    folder = Path(os.path.realpath(folder))
+    kind = "group" if file.name == "group.json" else "sweep"
+    if not (_own(folder) and _own(file)):
+        return f"the {kind} belongs to another user"
+    if (open_to_others := _writable([file, folder, *folder.parents])) is not None:
+        return open_to_others
+    if not runs.is_in_index(folder, content):
+        return f"the {kind} is not in your own index: it was made elsewhere, copied, moved or changed"
+    return None
+
+
+def _marked(source: Path, is_marked: Callable[[Path], bool]) -> Path | None:
+    """Folder of a run or sweep that contains a configuration file at any depth, by its given or real path; None if
+    there is none.
+    """
     parents = (*Path(os.path.abspath(source)).parents, *Path(os.path.realpath(source)).parents)
-    run_folder = next((folder for folder in parents if os.path.lexists(folder / "run.json")), None)
-    return run_folder and Path(os.path.realpath(run_folder))
+    folder = next(filter(is_marked, parents), None)
+    return folder and Path(os.path.realpath(folder))
+
+
+def _is_run(folder: Path) -> bool:
+    return os.path.lexists(folder / "run.json")
+
+
+def _is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep that has begun; sweep.toml alone may be a user's own file."""
+    return all(os.path.lexists(folder / name) for name in (runs.SWEEP_FILE, "journal.log"))
 
 
 def _own(path: Path) -> bool:
@@ -105,6 +171,33 @@ def _own(path: Path) -> bool:
         return os.stat(path).st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def _writable(paths: Iterable[Path]) -> str | None:
+    """Reason not to trust paths: the first that another user can write, or a folder whose owner is neither this user
+    nor root. A sticky folder, such as /tmp, protects what lies in it.
+    """
+    for path in paths:
+        try:
+            stats = os.stat(path)
+        except OSError:
+            return f"{runs.display_path(path)} cannot be read"
+        if stats.st_uid not in (os.geteuid(), 0):
+            return f"{runs.display_path(path)} belongs to another user"
+        shared = stats.st_mode & (stat.S_IWOTH | (0 if _is_private(stats.st_gid) else stat.S_IWGRP))
+        if shared and not (stat.S_ISDIR(stats.st_mode) and stats.st_mode & stat.S_ISVTX):
+            return f"others can write to {runs.display_path(path)} (chmod go-w)"
+    return None
+
+
+@functools.cache
+def _is_private(group: int) -> bool:
+    """Whether a group has no other member than this user: user private groups, with which umask 002 is common."""
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return entry.gr_name == user.pw_name and entry.gr_gid == user.pw_gid and set(entry.gr_mem) <= {user.pw_name}
 
 
 def _sha256(path: Path) -> str:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from operant.compute import user_file
 from operant.host import spaces
 from operant.host.atari import Game
 from operant.host.image import grayscale, resized
@@ -195,16 +196,7 @@ def _module(file: Path, version: str) -> Any:
     """Module of a user's file, imported once per version of its text."""
     key = (str(file), version)
     if key not in _MODULES:
-        from importlib.util import module_from_spec, spec_from_file_location
-
-        spec = spec_from_file_location(f"operant_user_source_{file.stem}", file)
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        import sys
-
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        _MODULES[key] = module
+        _MODULES[key] = user_file.load(file, f"operant_user_source_{file.stem}")
     return _MODULES[key]
 
 

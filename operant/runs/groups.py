@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import os
 import re
@@ -63,6 +64,12 @@ class Group(NamedTuple):
     def uuid(self) -> str:
         """Identity in the runs of the group; "" for a group from before there was one."""
         return membership.uuid_in(self.document, self.path / FILE)
+
+    @property
+    def content(self) -> bytes:
+        """Entries of the document that decide which code is run, for the index."""
+        own = {key: self.document.get(key) for key in ("request", "trusted")}
+        return json.dumps(own, sort_keys=True).encode()
 
     @property
     def runs(self) -> dict[int, Run]:
@@ -166,7 +173,9 @@ def create(
         **fields,
     }
     runs.write_json(path / FILE, document)
-    return Group(path.name, path, document)
+    group = Group(path.name, path, document)
+    runs.add_to_index(path, group.content)
+    return group
 
 
 def load(path: Path) -> Group | None:

@@ -3,7 +3,8 @@
 Folders are in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). To make ids work from any directory, each new run also
 leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`), the index.
 Links to deleted runs are skipped, and removed when the next run is made. The index also distinguishes this user's own
-runs from others (`is_indexed`): without it the user is asked before code in a run folder is executed. A root that is
+runs from others (`is_indexed`): without it the user is asked before code in a run folder is executed. For the same
+purpose a sweep or group leaves a link `<SHA-256 of its path and configuration>-<id>` (`is_in_index`). A root that is
 named limits the search to its runs; the index counts only if none was named.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import os
 import re
 import shutil
@@ -41,6 +43,7 @@ SWEEP_FILE = "sweep.toml"
 """File that marks the folder of a sweep."""
 _RESERVED = ("latest", "live")
 _LINK = re.compile(rf"([0-9]{{20}})-({ID.pattern})")
+_RECORD = re.compile(rf"([0-9a-f]{{64}})-({ID.pattern})")
 _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
@@ -110,7 +113,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
         with contextlib.suppress(OSError):
             path.rmdir()
         raise
-    _add_to_index(path, created_ns)
+    _add_run(path, created_ns)
     return Run(path.name, path, document)
 
 
@@ -159,7 +162,7 @@ def _index_folder() -> Path | None:
     return Path(base, "operant", "runs") if os.path.isabs(base) else None
 
 
-def _index() -> Iterator[tuple[str, str, str]]:
+def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
     """Entries of the index, unordered: (name of the link, id, path)."""
     folder = _index_folder()
     names: list[str] = []
@@ -167,7 +170,7 @@ def _index() -> Iterator[tuple[str, str, str]]:
         with contextlib.suppress(OSError):
             names = os.listdir(folder)
     for name in names:
-        if match := _LINK.fullmatch(name):
+        if match := pattern.fullmatch(name):
             with contextlib.suppress(OSError):
                 target = os.readlink(os.path.join(str(folder), name))
                 if os.path.isabs(target):
@@ -189,20 +192,49 @@ def is_indexed(run: Run) -> bool:
     return False
 
 
-def _add_to_index(path: Path, created_ns: int) -> None:
-    """Add a run to the index and drop entries of deleted runs. Entries stay if their whole root is missing (a disk that
-    is not mounted).
+def add_to_index(folder: Path, content: bytes) -> None:
+    """Enter the folder of a sweep or group in the index, with content of it, such as sweep.toml: both are this
+    user's.
     """
+    _link(_content_link(folder, content), folder)
+
+
+def is_in_index(folder: Path, content: bytes) -> bool:
+    """Whether this user's index holds the folder of a sweep or group at this path, with this content."""
+    index = _index_folder()
+    if index is not None:
+        with contextlib.suppress(OSError):
+            return os.path.samefile(os.readlink(index / _content_link(folder, content)), folder)
+    return False
+
+
+def _content_link(folder: Path, content: bytes) -> str:
+    """Name of the link for a folder and content of it."""
+    real = os.path.realpath(folder)
+    return f"{hashlib.sha256(os.fsencode(real) + bytes(1) + content).hexdigest()}-{os.path.basename(real)}"
+
+
+def _add_run(path: Path, created_ns: int) -> None:
+    """Add a run to the index and drop entries of deleted folders. Entries stay if their whole root is missing (a disk
+    that is not mounted).
+    """
+    _link(f"{created_ns:020d}-{path.name}", path)
     folder = _index_folder()
     if folder is None:
         return
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.symlink(path, folder / f"{created_ns:020d}-{path.name}")
-    for name, _, target in list(_index()):
+    for name, _, target in [*_index(), *_index(_RECORD)]:
         if not os.path.lexists(target) and os.path.isdir(os.path.dirname(target)):
             with contextlib.suppress(OSError):
                 os.unlink(folder / name)
+
+
+def _link(name: str, target: Path) -> None:
+    """Add a link to the index, if it can be written."""
+    folder = _index_folder()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.symlink(os.path.abspath(target), folder / name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ folder of the sweep. Knows no engine and no trial.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from operant import runs
-from operant.config import load, messages, raw, sections
+from operant.config import load, messages, raw, sections, trust
 from operant.config.request import Request
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
 from operant.runs import sweeps
@@ -33,6 +35,7 @@ _FREE = ("trials", "steps", "minutes", "workers")
 """Keys that may change after a sweep has begun."""
 _DEFAULT_TRIALS = 64
 FILE = runs.SWEEP_FILE
+JOURNAL = "journal.log"
 
 
 class Settings(Section, use_attribute_docstrings=True):
@@ -64,16 +67,14 @@ class Settings(Section, use_attribute_docstrings=True):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A sweep. `request` has the configuration of all trials."""
+class Outline:
+    """A sweep as its folder describes it, for reading: no code that it names is imported."""
 
     name: str
     folder: Path
     uuid: str  # identity in the runs; "" for a sweep from before there was one
     settings: Settings
     space: tuple[space.Dimension, ...]
-    request: Request
-    config: load.Config
 
     @property
     def maximize(self) -> bool:
@@ -90,14 +91,6 @@ class Plan:
             else _DEFAULT_TRIALS
         )
 
-    def values(self, sampler: Any) -> dict[str, Any]:
-        """Sample a value for each searched key."""
-        return space.values(self.space, sampler)
-
-    def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Values as overrides of the command line."""
-        return [space.override(key, value) for key, value in values.items()]
-
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Values of a configuration for values that the engine has stored."""
         lists = {
@@ -106,15 +99,31 @@ class Plan:
         return {key: lists[key].get(value, value) if lists.get(key) else value for key, value in params.items()}
 
     @property
+    def place(self) -> str:
+        """Folder as a person types it."""
+        return runs.display_path(self.folder)
+
+
+@dataclass(frozen=True)
+class Plan(Outline):
+    """A sweep to work on. `request` has the configuration of all trials."""
+
+    request: Request
+    config: load.Config
+
+    def values(self, sampler: Any) -> dict[str, Any]:
+        """Sample a value for each searched key."""
+        return space.values(self.space, sampler)
+
+    def overrides(self, values: Mapping[str, Any]) -> list[str]:
+        """Values as overrides of the command line."""
+        return [space.override(key, value) for key, value in values.items()]
+
+    @property
     def own_values(self) -> dict[str, Any]:
         """Values of the configuration for the searched keys, as the engine stores them; {} if outside the space."""
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})
-
-    @property
-    def place(self) -> str:
-        """Folder as a person types it."""
-        return runs.display_path(self.folder)
 
 
 def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
@@ -142,6 +151,7 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
         )
     folder = runs.root(root) / stem
     text = _file_text(config, table)
+    _check_links(folder)
     if (folder / FILE).is_file():
         _check_unchanged(folder, text, trusted)
     elif set(names_in(folder)) - {sweeps.IDENTITY}:
@@ -152,16 +162,40 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
 
 
 def join(folder: Path, trusted: bool = False) -> Plan:
-    """Load the plan of a sweep from its folder. Raises NotFoundError and ConfigError."""
+    """Load the plan of a sweep from its folder, to work on it. Raises NotFoundError, ConfigError, UntrustedError, and
+    UsageError if the folder holds symbolic links.
+    """
+    sketch = outline(folder)
+    _check_links(folder)
+    request = Request(folder / FILE, (), None, folder)
+    # The sampler cma_es stores its state in the journal by pickle, which executes code when it is loaded.
+    pickled = [folder / JOURNAL] * (sketch.settings.sampler == "cma_es")
+    trust.check_sweep(request.raw, pickled, trusted)
+    own = (sketch.name, sketch.folder, sketch.uuid, sketch.settings, sketch.space)
+    return Plan(*own, request, request.load(trusted))
+
+
+def outline(folder: Path) -> Outline:
+    """Read a sweep from its folder; imports and writes nothing of it. Raises NotFoundError and ConfigError."""
     if not (folder / FILE).is_file():
         raise NotFoundError(
             f"{runs.display_path(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
         )
-    request = Request(folder / FILE, (), None, folder)
-    written = raw.read(request.source)
+    written = raw.read(folder / FILE)
     settings, dimensions = _check(written, written.data.get("sweep", {}))
-    uuid = sweeps.uuid(folder)
-    return Plan(folder.name, folder, uuid, settings, tuple(dimensions), request, request.load(trusted))
+    return Outline(folder.name, folder, sweeps.uuid(folder), settings, tuple(dimensions))
+
+
+def _check_links(folder: Path) -> None:
+    """Raise UsageError if a file that the sweep would write is a symbolic link or no regular file."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            regular = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+            if not regular and not entry.name.startswith(f"{JOURNAL}.lock"):  # the engine's lock is a link
+                raise UsageError(
+                    f"{runs.display_path(folder)} holds {raw.quoted(entry.name)}, a symbolic link or no regular file: "
+                    "a sweep writes no such file. Remove it, or give the sweep another name with --name"
+                )
 
 
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
@@ -263,6 +297,7 @@ def _write(folder: Path, text: str) -> None:
         new = folder / f".{FILE}.tmp"
         new.write_text(text, encoding="utf-8")
         new.replace(folder / FILE)
+        runs.add_to_index(folder, text.encode())
     except OSError as error:
         raise MachineError(
             f"cannot write to {runs.display_path(folder)} ({error.strerror}): choose another folder with --runs or "

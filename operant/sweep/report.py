@@ -17,7 +17,7 @@ from operant.sweep import study
 from operant.text import duration, number
 
 if TYPE_CHECKING:
-    from operant.sweep.plan import Plan
+    from operant.sweep.plan import Outline, Plan
 
 # Okabe and Ito's palette, readable for colour-blind people
 _COLOURS = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"
@@ -28,12 +28,14 @@ _UNITS = {
 }
 
 
-def load_sweep(folder: Path) -> tuple[Plan, study.Study]:
-    """Load the sweep of a folder. Raises NotFoundError and ConfigError."""
+def load_sweep(folder: Path) -> tuple[Outline, study.Trials]:
+    """Read the sweep of a folder; imports and writes nothing of it. Raises NotFoundError, ConfigError and
+    BadFileError.
+    """
     from operant.sweep import plan as planning
 
-    plan = planning.join(folder)
-    return plan, study.Study(plan)
+    outline = planning.outline(folder)
+    return outline, study.read(outline)
 
 
 def counts(trials: Sequence[Any]) -> dict[str, int]:
@@ -44,7 +46,7 @@ def counts(trials: Sequence[Any]) -> dict[str, int]:
     return count
 
 
-def overrides_line(trial: Any, plan: Plan) -> str:
+def overrides_line(trial: Any, plan: Outline) -> str:
     """Values of a trial as overrides in a line."""
     values = plan.decoded(trial.params)
     return "  ".join(
@@ -53,7 +55,7 @@ def overrides_line(trial: Any, plan: Plan) -> str:
     )
 
 
-def document(plan: Plan, search: study.Study) -> dict[str, Any]:
+def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
     """Summary of a sweep, as `--json` prints it."""
     trials = search.trials()
     rows = [
@@ -96,6 +98,7 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     text = "\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)])
     try:
         path.write_text(text, encoding="utf-8")
+        runs.add_to_index(plan.folder, text.encode())
     except OSError as error:  # ENOSPC comes without the name of the file
         raise OSError(error.errno, error.strerror, str(path)) from None
     return path
@@ -254,7 +257,7 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     return True
 
 
-def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) -> list[str]:
+def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:
     """Table of a sweep: a line for the sweep, then the trials that train, then the best ones."""
     trials = search.trials()
     states = counts(trials)

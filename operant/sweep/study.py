@@ -6,49 +6,70 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import json
 import os
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from operant import runs
-from operant.errors import MachineError
+from operant.errors import BadFileError, MachineError
 
 if TYPE_CHECKING:
     import optuna
 
-    from operant.sweep.plan import Plan
+    from operant.sweep.plan import Outline, Plan
 
 _FEWEST_PERCENT, _REDUCTION = 10, 3
+_MOST_BYTES: Final = 1 << 30  # of a journal that is read
 
 
-class Study:
-    """Trials of a sweep. Raises MachineError if Optuna is not installed."""
+class Trials:
+    """Trials of a sweep, for reading."""
+
+    def __init__(self, plan: Outline, study: optuna.Study) -> None:
+        self._outline, self._study = plan, study
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All trials by number, not copied: read only."""
+        return self._study.get_trials(deepcopy=False)
+
+    @property
+    def pruner(self) -> str:
+        """Name of the pruner; "none" with two objectives."""
+        return "none" if self._outline.settings.pareto else self._outline.settings.pruner
+
+    def best(self) -> list[optuna.trial.FrozenTrial]:
+        """Best trial, or with two objectives the Pareto front; empty before a trial is complete."""
+        if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
+            return []
+        return self._study.best_trials if self._outline.settings.pareto else [self._study.best_trial]
+
+    def importances(self) -> dict[str, float]:
+        """Importance of each key for the best trials (PED-ANOVA); {} with too few trials."""
+        import optuna
+
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        with contextlib.suppress(ValueError, RuntimeError):
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        return {}
+
+
+class Study(Trials):
+    """Trials of a sweep, for a command that works on it. Raises MachineError if Optuna is not installed."""
 
     def __init__(self, plan: Plan) -> None:
-        try:
-            import optuna
-            from optuna.storages.journal import JournalFileBackend
-        except ImportError:
-            raise MachineError("a sweep needs Optuna: run pip install 'operant[sweep]'") from None
+        optuna = _imported()
+        from optuna.storages.journal import JournalFileBackend
+
         self._plan, self._lock = plan, plan.folder / "sweep.lock"
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.filterwarnings("ignore", module="optuna")
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
-        better, cheaper = (
-            optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE")
-        )
         with self.turn():
-            self._study = optuna.create_study(
-                study_name=plan.name,
-                storage=storage,
-                sampler=_sampler(plan),
-                pruner=_pruner(plan),
-                load_if_exists=True,
-                directions=[better, cheaper] if plan.settings.pareto else [better],
-            )
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
+            super().__init__(plan, _open(plan, plan.name, storage, _sampler(plan), _pruner(plan)))
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -61,10 +82,6 @@ class Study:
             os.close(descriptor)
 
     # trials
-
-    def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All trials by number, not copied: read only."""
-        return self._study.get_trials(deepcopy=False)
 
     def ask(self, ids: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
         """Take a new trial: the engine's trial and its values. `ids` maps its number to the ids of its runs. Within
@@ -101,11 +118,6 @@ class Study:
 
         self._study.tell(number, values, state=optuna.trial.TrialState[state.upper()], skip_if_finished=True)
 
-    @property
-    def pruner(self) -> str:
-        """Name of the pruner; "none" with two objectives."""
-        return "none" if self._plan.settings.pareto else self._plan.settings.pruner
-
     # budget
 
     def exhausted(self) -> str | None:
@@ -122,22 +134,95 @@ class Study:
             return f"{plan.settings.minutes:g} minutes"
         return None
 
-    # results
 
-    def best(self) -> list[optuna.trial.FrozenTrial]:
-        """Best trial, or with two objectives the Pareto front; empty before a trial is complete."""
-        if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
-            return []
-        return self._study.best_trials if self._plan.settings.pareto else [self._study.best_trial]
+def read(plan: Outline) -> Trials:
+    """Read the trials of a sweep; writes nothing. Raises BadFileError if the journal is damaged, and MachineError if
+    Optuna is not installed.
+    """
+    optuna = _imported()
+    path = plan.folder / "journal.log"
+    damaged = f"{runs.display_path(path)} is damaged"
+    journal = _Copy(path)
+    try:
+        storage = optuna.storages.JournalStorage(cast("Any", journal))
+        names = [study.study_name for study in storage.get_all_studies()]
+        # A sweep that was moved has another name than its study.
+        trials = Trials(plan, _open(plan, names[0] if len(names) == 1 else plan.name, storage))
+        objectives = len(trials._study.directions)
+        sound = objectives == 1 + plan.settings.pareto and all(
+            _is_sound(trial, objectives) for trial in trials.trials()
+        )
+    except Exception as error:  # the engine trusts its journal
+        raise BadFileError(f"{damaged} ({type(error).__name__})") from error
+    if not sound:
+        raise BadFileError(f"{damaged}: its trials have other values than the sweep")
+    return trials
 
-    def importances(self) -> dict[str, float]:
-        """Importance of each key for the best trials (PED-ANOVA); {} with too few trials."""
+
+def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
+    """Whether a complete trial has a number for each objective, and every trial plain parameters."""
+    values = trial.values or ()
+    complete = len(values) == objectives and all(isinstance(value, float) for value in values)
+    plain = all(isinstance(value, str | int | float | None) for value in trial.params.values())
+    return plain and (complete or trial.state.name != "COMPLETE")
+
+
+class _Copy:
+    """Journal of the engine in memory, from the lines of a file up to the first damaged one. Records of the engine are
+    added to the copy only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._records: list[dict[str, Any]] = []
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BadFileError(f"{runs.display_path(path)} cannot be read ({error.strerror})") from None
+        with open(descriptor, "rb") as file:
+            stats = os.fstat(descriptor)
+            if not stat.S_ISREG(stats.st_mode) or stats.st_size > _MOST_BYTES:
+                raise BadFileError(f"{runs.display_path(path)} is no regular file of at most 1 GiB")
+            with contextlib.suppress(ValueError, RecursionError):
+                self._records.extend(map(json.loads, itertools.takewhile(lambda line: line.endswith(b"\n"), file)))
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Records from a number on."""
+        return iter(self._records[log_number_from:])
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Add records to the copy."""
+        self._records.extend(logs)
+
+
+def _imported() -> Any:
+    """Optuna, quiet. Raises MachineError if it is not installed."""
+    try:
         import optuna
+    except ImportError:
+        raise MachineError("a sweep needs Optuna: run pip install 'operant[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", module="optuna")
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
 
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        with contextlib.suppress(ValueError, RuntimeError):
-            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
-        return {}
+
+def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
+    """Open the study of a sweep in a storage, or create it."""
+    import optuna
+
+    better, cheaper = (
+        optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE")
+    )
+    return optuna.create_study(
+        study_name=name,
+        storage=storage,
+        sampler=sampler,
+        pruner=pruner,
+        load_if_exists=True,
+        directions=[better, cheaper] if plan.settings.pareto else [better],
+    )
 
 
 def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:

@@ -20,6 +20,7 @@ import torch
 from toys import MY_ENV, MY_NET
 
 from operant import cli, runs
+from operant.config import trust
 from operant.runs.checkpoints import Store
 
 ITERATION = 64 * 16
@@ -143,6 +144,10 @@ def test_opening_a_strangers_run_runs_none_of_its_code(here, home, theirs, ran, 
 
 READING = {
     "show": ("show", "{run}"),
+    "runs": ("runs", "--runs", "{run}/.."),
+    "logs": ("logs", "{run}"),
+    "wait": ("wait", "{run}"),
+    "monitor": ("monitor", "{run}", "--once"),
     "du": ("du", "{run}"),
     "compare": ("compare", "{run}", "mine"),
     "archive": ("archive", "{run}", "--out", "{place}/a.tar.gz"),
@@ -155,10 +160,12 @@ READING = {
 
 @pytest.mark.parametrize("name", READING)
 def test_what_only_reads_a_strangers_run_asks_nothing_and_runs_none_of_its_code(here, theirs, tmp_path, ran, name):
+    (theirs / "log.txt").touch()
+    before = content(theirs)
     done = here(*(word.format(run=theirs, place=tmp_path) for word in READING[name]))
-    assert not ran.exists() and (done.code == 0 or "too few records" in done.err), (
-        done.err
-    )  # of so short a run there may be one
+    # of so short a run there may be one record
+    assert not ran.exists() and (done.code == 0 or "too few records" in done.err), done.err
+    assert {path: data for path, data in content(theirs).items() if not path.endswith("notes.json")} == before
 
 
 def test_a_strangers_algorithm_is_not_run_either(here, theirs, ran):
@@ -325,6 +332,59 @@ def test_compiled_code_that_lies_beside_a_recorded_file_is_not_run(here, mine, t
     compiled = importlib.util.cache_from_source(str(source))
     py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     assert here("eval", "mine", "--episodes", "2").code == 0 and not ran.exists()
+
+
+OUTSIDE_ENV = """
+import gymnasium
+
+class Outside(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, 1.0, True, False, {}
+"""
+
+
+def test_compiled_code_that_lies_beside_an_outside_environment_is_not_run(here, home, tmp_path, ran):
+    pytest.importorskip("gymnasium")
+    source, evil = home / "my_envs.py", tmp_path / "evil.py"
+    source.write_text(OUTSIDE_ENV)
+    evil.write_text(telling(OUTSIDE_ENV, ran))
+    compiled = importlib.util.cache_from_source(str(source))
+    py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    for words in (("config", "show", "--env", "my_envs.py:Outside"), ("check", "my_envs.py:Outside")):
+        done = here(*words)
+        assert done.code == 0 and not ran.exists(), done.err
+
+
+@pytest.mark.parametrize("part", ["", "source", "source/my_env.py", "run.json", ".."])
+def test_a_run_that_others_can_write_to_is_not_trusted(here, home, mine, part):
+    path = (mine / part).resolve()
+    mode = path.stat().st_mode
+    path.chmod(mode | 0o022)
+    done = here("eval", "mine", "--episodes", "2")
+    path.chmod(mode)
+    assert done.code == 2 and "others can write to" in done.err and "(chmod go-w)" in done.err, done.err
+    assert str(path.relative_to(home)) in done.err
+
+
+def test_a_sticky_folder_above_and_a_group_without_other_members_are_no_reason_to_ask(here, home, mine, monkeypatch):
+    user = SimpleNamespace(pw_name="me", pw_gid=mine.stat().st_gid)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: user)
+    for members, code in ((["me"], 0), ([], 0), (["me", "another"], 2)):
+        entry = SimpleNamespace(gr_name="me", gr_gid=user.pw_gid, gr_mem=members)
+        monkeypatch.setattr("grp.getgrgid", lambda gid, entry=entry: entry)
+        trust._is_private.cache_clear()
+        home.chmod(0o775)
+        assert here("eval", "mine", "--episodes", "2").code == code, members
+    home.chmod(0o1777)
+    assert here("eval", "mine", "--episodes", "2").code == 0
+    home.chmod(0o700)
+    trust._is_private.cache_clear()
 
 
 # SECURITY.md
