@@ -2,7 +2,8 @@
 
 All are brought to one reset convention: a step returns the first observation of the next episode and the last of the
 old one, and no step only resets. A VectorEnv in mode SAME_STEP does so itself; one in mode DISABLED is given a
-`reset_mask`; in EnvPool only the ended lanes are reset.
+`reset_mask`. EnvPool begins the next episode in the step after the last one, so the ended lanes are stepped once more:
+with `episodic_life` the game then continues with the next life, where `reset` would begin another game.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class UserVector(Vector):
         final = info.get("final_obs", observation) if isinstance(info, dict) else observation
         if self._masked_reset and ended.any():
             final = spaces.copy_batch(observation)
-            observation, info = self.env.reset(options={"reset_mask": ended})
+            observation, first_info = self.env.reset(options={"reset_mask": ended})
+            info = _with_masks(info, first_info, np.flatnonzero(ended))
         return Step(observation, reward, terminated, truncated, final, info)
 
 
@@ -129,11 +131,21 @@ class EnvPoolVector(Vector):
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         final = observation
-        if len(ended):  # reset these only: stepping them would only reset
+        if len(ended):  # EnvPool ignores these actions and begins the next episode, or continues with the next life
             observation = spaces.copy_batch(final)
-            anew, _ = self.env.reset(ended.astype(np.int32))
-            spaces.replace_rows(observation, ended, anew)
+            first, *_, first_info = self.env.step(actions[ended], ended.astype(np.int32))
+            spaces.replace_rows(observation, first_info["env_id"], first)
+            info = _with_masks(info, first_info, first_info["env_id"])
         return Step(observation, reward, terminated, truncated, final, info)
+
+
+def _with_masks(info: Any, first_info: Any, lanes: np.ndarray) -> Any:
+    """`info` with the legal actions of `first_info` for some lanes; its rows are all lanes, or those alone."""
+    if not all(isinstance(one, dict) and spaces.MASK in one for one in (info, first_info)):
+        return info
+    masks, rows = spaces.copy_batch(info[spaces.MASK]), first_info[spaces.MASK]
+    spaces.replace_rows(masks, lanes, rows if len(rows) == len(lanes) else rows[lanes])
+    return {**info, spaces.MASK: masks}
 
 
 def _reject_keys(source: Source, keys: Sequence[str], reason: str) -> None:

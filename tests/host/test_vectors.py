@@ -5,6 +5,7 @@ resets.
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from operant.errors import OperantError
 from operant.host.atari import Game
 from operant.host.image import resized
 from operant.host.source import Lane, Source
+from operant.host.vectors import vector_class
 from operant.worlds.host_world import HostWorld
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -74,6 +76,80 @@ def test_envpool_resets_ended_lanes_alone():
         torch.equal(one, other)
         for one, other in zip(seen, steps_of(Source("envpool", "CartPole-v1"), 30)[0], strict=True)
     )
+
+
+class Pool:
+    """EnvPool's interface with `episodic_life`, as version 1.2.5 behaves: the step after an episode's end ignores its
+    action and continues with the next life, `reset` begins another game, and a part of the lanes may be stepped.
+    """
+
+    observation_space = gymnasium.spaces.Box(0, 5, (2,))  # lives, steps of the life
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.lives, self.age = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+
+    def seen(self, lanes):
+        mask = np.stack([self.age[lanes] == 0, np.ones(len(lanes))], axis=1)  # FIRE in an episode's first step only
+        return np.stack([self.lives, self.age], 1).astype(np.float32)[lanes], {"env_id": lanes, "action_mask": mask}
+
+    def reset(self, env_id=None):
+        lanes = np.arange(len(self.lives)) if env_id is None else env_id
+        self.lives[lanes], self.age[lanes] = 5, 0
+        return self.seen(lanes)
+
+    def step(self, action, env_id=None):
+        lanes = np.arange(len(self.lives)) if env_id is None else env_id
+        over = self.age[lanes] == 1 + lanes
+        self.lives[lanes[over & (self.lives[lanes] == 0)]] = 5
+        self.age[lanes] = np.where(over, 0, self.age[lanes] + 1)
+        ended = self.age[lanes] == 1 + lanes
+        self.lives[lanes[ended]] -= 1
+        observation, info = self.seen(lanes)
+        return observation, (~over).astype(np.float32), ended, np.zeros(len(lanes), np.bool_), info
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    made = SimpleNamespace(make_gymnasium=lambda name, *, num_envs, **settings: Pool(num_envs))
+    monkeypatch.setitem(sys.modules, "envpool", made)
+    yield
+    outside.declare.cache_clear()
+
+
+def test_a_lost_life_does_not_begin_another_game(pool):
+    """Lanes lose a life every 1, 1 and 2 steps (of two pools); each episode begins with the lives that are left."""
+    seen, _ = steps_of(Source("envpool", "Doubled-v5"), 18)
+    for lane, life in enumerate((1, 1, 2)):
+        begun = [int(seen[0][0, lane])]
+        ended = [bool(terminated[lane]) for terminated in seen[3::5]]
+        begun += [int(row[0, lane]) for row, end in zip(seen[1::5], ended, strict=True) if end]
+        assert begun == ([5, 4, 3, 2, 1] * 5)[: len(begun)] and len(begun) == 18 // life + 1
+        assert ended == [(step + 1) % life == 0 for step in range(18)]
+    assert all((reward == 1).all() for reward in seen[2::5])  # no step only resets
+
+
+def test_legal_actions_after_an_episodes_end_are_those_of_the_next(pool):
+    world = HostWorld(replace(outside.declare(Source("envpool", "Doubled-v5")), hosting=outside.Hosting(0)), 3, seed=2)
+    slot = world.slot()
+    world.reset(slot)
+    for _ in range(9):
+        slot.action.fill_(1)
+        world.step(slot)
+        assert torch.equal(slot.legal[0] == 1, slot.observation[1] == 0)
+
+
+def test_envpools_atari_lives_are_played_one_after_the_other():
+    pytest.importorskip("envpool")
+    source = Source("envpool", "Breakout-v5", (("episodic_life", True), ("use_fire_reset", True)))
+    vector = vector_class(source)(source, 2, 1)
+    vector.reset(np.ones(1, np.int64))
+    lives = []
+    while len(lives) < 7:
+        done = vector.step(np.zeros(2, np.int64))
+        if done.terminated[0]:
+            lives.append(int(done.info["lives"][0]))
+    assert lives == [4, 3, 2, 1, 0, 4, 3]
 
 
 def test_a_game_that_is_not_there_is_named():
