@@ -97,7 +97,7 @@ def rm(
             for one in found
         ]
         say(*(f"{id_}  {count} run{'s' * (count != '1')}, {total}" for id_, count, total in rows))
-        _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
+        _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?", "deleted")
     for one in found:
         runs.remove(one) if isinstance(one, runs.Run) else groups.remove(one) if isinstance(
             one, groups.Group
@@ -113,12 +113,12 @@ def _is_begin(name: str, id_: str) -> bool:
     return len(name) < len(id_) and id_.startswith(name) and not id_.endswith(f"-{name}")
 
 
-def _ask(question: str) -> None:
+def _ask(question: str, done: str) -> None:
     """Ask for confirmation. Raises UsageError without a terminal, typer.Exit after a no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("there is no terminal to ask on: give --yes to delete without a question")
+        raise UsageError(f"{question}  There is no terminal to ask on: give --yes to answer yes")
     if not confirmed(question):
-        say("nothing was deleted")
+        say(f"nothing was {done}")
         raise typer.Exit(1)
 
 
@@ -173,6 +173,7 @@ def archive(
 @app.command()
 def restore(
     file: Annotated[str, typer.Argument(metavar="FILE.tar.gz", help="archive written by `operant archive`")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask before unpacking a large archive")] = False,
     root: RootOption = None,
 ) -> None:
     """Unpack an archive of a run into the folder of runs."""
@@ -183,5 +184,10 @@ def restore(
     path = Path(file).expanduser()
     if not path.is_file():
         raise NotFoundError(f"there is no file {safe(file, 200)!r}")
-    run = upkeep.restore(path, runs.root(root))
+
+    def confirm(question: str) -> None:
+        if not yes:
+            _ask(question, "unpacked")
+
+    run = upkeep.restore(path, runs.root(root), confirm)
     out(runs.display_path(run.path))

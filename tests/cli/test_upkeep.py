@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from random import Random
 
 import pytest
 from made_runs import made
 
 from operant import runs
-from operant.runs import groups, history, membership
+from operant.errors import BadFileError, MachineError
+from operant.runs import groups, history, membership, upkeep
 
 NAN = float("nan")
 ROWS = [(10 * k, (float(k), 1.0, NAN, 0.01)) for k in range(1, 9)]
@@ -172,22 +175,110 @@ def test_a_live_run_is_not_archived(here, started):
     here("stop", live.id)
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "one/../../evil", "other/run.json", "link"])
-def test_an_archive_reaches_nothing_outside(here, tmp_path, name):
-    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as packed:
-        for member, data in (("one/run.json", b"{}"), (name, b"evil")):
-            entry = tarfile.TarInfo(member)
+def packed(path, *members, **fields):
+    """Write an archive of members (name, content); `fields` are set in the header of the last one."""
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for member in members:
+            entry, data = tarfile.TarInfo(member[0]), member[1]
             entry.size = len(data)
-            if member == "link":
-                entry.name, entry.type, entry.linkname, entry.size, data = "one/link", tarfile.SYMTYPE, "/etc", 0, b""
-            packed.addfile(entry, io.BytesIO(data))
+            for key, value in (fields if member is members[-1] else {}).items():
+                setattr(entry, key, value)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+RUN_JSON = ("one/run.json", b"{}")
+LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "problem"),
+    [
+        *((name, {}, "it holds '") for name in ("../evil", "/tmp/evil", "one/../../evil", "other/run.json")),
+        *((name, {}, "it holds '") for name in ("one/./x", "one//x", "x", "one/run.json")),
+        ("one/link", LINK, "it holds 'one/link'"),
+        ("one/x", {"type": tarfile.LNKTYPE, "linkname": "one/run.json"}, "it holds 'one/x'"),
+        ("one/x", {"type": tarfile.FIFOTYPE}, "it holds 'one/x'"),
+        ("one/x", {"pax_headers": {"path": "one/a\0b"}}, r"it holds 'one/a\x00b'"),
+        ("one/x", {"pax_headers": {"mtime": "inf"}}, "the time of 'one/x' is inf"),
+        ("one/x", {"pax_headers": {"mtime": "nan"}}, "the time of 'one/x' is nan"),
+        ("one/x", {"mtime": 2.0**70}, "the time of 'one/x' is 1.18059e+21 s"),
+        ("one/x", {"mtime": -1.0}, "the time of 'one/x' is -1 s"),
+        ("one/x", {"pax_headers": {"size": "-1024"}}, "it holds 'one/x'"),
+    ],
+)
+def test_an_archive_reaches_nothing_outside(here, tmp_path, name, fields, problem):
+    packed(tmp_path / "bad.tar.gz", RUN_JSON, (name, b""), **fields)
     done = here("restore", "bad.tar.gz")
-    assert done.code == 3 and "bad.tar.gz is not an archive of a run: it holds" in done.err
-    assert sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs", "state"] or sorted(os.listdir(tmp_path)) == [
-        "bad.tar.gz",
-        "runs",
-    ]
-    assert os.listdir(tmp_path / "runs") == []
+    assert done.code == 3 and f"bad.tar.gz is not an archive of a run: {problem}" in done.err, done.err
+    assert set(os.listdir(tmp_path)) <= {"bad.tar.gz", "state"}, "nothing was written"
+
+
+def claiming(path, size_bytes, count=1):
+    """An archive of a few bytes whose headers say that it holds files of a size."""
+    with gzip.open(path, "wb") as archive:
+        for name, size in (("one/run.json", 0), *((f"one/{k}", size_bytes) for k in range(count))):
+            entry = tarfile.TarInfo(name)
+            entry.size = size
+            archive.write(entry.tobuf(tarfile.GNU_FORMAT))
+    return path
+
+
+def test_an_archive_larger_than_the_disk_is_refused_before_a_byte_is_written(here, tmp_path):
+    claiming(tmp_path / "a.tar.gz", 1 << 50)
+    done = here("restore", "a.tar.gz", "--yes")
+    assert done.code == 4 and "it holds at least 1.02e+03 TiB in 2 files, and runs has room for" in done.err, done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_large_archive_is_unpacked_after_a_question(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(upkeep, "_MOST_BYTES", 1000)
+    packed(tmp_path / "a.tar.gz", RUN_JSON, ("one/a", bytes(2000)), ("one/b", bytes(2000)))
+    done = here("restore", "a.tar.gz")
+    assert done.code == 2 and "holds at least 1.96 KiB in 2 files: unpack it?" in done.err and "--yes" in done.err
+    assert not (tmp_path / "runs").exists()
+    assert here("restore", "a.tar.gz", "--yes").out == "runs/one\n"
+    monkeypatch.setattr(upkeep, "_MOST_BYTES", 1 << 30)
+    monkeypatch.setattr(upkeep, "_MOST_FILES", 2)
+    assert "in 3 files: unpack it?" in here("restore", "a.tar.gz", "--runs", "other").err
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_would_fill_the_memory_is_refused(here, tmp_path, kind):
+    entry = tarfile.TarInfo("one/run.json")
+    entry.type, entry.size = kind, 1 << 40
+    with gzip.open(tmp_path / "a.tar.gz", "wb") as archive:
+        archive.write(entry.tobuf(tarfile.GNU_FORMAT))
+    done = here("restore", "a.tar.gz")
+    assert done.code == 3 and "a.tar.gz is damaged or not an archive of a run (a header is too long)" in done.err
+
+
+def test_compiled_code_is_neither_archived_nor_restored(here, three, tmp_path):
+    for folder in (three[0].path / "__pycache__", three[0].path / "source" / "__pycache__"):
+        folder.mkdir(parents=True)
+        (folder / "my_env.cpython-311.pyc").write_bytes(b"evil")
+    assert here("archive", "one", "--out", "a.tar.gz").code == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        assert not [name for name in archive.getnames() if "pycache" in name]
+    packed(tmp_path / "b.tar.gz", RUN_JSON, ("one/source/my_env.py", b""), ("one/source/__pycache__/my_env.pyc", b"x"))
+    assert here("restore", "b.tar.gz", "--runs", "other").code == 0
+    assert sorted(path.name for path in (tmp_path / "other").rglob("*")) == ["my_env.py", "one", "run.json", "source"]
+
+
+def test_a_damaged_archive_is_a_sentence(tmp_path):
+    file, random, refused = tmp_path / "a.tar.gz", Random(3), 0
+    content = gzip.decompress(packed(file, RUN_JSON, (f"one/{'x' * 120}", b"y" * 2000)).read_bytes())
+    for number in range(200):
+        damaged = bytearray(content)
+        for _ in range(1 + number % 3):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        data = gzip.compress(bytes(damaged), 1)
+        file.write_bytes(data if number % 3 else data[: random.randrange(len(data))])
+        try:
+            upkeep.restore(file, tmp_path / str(number), lambda question: None)
+        except (BadFileError, MachineError):
+            refused += 1
+    assert refused > 50 and not list(tmp_path.glob("*/.restore*"))
 
 
 def test_what_is_no_archive_is_one_sentence(here, tmp_path):
