@@ -111,6 +111,7 @@ def main() -> None:
             "run.steps=100G",
             "eval.every=0",
             "checkpoint.every=1000000",
+            "checkpoint.seconds=0",
             "algo.anneal=false",
             "algo.learning_rate=2.5e-4",
             *arguments.overrides,

@@ -198,9 +198,10 @@ def ended(
 ) -> Snapshot:
     """Snapshot of a run that no longer trains."""
     base = running()
+    unsaved_s = None if state in ("finished", "stopped") else base.progress.unsaved_s
     return base._replace(
         state=state,
-        progress=base.progress._replace(eta_s=None, done_at=None, iterations_per_s=None),
+        progress=base.progress._replace(eta_s=None, done_at=None, iterations_per_s=None, unsaved_s=unsaved_s),
         frame=None,
         system=None,
         agent_absent="the run has ended",
@@ -237,7 +238,7 @@ def states() -> dict[str, Snapshot]:
         ),
         "finished": ended(
             "finished", "all steps done in 0:02:41", commands=("operant eval 4f2a", "operant show 4f2a")
-        )._replace(progress=base.progress._replace(step=STEPS, eta_s=None, done_at=None)),
+        )._replace(progress=base.progress._replace(step=STEPS, eta_s=None, done_at=None, unsaved_s=None)),
         "stopped": ended("stopped", "stopped by SIGTERM, with a checkpoint"),
         "failed": ended(
             "failed", "ended by an error: ValueError: the environment's observation has 5 numbers", TRACEBACK

@@ -224,14 +224,12 @@ class RunReader:
         same_boot = (
             header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
         )
-        checkpoint_age_s = up_s = None
+        up_s = None
         if header is not None and look.status is not None:
             live = self.state.word in LIVE
             record_ns = None if look.record is None else look.record.boottime_ns
             until_ns = boot_ns if live and same_boot else record_ns
             up_s = None if until_ns is None else max(0.0, (until_ns - header.start_boottime_ns) / 1e9)
-            if same_boot and look.status.last_checkpoint_step is not None:
-                checkpoint_age_s = max(0.0, (boot_ns - look.status.last_checkpoint_boottime_ns) / 1e9)
         word, since_s = self._state_since
         return RunData(
             run=self.run,
@@ -239,7 +237,6 @@ class RunReader:
             look=look,
             timeline=self.timeline,
             header=header,
-            checkpoint_age_s=checkpoint_age_s,
             iterations_per_s=self._iterations_per_s(now_s),
             up_s=up_s,
             phase_age_s=max(0.0, now_s - self._phase[1]) if self._phase[0] else None,

@@ -41,13 +41,13 @@ class Progress(NamedTuple):
 
     step: int | None = None
     steps: int | None = None
-    iterations: int | None = None  # of this session, counted by the main loop
+    iterations: int | None = None  # of the run
     iterations_per_s: float | None = None
-    up_s: float | None = None  # since the session's worker started
+    up_s: float | None = None  # since the session's worker started; of all sessions once the run has ended
     eta_s: float | None = None
     done_at: str | None = None  # local wall time "14:07"; "27 Nov" if more than a day ahead
     checkpoint_step: int | None = None
-    checkpoint_age_s: float | None = None
+    unsaved_s: float | None = None  # work that a crash would lose now, or that the end has lost
     record_age_s: float | None = None
 
     @property

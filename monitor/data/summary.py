@@ -52,7 +52,6 @@ class RunData(NamedTuple):
     look: Observation
     timeline: Timeline | None
     header: Header | None = None
-    checkpoint_age_s: float | None = None
     iterations_per_s: float | None = None
     up_s: float | None = None
     phase_age_s: float | None = None  # since run.json named the startup phase
@@ -126,7 +125,7 @@ def progress(known: RunData) -> Progress:
         eta_s=eta_s,
         done_at=None if eta_s is None else _moment(known.now_s, eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
-        checkpoint_age_s=_rough(known.checkpoint_age_s, seconds=live),
+        unsaved_s=_rough(look.unsaved_s, seconds=True),
         record_age_s=_rough(look.record_age_s, seconds=live),
     )
 
@@ -339,13 +338,10 @@ def _crash_remark(known: RunData) -> str:
 
 
 def _wall(known: RunData) -> float | None:
-    """Duration of an ended run in seconds: the waiter's measurement, or for a resumed run the total of all sessions'
-    records.
-    """
-    wall_s = number_of(known.look.exit or {}, "wall_s")
+    """Duration of an ended run in seconds: all sessions, those of an early run by their records."""
     last = known.timeline.table.last if known.timeline is not None else None
-    once = known.header is None or known.header.session <= 1
-    return wall_s if wall_s is not None and (once or last is None) else None if last is None else last[1]
+    known_s = [known.look.took_s, None if last is None else last[1]]
+    return max((seconds for seconds in known_s if seconds is not None), default=None)
 
 
 def _latest(known: RunData, metric: str) -> float | None:
@@ -369,11 +365,15 @@ def _ending_facts(known: RunData) -> list[str]:
         facts.append(
             "no checkpoint"
             if saved is None and not known.has_checkpoint
-            else f"checkpoint at {text.count(saved)} steps"
+            else f"checkpoint at {text.count(saved)} steps{_lost(now)}"
             if saved is not None
             else ""
         )
     return [fact for fact in facts if fact]
+
+
+def _lost(now: Progress) -> str:
+    return f" ({text.age(now.unsaved_s)} of work lost)" if now.unsaved_s is not None else ""
 
 
 def _mean_sps(known: RunData) -> float | None:

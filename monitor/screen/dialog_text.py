@@ -78,6 +78,10 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("took" if snapshot.ended else "up", duration(now.up_s) if now.up_s is not None else None),
         ("target", number(run.target) if run.target is not None else None),
         ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),
+        (
+            "lost at the end" if snapshot.ended else "a crash loses",
+            f"{age(now.unsaved_s)} of work" if now.unsaved_s is not None else None,
+        ),
         ("last record", f"{age(now.record_age_s)} ago" if now.record_age_s is not None else None),
     ]
     state = (Piece(f"{glyph} {word.lower()}", style, bold=True), Piece(f"  {snapshot.cause or ''}", "text"))

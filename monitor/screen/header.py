@@ -106,8 +106,9 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
                 Piece(padded(rate, 11), "dim"),
             ]
         )
-    if progress.checkpoint_age_s is not None:
-        slots.append([Piece("checkpoint ", "dim"), Piece(padded(f"{age(progress.checkpoint_age_s)} ago", 10), "text")])
+    if progress.unsaved_s is not None:
+        lost = "lost at the end " if model.snapshot.ended else "a crash would lose "
+        slots.append([Piece(lost, "dim"), Piece(padded(age(progress.unsaved_s), 6), "text")])
     slots += [_slot(figure) for figure in figures[first:]]
     return [fit((Piece(" "), *line), width) for line in flow(slots, width - 2)[:height]]
 

@@ -35,7 +35,6 @@ from operant.runs import (
     integer_of,
     launch,
     log_end,
-    number_of,
     states,
     text_of,
 )
@@ -401,11 +400,10 @@ class _Viewer:
         score = self._values.get(EVALUATION)
         if score is not None:
             facts.append(f"eval {text.number(score)}{states.target_remark(document, score)}")
-        wall_s = number_of(look.exit or {}, "wall_s")
         if self._record is not None:
             facts.append(
                 f"{text.count(self._record.step)} steps"
-                + (f" in {text.duration(wall_s)}" if wall_s is not None else "")
+                + (f" in {text.duration(look.took_s)}" if look.took_s is not None else "")
             )
         if state.word != "finished" and look.status is not None:
             step = look.status.last_checkpoint_step

@@ -183,10 +183,14 @@ ONCE = ("frame_skip", "frame_stack")
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):
-    """Checkpoints: interval and number kept."""
+    """Checkpoints: intervals and number kept."""
 
     every: Count = Field(200, ge=1, lt=2**31)
     """Iterations between two checkpoints."""
+    seconds: Real = Field(60.0, ge=0, le=31_536_000)
+    """Seconds of work that a crash may lose: a checkpoint is also saved, after an iteration, when the last one is this
+    old. Longer if saving would take more than 2 % of the time; 0: only `every` counts.
+    """
     keep: Count = Field(3, ge=1, lt=2**31)
     """Number of latest checkpoints to keep, in addition to the best one."""
     replay: Literal["auto"] | bool = "auto"

@@ -78,8 +78,7 @@ def announce(run: Run) -> None:
     """
     if runs.has_trainer(run.path):
         raise BusyError(runs.busy_message(run.path))
-    with contextlib.suppress(OSError):  # an unwritable folder is reported by the next line
-        run.exit_path.unlink()
+    forget_ending(run)
     runs.update_document(
         run.path,
         durable=False,
@@ -89,6 +88,16 @@ def announce(run: Run) -> None:
         host=runs.host(),
         phase="starting the trainer",
     )
+
+
+def forget_ending(run: Run) -> None:
+    """Remove the end of the previous worker, after adding its duration to the run's document. A second call changes
+    nothing.
+    """
+    if (took_s := runs.observe(run).took_s) is not None:
+        runs.update_document(run.path, durable=False, earlier_s=took_s, pid=None)
+    with contextlib.suppress(OSError):
+        run.exit_path.unlink()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from operant.errors import BadFileError, BusyError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
 from operant.runs import notes
 from operant.runs.folder import Run
-from operant.runs.metrics import TERMINAL, Reader, Record, Status
+from operant.runs.metrics import TERMINAL, Header, Reader, Record, Status
 
 ENDED: Final = TERMINAL | {"crashed"}
 LIVE: Final = frozenset(("starting", "running", "paused", "stopping", "stalled", "suspended"))
@@ -89,6 +89,8 @@ class Observation(NamedTuple):
     paused_by: str | None = None
     paused_s: float | None = None  # seconds since then
     stopped_by: str | None = None  # the sender of the request, if not a signal
+    unsaved_s: float | None = None  # work that a crash would lose now, or that the end has lost; None: nothing
+    took_s: float | None = None  # duration of all sessions so far
 
 
 class Assessment(NamedTuple):
@@ -316,7 +318,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
             times = [one.boottime_ns for one in reader.since(max(0, record.n - 16), _LOOK_BACK)]
             gaps = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
             usual_s = _median(gaps) if gaps else None
-    return look._replace(
+    look = look._replace(
         status=status,
         record=record,
         columns=tuple(metric.name for metric in reader.metrics),
@@ -325,7 +327,31 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
         usual_s=usual_s,
         earlier=another and (look.exit is not None if pid is None else ticks is not None),
         paused_s=paused_s,
+        unsaved_s=_unsaved_s(header, status, record, document),
     )
+    return look._replace(took_s=_took_s(header, look, document))
+
+
+def _unsaved_s(header: Header, status: Status, record: Record | None, document: Mapping[str, Any]) -> float | None:
+    """Seconds of work since the last checkpoint, by the trainer's clock; None if there is none."""
+    if record is None or (status.state in TERMINAL and record.step == status.last_checkpoint_step):
+        return None
+    until_ns = status.heartbeat_boottime_ns
+    if status.state == "paused" and (paused_ns := runfolder.integer_of(document, "paused_boottime_ns")) is not None:
+        until_ns = min(until_ns, paused_ns)
+    saved_ns = header.start_boottime_ns if status.last_checkpoint_step is None else status.last_checkpoint_boottime_ns
+    return max(0.0, (until_ns - saved_ns) / 1e9)
+
+
+def _took_s(header: Header, look: Observation, document: Mapping[str, Any]) -> float | None:
+    """Seconds of all sessions: of earlier ones by the run's document, of the last one by its waiter, else by its
+    heartbeat.
+    """
+    own_s = runfolder.number_of(look.exit or {}, "wall_s")
+    if own_s is None and look.status is not None and not look.earlier and document.get("pid") is not None:
+        own_s = (look.status.heartbeat_boottime_ns - header.start_boottime_ns) / 1e9
+    total_s = max(0.0, runfolder.number_of(document, "earlier_s") or 0.0) + max(0.0, own_s or 0.0)
+    return total_s or None
 
 
 def state(run: Run) -> State:
@@ -385,6 +411,8 @@ def describe(run: Run) -> dict[str, Any]:
         "age_s": None if created_ns is None else max(0.0, time.time() - created_ns / 1e9),
         "eta_s": None if left_s is None else max(0.0, left_s),
         "last_checkpoint_step": None if look.status is None else look.status.last_checkpoint_step,
+        "unsaved_s": look.unsaved_s,
+        "took_s": look.took_s,
         "last_record_age_s": look.record_age_s,
         "paused_by": look.paused_by if paused else None,
         "paused_s": look.paused_s if paused else None,

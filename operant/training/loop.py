@@ -7,6 +7,7 @@ folder, operant/training/requests.py receives signals and requests.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
@@ -28,7 +29,7 @@ from operant.training.build import build, set_scheduled
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Heartbeat, Requests, RequestThread, Stop
-from operant.training.state import Snapshots
+from operant.training.state import SAVE_SHARE, Snapshots
 from operant.training.target import TargetEvaluator, describe
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ Start = tuple[Checkpoint, Config] | None
 
 
 class _Save(NamedTuple):
-    """Checkpoint that a thread is still writing, and the requests waiting for it."""
+    """Checkpoint to save, and the requests waiting for it."""
 
     step: int
+    boottime_ns: int  # work done until then is in it
     best: bool
     requests: list[Request]
-    replay_s: float | None = None  # seconds, if the replay was saved
 
 
 class Trainer:
@@ -83,8 +84,8 @@ class Trainer:
         self.store = Store(
             folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved
         )
-        self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
+        self._saved_s = time.monotonic()  # start of the last save
         carried = load.to_toml(config, **load.copies(config, "../../source"))
         code = resuming.environment_code(config)
         self.snapshots = Snapshots(
@@ -115,7 +116,10 @@ class Trainer:
             session=self.session,
             version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.draws else 0,
+            iteration=self.iteration,
         )
+        if start is not None:
+            self.writer.set_checkpoint(self.step)
         rewind_to = self.step if start is not None else None
         self.history = History(
             history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to
@@ -231,6 +235,7 @@ class Trainer:
         if self.iteration == 0:
             algo.start()
         self._set_state("running" if self.requests.stop is None else "stopping")
+        self._saved_s = time.monotonic()
         # An evaluation that a stop interrupted in the previous session.
         lacking = (
             self.evaluator is not None
@@ -253,9 +258,8 @@ class Trainer:
                 self._diverged(not_finite)
             if self.evaluator is not None and self.iteration % config.eval.every == 0:
                 solved = self._evaluate()
-            if self.iteration % config.checkpoint.every == 0:
+            if self.iteration % config.checkpoint.every == 0 or self._is_save_due():
                 self._save()
-            self._confirm_save(wait=False)
             self._restore_files()
             self.watcher.after(self.step)
             if self.requests.pending and not solved:
@@ -294,7 +298,6 @@ class Trainer:
                 self._save()
                 self.writer.set_phase("idle")
                 saving_s += time.monotonic() - saved_s
-            self._confirm_save(wait=False)
             self._restore_files()
             self.watcher.after(self.step)
             time.sleep(_PAUSE_LOOK_S)  # polled: a signal handler that sets an Event can deadlock
@@ -328,7 +331,7 @@ class Trainer:
         """Write the last event and the terminal state, after the pending checkpoint is complete and the history is on
         disk.
         """
-        self._confirm_save(wait=True)
+        self.store.wait()
         self._report_write_errors()
         if error is not None:  # the log has the full text
             line = (
@@ -433,37 +436,42 @@ class Trainer:
         }
         return {**progress, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
+    def _is_save_due(self) -> bool:
+        """Whether the last save is `checkpoint.seconds` ago, or longer if saving would take too much of the time."""
+        seconds, waited_s = self.config.checkpoint.seconds, time.monotonic() - self._saved_s
+        if not 0 < seconds <= waited_s or self.store.saving:
+            return False
+        return waited_s >= self.snapshots.cost_s / SAVE_SHARE
+
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
         """Save a checkpoint and answer the requests for one."""
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
-        save = _Save(self.step, best, self.requests.take("checkpoint"))
+        save = _Save(self.step, time.clock_gettime_ns(_BOOTTIME), best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
         self.meters.measure("checkpoint", lambda: self._snapshot(save, last=last, wait=wait))
 
     def _snapshot(self, save: _Save, *, last: bool, wait: bool) -> None:
-        self._confirm_save(wait=True)
-        took_s = self.snapshots.save(self.step, self._document(), best=save.best, last=last)
-        self._unconfirmed = save._replace(replay_s=took_s)
-        self._confirm_save(wait=wait)
+        self._saved_s = time.monotonic()
+        self.snapshots.save(
+            self.step, self._document(), best=save.best, last=last, done=functools.partial(self._confirm_save, save)
+        )
+        if wait:
+            self.store.wait()
 
-    def _confirm_save(self, *, wait: bool) -> None:
-        """Report the pending checkpoint's success or failure once it is known."""
-        save = self._unconfirmed
-        if save is None or (self.store.saving and not wait):
-            return
-        path, self._unconfirmed = self.store.wait(), None
+    def _confirm_save(self, save: _Save, path: Path | None, replay_s: float | None) -> None:
+        """Report a checkpoint's success or failure; called by the thread that wrote it."""
         if path is None:
             self._failures += 1
             self.requests.answer_all(save.requests, "failed", self._problem)
         else:
             self._failures = 0
-            self.writer.set_checkpoint(save.step)
+            self.writer.set_checkpoint(save.step, save.boottime_ns)
             self.meters.checkpointed()
             self.history.sync()
             replay = (
                 ""
-                if save.replay_s is None
-                else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
+                if replay_s is None
+                else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {replay_s:.2g} s)"
             )
             self._event(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
             self.requests.answer_all(save.requests, "done", f"checkpoints/{path.name}")

@@ -208,7 +208,7 @@ class Meters:
         return self.flush(step) or not_finite
 
     def checkpointed(self) -> None:
-        """Mark the next record as one with a checkpoint."""
+        """Mark the next record as one with a checkpoint. Thread-safe."""
         self._unpublished_checkpoint = True
 
     def paused(self, seconds: float) -> None:
@@ -315,9 +315,9 @@ class Meters:
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
             FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
         )
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
         self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
         self._published_step, self._last_values = step, values
-        self._unpublished_evaluation = self._unpublished_checkpoint = False
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
         """Values of a record by column: means over its iterations, sums and means over its episodes."""

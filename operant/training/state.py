@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from operant.training.distributed import SINGLE, SOLO, Algorithm, Exchange, Rank
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """Limits of `checkpoint.replay = "auto"`: bytes, share of the free disk, share of training time."""
+SAVE_SHARE = 0.02
+"""Limit of `checkpoint.seconds`: share of the time for saving, without the replay."""
 
 _LIKELY_BYTES_PER_S = 5e8  # saving speed, until measured
 _ITERATION = "algo/iteration"  # iteration count, the input of schedules: see `Algorithm.state`
@@ -47,6 +49,7 @@ class Snapshots:
         self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # step of the last checkpoint with all tensors
+        self._copied_s = 0.0  # seconds of the last copy to the CPU
         replay, ranks = replay_tensors(algo).values(), group.exchange.ranks
         self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
         """Bytes of the replay; 0 if the algorithm has none."""
@@ -93,9 +96,22 @@ class Snapshots:
         )
         return False
 
-    def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> float | None:
-        """Start saving the current state; the store's `wait` returns the result. Returns the seconds spent on the
-        replay, None if it was not saved.
+    @property
+    def cost_s(self) -> float:
+        """Seconds of the last save, without its replay."""
+        return self._copied_s + self._store.write_s
+
+    def save(
+        self,
+        step: int,
+        document: Mapping[str, Any],
+        *,
+        best: bool,
+        last: bool = False,
+        done: Callable[[Path | None, float | None], None],
+    ) -> None:
+        """Start saving the current state. A thread calls `done` with the checkpoint's folder, None if it failed, and
+        with the seconds spent on the replay, None if it was not saved.
 
         `last`: the checkpoint may be the session's last, or was requested.
         """
@@ -108,9 +124,14 @@ class Snapshots:
             saved = self._store.replays.save(step, self._whole_replay(), session=self._session)
             self._saved_s = time.monotonic()
             self._paused_s = self._saved_s - began_s
+        replay_s = self._paused_s if saved else None
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
         self._complete_step = step if tier == "all" else self._complete_step
+        if self._algo.device.type == "cuda":
+            torch.cuda.synchronize(self._algo.device)  # sync: a checkpoint; its cost excludes queued iterations
+        began_s = time.monotonic()
         tensors = self._group.state(self._algo, "train")
+        self._copied_s = time.monotonic() - began_s
         held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._store.save_async(
             step,
@@ -120,8 +141,8 @@ class Snapshots:
             best=best,
             must_be_finite=must_be_finite(self._algo),
             config=self._config,
+            done=lambda path: done(path, replay_s),
         )
-        return self._paused_s if saved else None
 
     def _is_time(self) -> bool:
         """Whether saving the replay, during which training waits, costs at most a twentieth of the time since the last

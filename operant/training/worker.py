@@ -302,6 +302,8 @@ def train(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 
     `trusted`: see `config.load`.
     """
+    if (run := runs.load(folder)) is not None and not runs.has_trainer(folder):
+        launch.forget_ending(run)
     lock, requests, mask = runs.acquire(folder), Requests(), os.umask(0o077)
     try:
         with requests:
@@ -409,7 +411,7 @@ def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: 
         os.dup2(descriptor, target)
     launch.mark_session()
     if placement.rank == 0 and not runs.has_trainer(folder):
-        (folder / "exit.json").unlink(missing_ok=True)
+        launch.forget_ending(runs.Run(folder.name, folder, document))
     code = train_with_exit_code(folder, resume, trusted, placement=placement)
     if placement.rank == 0:
         began.write_ending(folder, code, os.getpid())

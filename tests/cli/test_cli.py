@@ -19,7 +19,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import HALFWAY, ITERATION, SMALL, STEPS, environment, go_on, inline, operant_process, tensors, wait_for
+from processes import (
+    HALFWAY,
+    ITERATION,
+    SMALL,
+    STEPS,
+    environment,
+    go_on,
+    inline,
+    operant_process,
+    tensors,
+    the_run,
+    trained_here,
+    wait_for,
+)
 
 from operant import runs
 from operant.config import load as config
@@ -28,6 +41,7 @@ from operant.runs import control
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader
 from operant.text import count
+from operant.training import loop
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +308,8 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
     assert [run["id"] for run in json.loads(operant_process(tmp_path, "runs", "--failed", "--json").stdout)] == [
         "killed"
     ]
+    lost = crashed["step"] - crashed["last_checkpoint_step"]
+    assert 0 <= lost <= 11 * ITERATION and 0 <= crashed["unsaved_s"] < ending["wall_s"] == crashed["took_s"]
 
     resumed = here("resume", "killed")
     assert resumed.code == 0, resumed.err
@@ -301,6 +317,35 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
     document = json.loads((path / "run.json").read_text())
     assert document["session"] == 2
     assert tensors(path) == tensors(trained.path)
+    took_s = json.loads((path / "exit.json").read_text())["wall_s"] + ending["wall_s"]
+    assert json.loads(here("show", "killed", "--json").out)["took_s"] == pytest.approx(took_s)
+    with Reader(path / "metrics.mm") as reader:
+        assert reader.status().main_count == 120, "iterations of both sessions"
+
+
+def test_checkpoints_by_time_change_no_trained_bit(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
+    words = (*HALFWAY, f"run.steps={8 * ITERATION}", "checkpoint.every=1000", "checkpoint.keep=100", "eval.every=0")
+    saved = {
+        seconds: trained_here(tmp_path, *words, f"checkpoint.seconds={seconds}", name=f"every-{k}")
+        for k, seconds in enumerate((0, 60, 1e-9))
+    }
+    off, default, always = (len(list((path / "checkpoints").glob("step-*"))) for path in saved.values())
+    assert off == default == 1 and always > 3
+    assert len({tensors(path) for path in saved.values()}) == 1
+
+
+def test_checkpoints_by_time_take_a_fiftieth_of_the_time_at_most(here, tmp_path, monkeypatch):
+    save = Store.save_files
+
+    def slow(*words, **options):
+        time.sleep(0.2)  # so that ten seconds pass until the next one
+        return save(*words, **options)
+
+    monkeypatch.setattr(Store, "save_files", slow)
+    words = ("checkpoint.every=100000", "checkpoint.seconds=1e-9", "checkpoint.keep=100")
+    assert inline(here, f"run.steps={30 * ITERATION}", *words).code == 0
+    assert len(list(the_run(tmp_path).checkpoints_path.glob("step-*"))) == 2, "after the first and the last iteration"
 
 
 @pytest.fixture(scope="module")

@@ -246,15 +246,13 @@ def test_phases_longer_than_the_wall_time_are_still_shares():
 
 def test_progress_of_known_values(tmp_path):
     made = timeline([[1.0] * 4] * 50)  # 100 steps a second
-    look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7)
-    now = summary.progress(
-        known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9)
-    )
+    look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7, unsaved_s=125.0)
+    now = summary.progress(known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, now_s=1e9))
     assert (now.step, now.steps, now.share, now.iterations, now.iterations_per_s) == (5000, 10_000, 0.5, 40, 2.5)
     assert now.eta_s == pytest.approx(50.0, abs=1.1) and now.done_at == time.strftime(
         "%H:%M", time.localtime(1e9 + now.eta_s)
     )
-    assert (now.up_s, now.checkpoint_step, now.checkpoint_age_s, now.record_age_s) == (61.0, 3000, 120.0, 0.0)
+    assert (now.up_s, now.checkpoint_step, now.unsaved_s, now.record_age_s) == (61.0, 3000, 120.0, 0.0)
 
 
 @pytest.mark.parametrize(("steps", "form"), [(5_000_000, "%H:%M"), (50_000_000, "%d %b"), (9_000_000_000, "%Y")])
@@ -348,7 +346,7 @@ def test_a_target_that_was_reached_early(tmp_path):
             timeline=made,
             document={"steps": 10_000, "target": 475.0},
             has_checkpoint=True,
-            look=Observation(False, exit={"wall_s": 161.5}),
+            look=Observation(False, took_s=161.5),
         )
     )
     assert (
@@ -362,11 +360,11 @@ def test_a_target_that_was_reached_early(tmp_path):
 @pytest.mark.parametrize("word", ["failed", "diverged", "gpu_fault", "oom", "crashed"])
 def test_an_ending_names_the_checkpoint_and_the_next_command(tmp_path, word):
     log = ("error: the device is out of memory: 12 GiB asked for",)
-    look = Observation(False, status=status(last_checkpoint_step=12_100_000), exit={"exit": 7})
+    look = Observation(False, status=status(last_checkpoint_step=12_100_000), exit={"exit": 7}, unsaved_s=34.2)
     found = summary.ending(
         known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, timeline=timeline([[1.0] * 4] * 3))
     )
-    assert found.traceback == log and "checkpoint at 12.1 M steps" in found.facts
+    assert found.traceback == log and "checkpoint at 12.1 M steps (34 s of work lost)" in found.facts
     assert found.commands == ("operant resume 4f2a", "operant logs 4f2a", "operant show 4f2a")
     assert ("12 GiB" in found.sentence) == (word != "crashed")
     bare = summary.ending(known(tmp_path, word, look=Observation(False, status=status())))
@@ -377,9 +375,8 @@ def test_a_log_that_ends_without_an_error_is_cut(tmp_path):
     assert len(summary.ending(known(tmp_path, "crashed", log_end=[f"line {n}" for n in range(20)])).traceback) == 6
 
 
-def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
-    """The waiter knows only the duration of the last session."""
-    header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
+def test_an_early_resumed_run_took_the_time_of_its_records(tmp_path):
+    """Its document lacks the duration of earlier sessions."""
     made = Timeline(METRICS)
     for session in (1, 2):
         made.add(
@@ -390,16 +387,10 @@ def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
                 for n in range(61)
             ]
         )
-    look = Observation(True, exit={"exit": 0, "wall_s": 30.0})
-    once, twice = (
-        known(tmp_path, "finished", look=look, timeline=made, header=header._replace(session=session))
-        for session in (1, 2)
-    )
-    assert summary.progress(once).up_s == 30.0 and "in 0:00:30" in summary.ending(once).sentence
-    assert (
-        summary.progress(twice).up_s == made.table.last[1] // 1 > 60
-        and f"in {text.duration(made.table.last[1])}" in summary.ending(twice).sentence
-    )
+    for took_s, seconds in ((30.0, made.table.last[1]), (500.0, 500.0)):
+        run = known(tmp_path, "finished", look=Observation(True, took_s=took_s), timeline=made)
+        assert summary.progress(run).up_s == seconds // 1 > 60
+        assert f"in {text.duration(seconds)}" in summary.ending(run).sentence
 
 
 def test_facts_of_a_run(tmp_path):

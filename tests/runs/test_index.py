@@ -19,7 +19,7 @@ from waiting import wait_until
 from operant import runs, text
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
-from operant.runs import states
+from operant.runs import launch, states
 from operant.runs.metrics import Metric, Record, Status, Writer
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
@@ -732,6 +732,41 @@ def test_a_crash_is_seen_before_and_after_the_first_record(root):
     assert runs.describe(run)["exit"] == 137
 
 
+def test_a_crash_loses_the_work_between_the_last_checkpoint_and_the_last_heartbeat(root, monkeypatch):
+    run, clock = make(root), time.clock_gettime_ns
+
+    def unsaved(step, state="running", later_s=0):
+        with Writer(run.path / "metrics.mm", [Metric("return")], run_uuid=run.uuid, version="0.1.0") as writer:
+            writer.publish(1000, [1.0])
+            writer.set_checkpoint(step, clock(states._BOOTTIME) - 34 * 10**9)
+            writer.set_state(state)
+            writer.heartbeat()
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda which: clock(which) + later_s * 10**9)
+        found = runs.describe(run)["unsaved_s"]
+        monkeypatch.undo()
+        return found
+
+    assert unsaved(400) == pytest.approx(34, abs=2)
+    assert unsaved(400, later_s=3600) == pytest.approx(34, abs=2), "the time since the crash is not lost work"
+    assert unsaved(400, "failed") == pytest.approx(34, abs=2)
+    assert unsaved(1000, "finished") is None
+
+
+def test_the_duration_of_a_resumed_run_is_that_of_all_its_sessions(root):
+    run = make(root)
+    write_metrics(run)
+    runs.write_json(run.exit_path, {"exit": None, "signal": 9, "wall_s": 231.0})
+    assert runs.describe(run)["took_s"] == 231.0
+    for _ in range(2):  # a second call, by the worker itself, adds nothing
+        launch.forget_ending(runs.load(run.path))
+        assert not run.exit_path.exists() and runs.describe(runs.load(run.path))["took_s"] == 231.0
+    document = runs.update_document(run.path, **runs.identity())
+    write_metrics(run)
+    assert 231.0 <= runs.describe(run._replace(document=document))["took_s"] < 240.0
+    runs.write_json(run.exit_path, {"exit": 0, "wall_s": 20.0})
+    assert runs.describe(run._replace(document=document))["took_s"] == 251.0
+
+
 def test_the_metrics_file_of_an_earlier_session_does_not_describe_a_resumed_worker(root):
     run = make(root)
     write_metrics(run, state="stopped", exit_code=130)
@@ -847,6 +882,8 @@ def test_describe_has_stable_keys_and_searches_earlier_records_for_rare_values(r
         "age_s",
         "eta_s",
         "last_checkpoint_step",
+        "unsaved_s",
+        "took_s",
         "exit",
         "pid",
         "host",

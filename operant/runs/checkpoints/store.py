@@ -79,6 +79,8 @@ class Store:
         self._thread: threading.Thread | None = None
         self._last: Path | None = None
         self._failures = 0
+        self.write_s = 0.0
+        """Seconds of the last `save_async`, in its thread."""
         self._parent_step: int | None = None
         self._verified: dict[str, tuple[Any, Candidate]] = {}  # name -> (signature of the folder, candidate)
 
@@ -127,18 +129,22 @@ class Store:
         best: bool = False,
         must_be_finite: Collection[str] = (),
         config: str = "",
+        done: Callable[[Path | None], None] = lambda path: None,
     ) -> None:
         """Like `save`, in a background thread, after the previous one. The tensors must not change until `wait` has
-        returned.
+        returned. The thread calls `done` with the result, before `wait` returns.
         """
         self.wait()
         job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
 
         def work() -> None:
+            began_s = time.monotonic()
             try:
                 self._last = self._attempt(job)
             except Exception as error:
                 self._failed(step, error)
+            self.write_s = time.monotonic() - began_s
+            done(self._last)
 
         # A daemon: a trainer past its deadline may exit and leaves a temporary folder, never half a checkpoint.
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)

@@ -43,8 +43,9 @@ class Writer:
 
     The file appears complete, by rename, with mode 0600, in state "starting"; an existing one is replaced, and its
     readers see `replaced()`. `run_uuid` has 16 bytes; `session` is 1 and grows by one with each resume; `capacity` and
-    `event_capacity` are powers of two; `frame_bytes` is the size of the largest frame (0: none); `backend` "auto" maps
-    on ext4, xfs, btrfs, tmpfs and overlay and writes elsewhere (NFS, FUSE, Lustre).
+    `event_capacity` are powers of two; `frame_bytes` is the size of the largest frame (0: none); `iteration` counts the
+    run's iterations so far; `backend` "auto" maps on ext4, xfs, btrfs, tmpfs and overlay and writes elsewhere (NFS,
+    FUSE, Lustre).
 
     Raises ConfigError for invalid metrics, MachineError if the disk is full or the folder is not writable.
     """
@@ -59,6 +60,7 @@ class Writer:
         capacity: int = 1024,
         event_capacity: int = 1024,
         frame_bytes: int = 0,
+        iteration: int = 0,
         version: str,
         host: str | None = None,
         backend: Literal["auto", "map", "pwrite"] = "auto",
@@ -93,7 +95,9 @@ class Writer:
         ).pack  # native order: the same bytes, faster
         self._event_stage = bytearray(layout.EVENT.size)
         self._frame_stage = memoryview(bytearray(self._layout.frame_stride))
-        self._count = self._heartbeats = self._ticks = self._states = self._events = self._dropped = self._frames = 0
+        self._count = self._heartbeats = self._states = self._events = self._dropped = self._frames = 0
+        self._ticks = iteration
+        self._store.word(_WORDS + layout.MAIN_COUNT, iteration)
         self._turn, self._event_turn = threading.Lock(), threading.Lock()
         _watch_forks()
         _WRITERS.add(self)
@@ -271,10 +275,12 @@ class Writer:
         code, self._states = layout.STATES.index(state), self._states + 1
         self._set(layout.STATE, code | reason << 8 | exit_code << 16 | (self._states & 0xFFFFFFFF) << 32)
 
-    def set_checkpoint(self, step: int) -> None:
-        """Set the step of the last checkpoint on the disk."""
+    def set_checkpoint(self, step: int, boottime_ns: int | None = None) -> None:
+        """Set the step of the last checkpoint on the disk, and the time until which it has the work (default: now).
+        From any thread.
+        """
         self._set(layout.CHECKPOINT_STEP, step)
-        self._set(layout.CHECKPOINT_TIME, time.clock_gettime_ns(BOOTTIME))
+        self._set(layout.CHECKPOINT_TIME, boottime_ns or time.clock_gettime_ns(BOOTTIME))
 
     def set_checkpoint_failures(self, count: int) -> None:
         """Set the number of failed checkpoints in a row; 0 after a success."""
