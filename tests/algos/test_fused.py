@@ -349,7 +349,7 @@ def test_unsupported_networks_are_reported_with_a_reason(tmp_path):
     )
     cartpole = find("cartpole")
     assert unsupported_reason(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
-    assert "fused kernels take dense layers" in unsupported_reason(
+    assert "fused kernels support dense layers only" in unsupported_reason(
         policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000
     )
     assert "[513, 16]" in unsupported_reason(policy_of(cartpole, hidden=(513, 16)), 1000)
