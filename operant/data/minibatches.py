@@ -226,7 +226,8 @@ class Minibatches:
             return self.gather_segments(buffer[:, None], blocks)[0]
         # (K, L, R, N / block, block)
         parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(0, (cut.steps, cut.length))
-        return parts[blocks // cut.groups, :, :, blocks % cut.groups].permute(2, 1, 0, 3).flatten(2)
+        segments: Tensor = parts[blocks // cut.groups, :, :, blocks % cut.groups]
+        return segments.permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
         """Gather the pictures of blocks (m), in order: (T, R, N), each contiguous in memory -> (R, m block)."""

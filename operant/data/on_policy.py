@@ -134,7 +134,8 @@ class OnPolicyCycle:
         """Return 1 - Var(residual) / Var(returns), for the residual (T, N) of the returns; `cut`: see `statistics`."""
         targets = torch.stack([self.experience.returns, residual])
         variance, unexplained = statistics(targets, self.shards, self.exchange, cut=cut).variance[:, 0].float()
-        return 1.0 - unexplained / variance.clamp_min(1e-12)
+        explained: Tensor = 1.0 - unexplained / variance.clamp_min(1e-12)
+        return explained
 
     def anneal(self) -> None:
         """Set the learning rate of this iteration."""

@@ -268,7 +268,8 @@ class Replay:
 
     def fill(self, t: int) -> Tensor:
         """Return the number of stored transitions after t ticks of the iteration, (1) int64."""
-        return ((self.ring.ticks + t) * self.world.count).clamp_max(self.capacity)
+        transitions: Tensor = (self.ring.ticks + t) * self.world.count
+        return transitions.clamp_max(self.capacity)
 
     def store(self, t: int) -> None:
         """Store tick t of the iteration, as the world wrote it into the rollout."""

@@ -164,7 +164,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
 
 def _params(kwargs: Mapping[str, Any]) -> type:
     """NamedTuple class with the keyword arguments of an environment as fields."""
-    return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))  # type: ignore[no-any-return]
+    return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 
 def _action(

@@ -100,7 +100,7 @@ def checked(env: Env, given: Any = None) -> Any:
 def _defaults(env: Env) -> dict[str, Any]:
     """Defaults by name. Raises UsageError if `Params` violates the contract."""
     try:
-        return env.Params()._asdict()  # type: ignore[attr-defined, no-any-return]
+        return env.Params()._asdict()
     except (TypeError, AttributeError) as error:
         raise UsageError(
             f"Params of {env.name or 'the environment'} must be a NamedTuple whose fields all have a default ({error})"
@@ -114,7 +114,7 @@ def _is_bound(bound: object, default: object) -> bool:
         isinstance(bound, int if isinstance(default, int) else (int, float))
         and not isinstance(bound, bool)
         and abs(bound) <= LARGEST_FLOAT32
-    )  # type: ignore[operator, arg-type]
+    )
 
 
 def _words(low: float | None, high: float | None) -> str:

@@ -249,7 +249,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
             core.graph.erase_node(node)
     core.graph.eliminate_dead_code()
     tensors: dict[str, Tensor] = {**core.state_dict, **core.constants}
-    stored = {entry.arg.name: entry.target for entry in core.graph_signature.input_specs if entry.target is not None}  # type: ignore[union-attr]
+    stored = {entry.arg.name: entry.target for entry in core.graph_signature.input_specs if entry.target is not None}
     inputs = iter(names(actor)[0])
     placeholders = {
         node.name: stored.get(node.name) or next(inputs) for node in core.graph.nodes if node.op == "placeholder"
@@ -326,7 +326,7 @@ class _Graph(torch.fx.Interpreter):
     """Interpreter of the traced policy, in float64 with `exact`. Records the scores (n, B) of every argmax."""
 
     def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
-        super().__init__(traced.module())  # type: ignore[arg-type]
+        super().__init__(traced.module())
         self._exact = exact
         self.scores: list[Tensor] = []
 

@@ -82,7 +82,7 @@ class UserVector(Vector):
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
         """Reset all lanes: observations and info."""
-        return self.env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[no-any-return]
+        return self.env.reset(seed=[int(seed) for seed in seeds])
 
     def step(self, actions: np.ndarray) -> Step:
         """Step all lanes."""
@@ -124,7 +124,7 @@ class EnvPoolVector(Vector):
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
         """Reset all lanes: observations and info. A pool has one seed, so it is made again."""
         self.env = self._made(int(seeds[0]))
-        return self.env.reset()  # type: ignore[no-any-return]
+        return self.env.reset()
 
     def step(self, actions: np.ndarray) -> Step:
         """Step all lanes."""

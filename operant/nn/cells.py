@@ -90,7 +90,7 @@ class _Scan(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
         a, initial, states = ctx.saved_tensors
         # g_t = dL/dh_t + a_{t+1} g_{t+1}
         grad_b = grad_states.clone()
@@ -127,7 +127,7 @@ class _GRU(torch.autograd.Function):
         return _steps_last(states)
 
     @staticmethod
-    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
         weight, keep, previous, gates, recurrent, candidate = ctx.saved_tensors
         T, G, M, B = previous.shape
         new = grad_states.new_empty
@@ -181,7 +181,7 @@ class _LSTM(torch.autograd.Function):
         return _steps_last(states), last
 
     @staticmethod
-    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         weight, keep, previous, gates, previous_cell, tanh_cell = ctx.saved_tensors
         T, G, M, B = previous.shape
         grad_gates, weight_t = grad_states.new_empty(T, G, 4 * M, B), weight.transpose(1, 2)

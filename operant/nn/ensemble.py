@@ -194,7 +194,7 @@ class _LinearRelu(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, out = ctx.saved_tensors
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         g = torch.ops.aten.threshold_backward(gradient, out, 0)

@@ -121,7 +121,7 @@ class _LinearBytes(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (observation,) = ctx.saved_tensors
         chunks = zip(gradient.split(ctx.size, dim=1), observation.split(ctx.size, dim=1), strict=True)
         grad_weight = _sum_on_gpu(chunks, ctx.encode) if gradient.is_cuda else _sum_on_cpu(chunks, ctx.encode)
@@ -183,7 +183,7 @@ class _ConvolveBytes(torch.autograd.Function):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, images = ctx.saved_tensors
         filters, ones, padding = _filters(weight, ctx.scale, ctx.dtype), [1, 1], [ctx.padding, ctx.padding]
         grad_weight, grad_bias = torch.zeros_like(weight), weight.new_zeros(len(weight))

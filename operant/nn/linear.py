@@ -25,7 +25,7 @@ class _Linear(torch.autograd.Function):
         return torch.baddbmm(bias, weight, features)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, features = ctx.saved_tensors
         # dx = W^T g, dW = g x^T, db = sum of g
         grad_features = torch.bmm(weight.transpose(1, 2), gradient) if ctx.needs_input_grad[2] else None

@@ -180,7 +180,7 @@ class _TanhBySigmoid(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (output,) = ctx.saved_tensors
         return torch.ops.aten.tanh_backward(gradient, output)
 

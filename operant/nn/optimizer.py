@@ -37,7 +37,7 @@ class Adam:
     def step(self, skip: Tensor | None = None) -> None:
         """Take one step. Nothing changes, t included, where `skip` (a scalar on the device) is 1."""
         self._steps += 1
-        torch._fused_adam_(  # type: ignore[call-overload]
+        torch._fused_adam_(
             [self._values],
             [self._gradient],
             [self._first],

@@ -30,7 +30,7 @@ class HostStage(Stage):
             env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws
         )
         self._drawn, self._slot = HostPainter(world), world.slot()
-        self._bound = self._slot  # type: ignore[assignment]
+        self._bound = self._slot
         self.step_s = env.step_s
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)

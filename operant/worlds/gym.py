@@ -371,7 +371,7 @@ def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> d
     return _masked(info, ended)
 
 
-def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
+def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space[Any]:
     """Gymnasium Box with the environment's bounds, or a byte's limits where none are declared.
 
     Declared float bounds hold for default parameters only; otherwise pass `bounded=False`.
@@ -386,7 +386,7 @@ def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
     return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
 
 
-def _action_space(action: Any) -> gymnasium.Space:
+def _action_space(action: Any) -> gymnasium.Space[Any]:
     if isinstance(action, Box):
         return _observation_space(action)
     return (

@@ -20,10 +20,10 @@ try:
 
     _SB3 = True
 except ImportError:
-    VecEnv, _SB3 = object, False  # type: ignore[assignment, misc]
+    VecEnv, _SB3 = object, False  # type: ignore[assignment, misc, unused-ignore]
 
 
-class SB3VecEnv(VecEnv):
+class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the package is missing
     """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv. Arguments: see `make_vec`.
 
     `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor

@@ -11,13 +11,13 @@ import logging
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from operant.errors import ConfigError
 from operant.kernels import spec as kernel_spec
-from operant.kernels.dense.task import Task, Work
+from operant.kernels.dense.task import B, C, Task, Work
 from operant.kernels.tile_config import TileConfig, from_text
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ log = logging.getLogger("operant.kernels")
 
 
 def build(
-    task: Task, *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None
-) -> Learner | None:
+    task: Task[B, C], *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None
+) -> Learner[B, C] | None:
     """Learner of a task, or None if torch runs it. `kernels`: "auto", "torch" or "fused".
 
     `config`: the text of a tile config saved with a run; "first" for the first candidate; "" for the fastest by
@@ -50,7 +50,7 @@ def build(
     reason = (None if board else kernel_spec.unsupported_reason(policy, (steps + 1) * lanes)) or machine_reason(
         policy.device, precision
     )
-    learner: Learner | None
+    learner: Learner[B, C] | None
     if reason is None and board:
         from operant.kernels.dense.convolution import build as build_for_board
 
@@ -88,7 +88,7 @@ def _given(line: str, ranks: int) -> TileConfig | None:
     return config and replace(config, chunks=config.chunks // ranks)
 
 
-def config_text(learner: Learner) -> str:
+def config_text(learner: Learner[Any, Any]) -> str:
     """Text of a learner's tile config as saved with a run: with the chunks of all ranks."""
     return str(replace(learner.config, chunks=learner.config.chunks * learner.task.exchange.ranks))
 

@@ -41,7 +41,7 @@ class PerLayerLearner(Learner[B, C]):
     config: PerLayer
     acts_on_slices = True
 
-    def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
+    def __init__(self, spec: Spec, task: Task[B, C], config: PerLayer) -> None:
         super().__init__(spec, task, config)
         device = self.policy.device
         # A slot is a chunk's rows, rounded up to whole tiles; a microbatch has a power of two of slots. The config

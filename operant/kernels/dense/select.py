@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
 import torch
 
-from operant.kernels.dense.learner import Learner, Spec, Task
+from operant.kernels.dense.learner import Learner, Spec
 from operant.kernels.dense.per_layer import PerLayerLearner
 from operant.kernels.dense.resident import ResidentLearner
+from operant.kernels.dense.task import B, C, Task
 from operant.kernels.dense.tuning import Seconds, TuningCache, copies, fastest, seconds
 from operant.kernels.tile_config import Resident, TileConfig, Workload, candidates, suits
 
@@ -23,22 +24,24 @@ FEW_MULTIPROCESSORS = 2
 log = logging.getLogger("operant.kernels")
 
 
-def make(spec: Spec, task: Task, config: TileConfig) -> Learner:
+def make(spec: Spec, task: Task[B, C], config: TileConfig) -> Learner[B, C]:
     """Learner of the engine that a tile config belongs to."""
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
-def with_config(learner: Learner, config: TileConfig, *, spec: Spec | None = None, buffers: Any = None) -> Learner:
+def with_config(
+    learner: Learner[B, C], config: TileConfig, *, spec: Spec | None = None, buffers: B | None = None
+) -> Learner[B, C]:
     """Learner of the same task in another tile config; by default with the same spec and buffers."""
     return make(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
-class Selection:
+class Selection(Generic[B, C]):
     """Search for a tile config. After an unsuccessful one, `problem` is the reason, a sentence."""
 
     spec: Spec
-    task: Task
+    task: Task[B, C]
     problem: str = ""
 
     def __post_init__(self) -> None:
@@ -50,7 +53,7 @@ class Selection:
             torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else FEW_MULTIPROCESSORS
         )
 
-    def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner | None:
+    def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner[B, C] | None:
         """Learner in the tile config `given` if possible, otherwise in the fastest; None if none fits.
 
         Only a GPU is timed, unless `measure` is given.
@@ -75,7 +78,7 @@ class Selection:
         except torch.OutOfMemoryError:  # of the buffers' copies
             return self.first()
 
-    def first(self) -> Learner | None:
+    def first(self) -> Learner[B, C] | None:
         """Learner in the first tile config that fits; None if none does."""
         for config in (config for group in self._candidates() for config in group):
             if (learner := self._fitting(config)) is not None:
@@ -97,7 +100,7 @@ class Selection:
             )
         )
 
-    def _fastest(self, measure: Seconds, cache: TuningCache) -> Learner | None:
+    def _fastest(self, measure: Seconds, cache: TuningCache) -> Learner[B, C] | None:
         """Learner in the fastest tile config of the first group of which any fits."""
         spare = self.task.alone().replace(buffers=copies(self.task))  # the other ranks do not measure
         for group in self._candidates():
@@ -111,13 +114,13 @@ class Selection:
                 )
         return None
 
-    def _fitting(self, config: TileConfig, spare: Task | None = None) -> Learner | None:
+    def _fitting(self, config: TileConfig, spare: Task[B, C] | None = None) -> Learner[B, C] | None:
         """Learner in this tile config, or None if the GPU cannot run it. `spare`: task to use instead."""
         learner = make(self.spec, spare or self.task, config)
         reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
         self.problem = reason or self.problem
         return learner if reason is None else None
 
-    def _selected(self, learner: Learner, how: str) -> Learner:
+    def _selected(self, learner: Learner[B, C], how: str) -> Learner[B, C]:
         log.info("kernels: fused, %s (%s)", learner.config, how)
         return learner

@@ -30,14 +30,14 @@ _LIMIT_BYTES = 1 << 20
 
 log = logging.getLogger("operant.kernels")
 
-Seconds = Callable[[Learner], float]
+Seconds = Callable[[Learner[Any, Any]], float]
 """Function that measures the seconds of a learner's iteration."""
 
 
 # MEASURE
 
 
-def seconds(learner: Learner) -> float:
+def seconds(learner: Learner[Any, Any]) -> float:
     """Seconds of acting and gradients in an iteration on a GPU; the rest does not depend on the tile config.
 
     `learner`: one switched to copies by `Learner.spare`.
@@ -60,7 +60,9 @@ def seconds(learner: Learner) -> float:
     graph()
     graph()
     replays = max(1, min(MOST_REPLAYS, int(REGION_S / max(_region_s(graph, 1), 1e-9))))
-    return statistics.median(_region_s(graph, replays) for _ in range(REGIONS)) / replays * (updates / updates_at_once)
+    seconds_a_replay: float = statistics.median(_region_s(graph, replays) for _ in range(REGIONS)) / replays
+    iteration_s: float = seconds_a_replay * (updates / updates_at_once)
+    return iteration_s
 
 
 def _region_s(graph: Graphed, replays: int) -> float:
@@ -71,10 +73,11 @@ def _region_s(graph: Graphed, replays: int) -> float:
         graph()
     end.record()
     end.synchronize()  # sync: before a run begins, and only if nothing is cached
-    return begin.elapsed_time(end) / 1e3
+    elapsed_ms: float = begin.elapsed_time(end)
+    return elapsed_ms / 1e3
 
 
-def copies(task: Task) -> Any:
+def copies(task: Task[Any, Any]) -> Any:
     """Buffers for a measurement: copies of those that are written, and a shuffled order of blocks."""
     buffers = task.buffers
     shuffled = (
@@ -89,7 +92,7 @@ def copies(task: Task) -> Any:
 
 
 def fastest(
-    learners: Iterable[Learner], cost: Callable[[Learner], float]
+    learners: Iterable[Learner[Any, Any]], cost: Callable[[Learner[Any, Any]], float]
 ) -> tuple[TileConfig | None, dict[TileConfig, float]]:
     """The fastest tile config and the cost of each; None if none could be measured.
 
@@ -123,7 +126,7 @@ class TuningCache:
     cache folder. Does nothing if there is no such folder.
     """
 
-    def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
+    def __init__(self, gpu: str, spec: Spec, task: Task[Any, Any]) -> None:
         import triton
 
         key = __version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks

@@ -27,7 +27,7 @@ NARROW = 64
 """Largest LSTM, in units, whose weights one program of `lstm` holds."""
 
 
-def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
+def build(task: dense.Task[Any, Any], *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
     """Create the kernels of a recurrent policy, as `operant.kernels.dense.build`. Layout and order of the task are
     those of segments.
 
@@ -79,7 +79,7 @@ def _enable_lstm(memories: list[Any], device: torch.device) -> str | None:
     return reason
 
 
-def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearner | str:
+def _learner(task: dense.Task[Any, Any], precision: str, states: States) -> RecurrentLearner | str:
     """Create the kernels, or return the reason why they are not supported on this machine."""
     from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 

@@ -95,11 +95,16 @@ def tile_config(
     return per_layer.PerLayer(block_m, 128 if wide else 64, block_k, 8 if block_m >= 128 else 4, 3, count, microbatch)
 
 
-class RecurrentLearner(per_layer.PerLayerLearner):
+class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
     """Kernels of one policy, over states that the algorithm owns."""
 
     def __init__(
-        self, spec: per_layer.Spec, task: per_layer.Task, config: per_layer.PerLayer, shape: Shape, states: States
+        self,
+        spec: per_layer.Spec,
+        task: per_layer.Task[Any, Any],
+        config: per_layer.PerLayer,
+        shape: Shape,
+        states: States,
     ) -> None:
         """Layout and order of the task are those of segments."""
         layout: Any = task.layout  # operant.data.minibatches.Layout

@@ -248,7 +248,7 @@ class Steps(torch.autograd.Function):
         return states, last
 
     @staticmethod
-    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input projections and of the recurrent weight."""
         weight, initial, initial_cell, keep, states, cells, gates = ctx.saved_tensors
         (G, M, B), T = initial.shape, keep.shape[0]

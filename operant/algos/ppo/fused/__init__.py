@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.ppo import PPO, TorchBackend
 from operant.data import Collector, Experience
+from operant.data.on_policy import Buffers
 from operant.kernels import dense
 from operant.nn import Policy
 
@@ -27,7 +29,7 @@ class FusedBackend(TorchBackend):
     name = "fused"
     normalizes_advantages = True
 
-    def __init__(self, ppo: PPO, learner: Learner) -> None:
+    def __init__(self, ppo: PPO, learner: Learner[Buffers, PPOConfig]) -> None:
         super().__init__(ppo)
         self.learner, self.chosen, self.bits_by_ranks = learner, {"kernel_config": dense.config_text(learner)}, None
         self.acts_on_slices = learner.acts_on_slices
@@ -65,7 +67,7 @@ def build(ppo: PPO) -> FusedBackend | None:
     """
     described, config, exchange = task(TorchBackend(ppo)), ppo.config, ppo.exchange
 
-    def built(kernel_config: str) -> Learner | None:
+    def built(kernel_config: str) -> Learner[Buffers, PPOConfig] | None:
         return dense.build(described, kernels=config.kernels, precision=config.precision, config=kernel_config)
 
     learner = built(config.kernel_config) if exchange.rank == 0 else None
@@ -79,11 +81,11 @@ def build(ppo: PPO) -> FusedBackend | None:
     return FusedBackend(ppo, learner)
 
 
-def task(backend: TorchBackend) -> dense.Task:
+def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
     """Describe a backend's policy and buffers to the kernels."""
     cycle, chunks, exchange = backend.cycle, backend.config.chunks, backend.exchange
 
-    def work(learner: Learner) -> dense.Work:
+    def work(learner: Learner[Buffers, PPOConfig]) -> dense.Work:
         from operant.algos.ppo.fused.work import PPOWork
 
         return PPOWork(learner, cycle.anneal_iterations)

@@ -68,7 +68,7 @@ class Update(NamedTuple):
 
 
 SCALAR = NamedConstants(Scalars(*range(len(Scalars._fields))))
-STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
+STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # offsets instead of tensors
 """Offsets in `scalars_ptr`, and in `totals_ptr` and `stats_ptr`, by name. The loss's terms have those of `Stats`."""
 TERM_COUNT = tl.constexpr(len(TERMS))
 

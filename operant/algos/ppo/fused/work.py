@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.fused.kernels import (
     PPO_LOSS,
     PPO_LOSS_VALUE_CLIPPED,
@@ -18,6 +19,7 @@ from operant.algos.ppo.fused.kernels import (
     finish,
     record,
 )
+from operant.data.on_policy import Buffers
 from operant.kernels import moments
 from operant.kernels.act import sample_and_store, state_value
 from operant.kernels.arguments import Acting
@@ -33,7 +35,7 @@ class PPOWork:
 
     sample, value_of, record = sample_and_store, state_value, record
 
-    def __init__(self, learner: Learner, anneal_iterations: int | None) -> None:
+    def __init__(self, learner: Learner[Buffers, PPOConfig], anneal_iterations: int | None) -> None:
         self._learner, self._buffers, self._config = learner, learner.buffers, learner.coefficients
         self._steps, self._lanes = self._buffers.rollout.reward.shape
         self._anneal_iterations, device = anneal_iterations, learner.policy.device

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operant.algos.pqn.config import PQNConfig
 from operant.algos.pqn.pqn import PQN, TorchBackend
+from operant.data.on_policy import Buffers
 from operant.kernels import dense
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ class FusedBackend(TorchBackend):
 
     name = "fused"
 
-    def __init__(self, pqn: PQN, learner: Learner) -> None:
+    def __init__(self, pqn: PQN, learner: Learner[Buffers, PQNConfig]) -> None:
         super().__init__(pqn)
         self.learner = learner
         self.chosen = {"kernel_config": line} if (line := str(learner.config)) else {}
@@ -61,11 +63,11 @@ def build(pqn: PQN) -> FusedBackend | None:
     return None if learner is None else FusedBackend(pqn, learner)
 
 
-def task(backend: TorchBackend) -> dense.Task:
+def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
     """Describe a backend's policy and buffers to the kernels."""
     cycle = backend.cycle
 
-    def work(learner: Learner) -> dense.Work:
+    def work(learner: Learner[Buffers, PQNConfig]) -> dense.Work:
         from operant.algos.pqn.fused.work import PQNWork
 
         return PQNWork(learner, cycle.anneal_iterations)

@@ -42,7 +42,7 @@ class Update(NamedTuple):
     corrections_ptr: Any
 
 
-STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # type: ignore[arg-type]  # offsets instead of tensors
+STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # offsets instead of tensors
 """Offsets in `totals_ptr` and `stats_ptr`, by name. The loss's terms have those of `Stats`."""
 TERM_COUNT = tl.constexpr(len(TERMS))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from operant.algos.pqn.config import PQNConfig
 from operant.algos.pqn.fused.kernels import Q_LOSS, STAT, Samples, Update, begin, finish, record
+from operant.data.on_policy import Buffers
 from operant.kernels import moments
 from operant.kernels.dense.learner import Learner
 from operant.kernels.q_values import QActing, act_epsilon_greedily, largest_value
@@ -16,7 +18,7 @@ class PQNWork:
 
     loss, sample, value_of, record = Q_LOSS, act_epsilon_greedily, largest_value, record
 
-    def __init__(self, learner: Learner, anneal_iterations: int | None) -> None:
+    def __init__(self, learner: Learner[Buffers, PQNConfig], anneal_iterations: int | None) -> None:
         self._learner, self._buffers, self._config = learner, learner.buffers, learner.coefficients
         self._epsilon: Tensor = learner.policy.epsilon  # type: ignore[attr-defined]  # of a QPolicy
         self._steps, self._lanes = self._buffers.rollout.reward.shape
