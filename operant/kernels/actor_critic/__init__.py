@@ -44,8 +44,6 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
         reason = reason or "in fp32 torch's products are faster"
     if kernels == "auto" and wide and precision != "bf16":
         reason = reason or "wide networks use them in bf16 only"
-    if kernels == "auto" and wide and isinstance(task.kind, DeterministicActor):
-        reason = reason or 'wide networks of a deterministic actor use them on request only (algo.kernels = "fused")'
     if reason is None:
         engine = _engine(task, precision, wide=wide)
         if not on_gpu or (reason := engine.unsupported_reason(engine.shape.precision)) is None:
