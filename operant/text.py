@@ -106,6 +106,8 @@ def number(value: float | None) -> str:
         return "-"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     if abs(value) >= 99999.95:
         return count(value)
     return f"{value:.1f}" if abs(value) >= 9.9995 else f"{value:.3g}"

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, RunNames, check_free, out, print_json, print_table, within
-from operant.errors import MachineError, UsageError
+from operant.cli.common import (
+    TYPER,
+    JsonOption,
+    RootOption,
+    RunNames,
+    check_free,
+    out,
+    print_json,
+    print_table,
+    say,
+    within,
+)
+from operant.errors import MachineError, NotFoundError, UsageError
 from operant.text import count, number, safe
 
 if TYPE_CHECKING:
@@ -25,7 +36,8 @@ _FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "interval
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="the metric of the curves  [default: eval/return if every run has enough, else return]"
+        metavar="NAME",
+        help="the metric of the curves  [default: eval/return if there are enough evaluations, else return]",
     ),
 ]
 AxisOption = Annotated[str, typer.Option("--x", metavar="steps|seconds", help="x axis of the curves")]
@@ -34,6 +46,10 @@ SmoothOption = Annotated[
     typer.Option(
         metavar="SHARE", help="window of the moving mean, as a share of the x axis  [default: 0.02; evaluations: 0]"
     ),
+]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME=TEXT", help="label of a named run or group; may be repeated"),
 ]
 _HIGHEST_SMOOTH = 0.5
 
@@ -44,30 +60,34 @@ def compare(
     metric: MetricOption = None,
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
+    label: LabelOption = None,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
     """Compare runs: scores with intervals, and different keys.
 
-    Runs that differ only in run.seed form a group. A run's score is the mean return of its last evaluation. Intervals
-    are 95 % intervals of a stratified bootstrap (Agarwal et al. 2021); a single run has none.
+    Runs that differ only in run.seed form a group, in which each seed counts once. A run's score is the mean return of
+    its last evaluation. Intervals are 95 % intervals of a stratified bootstrap (Agarwal et al. 2021); a single run has
+    none. Scores of different environments have different scales: no mean is taken over them.
     """
     _require("scipy")
     from operant import plot
 
-    entries = _entries(names, root, axis, smooth)
+    entries, labels = _entries(names, root, axis, smooth, label)
     for entry in entries:
         if metric is not None and metric not in entry.columns.metrics:
             raise UsageError(
                 f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}; it has "
                 f"{safe(', '.join(entry.columns.metrics), 400)}"
             )
-    groups = plot.groups(entries)
+    entries, left_out = plot.distinct(entries)
+    groups = plot.groups(entries, labels)
     document = plot.compare(groups)
+    _say_left_out(left_out)
     if as_json:
-        print_json(document)
+        print_json(document | {"left_out": [{"run": one.run.id, "same_as": other.run.id} for one, other in left_out]})
         return
-    _print_comparison(document, groups, metric or _metric(entries), _axis(axis), smooth)
+    _print_comparison(document, groups, _metrics(groups, metric), _axis(axis), smooth)
 
 
 @app.command()
@@ -80,13 +100,14 @@ def plot(
     metric: MetricOption = None,
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
+    label: LabelOption = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     root: RootOption = None,
 ) -> None:
     """Draw learning curves of runs, with bands over seeds.
 
-    Runs that differ only in run.seed form a group, drawn as one line. A note below the figure describes smoothing and
-    bands.
+    Runs that differ only in run.seed form a group, drawn as one line, in which each seed counts once. A note below the
+    figure describes smoothing and bands.
     """
     target = Path(path).expanduser()
     if target.suffix[1:] not in _FORMATS:
@@ -95,13 +116,17 @@ def plot(
         raise UsageError(f"--kind is {safe(kind, 40)!r}; it must be one of {', '.join(_KINDS)}")
     check_free(target, force)
     _require("matplotlib", "scipy")
-    entries = _entries(names, root, axis, smooth)
+    entries, labels = _entries(names, root, axis, smooth, label)
 
     from operant import plot as plots
     from operant.plot import figure
 
-    groups = plots.groups(entries)
-    made = _curves(entries, groups, metric, _axis(axis), smooth) if kind == "curves" else _summary(groups, kind)
+    entries, left_out = plots.distinct(entries)
+    groups = plots.groups(entries, labels)
+    _say_left_out(left_out)
+    made = (
+        _curves(groups, _metrics(groups, metric), _axis(axis), smooth) if kind == "curves" else _summary(groups, kind)
+    )
     temporary = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
     try:
         figure.save(made, temporary)
@@ -118,8 +143,12 @@ def plot(
     )
 
 
-def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
-    """Named runs and the runs of named groups, with their records."""
+def _entries(
+    names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
+) -> tuple[list[Entry], dict[Path, str]]:
+    """Named runs and the runs of named groups, with their records; and labels by the path of a run: the given ones, and
+    the names of groups.
+    """
     from operant import plot, runs
     from operant.runs import groups
 
@@ -130,14 +159,34 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     if axis not in _AXES:
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
+    given = {name: text for name, equals, text in (word.partition("=") for word in labels or ()) if equals and text}
+    if len(given) < len(labels or ()) or not given.keys() <= set(names):
+        raise UsageError(
+            f"--label must be NAME=TEXT, with a NAME of the command line ({safe(', '.join(names), 200)}): "
+            f"{safe(' '.join(labels or ()), 200)}"
+        )
     scope = runs.scope(root)
-    found = [(name, groups.find(name, *scope)) for name in names]
-    return plot.load_entries(
-        [
-            run
-            for name, group in found
-            for run in (group.runs.values() if group is not None else [runs.resolve(name, *scope)])
-        ]
+    found: list[runs.Run] = []
+    own: dict[Path, str] = {}
+    for name in names:
+        group = groups.find(name, *scope)
+        members = [runs.resolve(name, *scope)] if group is None else list(group.unchanged.values())
+        if group is not None and not members:
+            raise NotFoundError(f"no run of group {safe(group.id)} has started yet: operant show {safe(group.id)}")
+        found += members
+        label = given.get(name, None if group is None else group.id)
+        if label is not None:
+            own |= {run.path: label for run in members if name in given or run.path not in own}
+    return plot.load_entries(found), own
+
+
+def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:
+    """Report runs that do not count."""
+    say(
+        *(
+            f"{safe(one.run.id)} has the configuration and seed of {safe(other.run.id)}: counted once"
+            for one, other in pairs
+        )
     )
 
 
@@ -150,44 +199,50 @@ def _require(*packages: str) -> None:
         raise MachineError(f"this command needs {' and '.join(missing)}: pip install 'operant[plot]'")
 
 
-def _metric(entries: Sequence[Entry]) -> str:
-    """Default metric: evaluations if every run has enough of them, else training returns."""
-    from operant.runs import EVALUATION, RETURN
+def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
+    """Metric of the curves by environment: the given one, or the default. Reports runs without enough values."""
+    from operant import plot
 
-    return EVALUATION if all(len(entry.values(EVALUATION)[2]) >= 4 for entry in entries) else RETURN
+    default = plot.default_metrics(groups)
+    metrics = default if metric is None else dict.fromkeys(default, metric)
+    for group in groups:
+        chosen = metrics[group.entries[0].environment]
+        for entry in plot.too_short(group, chosen):
+            say(f"{safe(entry.run.id)} has too few values of {safe(chosen, 80)} for a curve: not in that of its group")
+    return metrics
 
 
-def _smoothing(metric: str, smooth: float | None) -> float:
-    return (0.0 if metric.startswith("eval/") else 0.02) if smooth is None else smooth
-
-
-def _curves(
-    entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None
-) -> Any:
+def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> Any:
     """Figure of learning curves."""
     from operant import plot, runs
-    from operant.plot import figure
+    from operant.plot import comparison, figure
 
-    chosen = metric or _metric(entries)
-    smooth = _smoothing(chosen, smooth)
-    notes = [f"mean of a window of {100 * smooth:g} % of the x axis" if smooth else "not smoothed"]
+    bands = plot.bands(groups, metrics, axis, smooth)
+    drawn = [band for lines in bands.values() for _, band in lines]
+    labels = {name: _label(metric) for name, metric in metrics.items()}
+    notes = []
+    for metric in dict.fromkeys(metrics.values()):
+        share = comparison.smoothing(metric, smooth)
+        smoothed = f"mean of a window of {100 * share:g} % of the x axis" if share else "not smoothed"
+        notes.append(smoothed if len(set(metrics.values())) == 1 else f"{_label(metric)}: {smoothed}")
     if any(len(group.entries) > 1 for group in groups):
         notes.append("line: mean over seeds until the first of them ended; band: 95 % bootstrap interval")
+    if any(band.tails for band in drawn):
+        notes.append("thin lines: single seeds after that")
     targets: dict[str, set[float | None]] = {}
-    for entry in entries:
+    for entry in (entry for group in groups for entry in group.entries):
         targets.setdefault(entry.environment, set()).add(runs.number_of(entry.run.document, "target"))
     common = {
         name: next(iter(values))
         for name, values in targets.items()
-        if len(values) == 1 and chosen in (runs.EVALUATION, runs.RETURN)
+        if len(values) == 1 and metrics[name] in (runs.EVALUATION, runs.RETURN)
     }
     marked = {name: value for name, value in common.items() if value is not None}
     if marked:
         notes.append("dotted line: target")
-    bands = plot.bands(groups, chosen, axis, smooth)
-    if any(band.marked is not None for lines in bands.values() for _, band in lines):
+    if any(band.marked is not None for band in drawn):
         notes.append("points: evaluations")
-    return figure.learning_curves(bands, metric=_label(chosen), axis=axis, target=marked, note="; ".join(notes))
+    return figure.learning_curves(bands, metrics=labels, axis=axis, target=marked, note="; ".join(notes))
 
 
 def _label(metric: str) -> str:
@@ -197,27 +252,25 @@ def _label(metric: str) -> str:
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
-    """Figure of scores: performance profiles, or statistics with intervals; per method over several environments."""
+    """Figure of scores: performance profiles, or statistics with intervals; a panel per environment."""
     from operant import plot
     from operant.plot import figure
 
     found = plot.summary(groups)
+    note = "95 % stratified bootstrap intervals, 2,000 resamples"
     if kind == "profile":
-        return figure.profiles(
-            found.profiles,
-            found.thresholds,
-            score=found.unit,
-            note=f"performance profiles (Agarwal et al. 2021); bands: {found.note}",
-        )
-    return figure.intervals(found.estimates, note=f"bars: {found.note}")
+        panels = {name: (one.thresholds, one.profiles) for name, one in found.items()}
+        return figure.profiles(panels, note=f"performance profiles (Agarwal et al. 2021); bands: {note}")
+    return figure.intervals({name: one.estimates for name, one in found.items()}, note=f"bars: {note}")
 
 
 def _print_comparison(
-    document: dict[str, Any], groups: Sequence[Group], metric: str, axis: Axis, smooth: float | None
+    document: dict[str, Any], groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None
 ) -> None:
     """Print a comparison: a row with a small curve per group, probabilities of improvement, and differing keys."""
-    sparks = _sparks(groups, metric, axis, _smoothing(metric, smooth))
-    heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", f"{metric} over {axis}")
+    sparks = _sparks(groups, metrics, axis, smooth)
+    curve = f"{' or '.join(dict.fromkeys(metrics.values()))} over {axis}"
+    heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", curve)
     rows = [
         (
             row["group"],
@@ -235,20 +288,8 @@ def _print_comparison(
     print_table(heads, rows, right=(2, 3, 5, 6, 7))
     out("score: mean return of the last evaluation; IQM: interquartile mean; 95 %: stratified bootstrap")
     _print_improvement(document["improvement"])
-    if "overall" in document:
-        out("", "over environments, scores of each scaled to 0 (lowest) .. 1 (highest)")
-        cells = [
-            (
-                row["method"],
-                ", ".join(row["envs"]),
-                str(row["runs"]),
-                number(row["iqm"]["value"]),
-                _interval(row["iqm"]),
-                number(row["mean"]["value"]),
-            )
-            for row in document["overall"]
-        ]
-        print_table(("method", "envs", "runs", "IQM", "95 %", "mean"), cells, right=(2, 3, 5))
+    if "overall_improvement" in document:
+        out("", "over environments: no mean, because their scores have different scales (no reference scores)")
         _print_improvement(document["overall_improvement"])
     if document["differences"]:
         out("", "configuration differences")
@@ -276,22 +317,28 @@ def _value(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> list[str]:
-    """Curve of each group as text, on one scale per environment; empty if a run has too few values."""
+def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> list[str]:
+    """Curve of each group as text, on one scale per environment; empty for a group with too few values."""
     import numpy as np
 
     from operant import plot
 
-    if any(len(entry.values(metric)[2]) < 2 for group in groups for entry in group.entries):
-        return [""] * len(groups)
-    found = []
-    bands = {environment: dict(lines) for environment, lines in plot.bands(groups, metric, axis, smooth).items()}
+    lines: dict[str, Any] = {}
     for group in groups:
-        lines = bands[group.entries[0].environment]
-        low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
-        mine = lines.get(group.method) or lines[plot.legend_label(group)]
-        levels = np.interp(np.linspace(mine.x[0], mine.x[-1], _SPARK), mine.x, mine.mean)
-        found.append(
-            "".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels)
-        )
+        if any(len(entry.values(metrics[entry.environment])[2]) >= 2 for entry in group.entries):
+            ((_, lines[group.label]),) = plot.bands([group], metrics, axis, smooth)[group.entries[0].environment]
+    found = []
+    for group in groups:
+        same = [lines[one.label] for one in groups if one.label in lines and _is_same_env(one, group)]
+        if group.label not in lines:
+            found.append("")
+            continue
+        low, high = min(band.mean.min() for band in same), max(band.mean.max() for band in same)
+        own = lines[group.label]
+        levels = (np.interp(np.linspace(own.x[0], own.x[-1], _SPARK), own.x, own.mean) - low) / max(high - low, 1e-12)
+        found.append("".join(_BARS[int(level * (len(_BARS) - 1) + 0.5)] for level in levels))
     return found
+
+
+def _is_same_env(group: Group, other: Group) -> bool:
+    return group.entries[0].environment == other.entries[0].environment

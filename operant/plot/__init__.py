@@ -2,9 +2,9 @@
 matplotlib and scipy are imported only for drawing.
 """
 
-from operant.plot.comparison import bands, compare, legend_label, summary
+from operant.plot.comparison import bands, compare, default_metrics, legend_label, scores, summary, too_short
 from operant.plot.curves import Axis, Band, band, curve, grid
-from operant.plot.selection import Entry, Group, differences, groups, load_entries
+from operant.plot.selection import Entry, Group, differences, distinct, groups, load_entries
 
 __all__ = [
     "Axis",
@@ -15,10 +15,14 @@ __all__ = [
     "bands",
     "compare",
     "curve",
+    "default_metrics",
     "differences",
+    "distinct",
     "grid",
     "groups",
     "legend_label",
     "load_entries",
+    "scores",
     "summary",
+    "too_short",
 ]

@@ -6,48 +6,79 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from operant.errors import UsageError
 from operant.plot import curves
-from operant.plot.selection import Group, differences, methods
+from operant.plot.selection import Entry, Group, differences
+from operant.runs import EVALUATION, RETURN
 from operant.text import safe
 
+_ENOUGH: Final = 4  # evaluations that make a curve
 
-def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float) -> dict[str, list[tuple[str, Any]]]:
-    """Curves of the groups, by environment. Raises UsageError if a run has too few values of the metric."""
+
+def default_metrics(groups: Sequence[Group]) -> dict[str, str]:
+    """Metric of the curves by environment: evaluations if every group has a run with enough of them, else training
+    returns.
+    """
+    evaluated: dict[str, bool] = {}
+    for group in groups:
+        has_enough = any(len(entry.values(EVALUATION)[2]) >= _ENOUGH for entry in group.entries)
+        name = group.entries[0].environment
+        evaluated[name] = evaluated.get(name, True) and has_enough
+    return {name: EVALUATION if has_enough else RETURN for name, has_enough in evaluated.items()}
+
+
+def too_short(group: Group, metric: str) -> list[Entry]:
+    """Runs of a group that have too few values of a metric for a curve, if others of the group have enough."""
+    short = [entry for entry in group.entries if len(entry.values(metric)[2]) < 2]
+    return short if len(short) < len(group.entries) else []
+
+
+def bands(
+    groups: Sequence[Group], metrics: Mapping[str, str], axis: curves.Axis, smooth: float | None
+) -> dict[str, list[tuple[str, Any]]]:
+    """Curves of the groups, by environment; `metrics` by environment. `smooth` None: not smoothed if they are
+    evaluations. Raises UsageError if no run of a group has enough values of the metric.
+    """
     result: dict[str, list[tuple[str, Any]]] = {}
     several = len({group.entries[0].environment for group in groups}) > 1
     for group in groups:
-        lines = [
-            (entry.values(metric)[0 if axis == "steps" else 1], entry.values(metric)[2]) for entry in group.entries
-        ]
-        for entry, (x, _) in zip(group.entries, lines, strict=True):
-            if len(x) < 2:
-                available = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
-                if not available:
-                    raise UsageError(
-                        f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, at least 2 are "
-                        "needed"
-                    )
-                of = (
-                    f"one value of {safe(metric, 80)!r}, but a curve needs two"
-                    if len(x)
-                    else f"no curve of {safe(metric, 80)!r}"
-                )
-                raise UsageError(f"{safe(entry.run.id)} has {of}; available: {safe(available, 400)}")
+        metric = metrics[group.entries[0].environment]
+        short = too_short(group, metric)
+        lines = []
+        for entry in group.entries:
+            steps, seconds, values = entry.values(metric)
+            if entry in short:
+                continue
+            if len(steps) < 2:
+                raise UsageError(_no_curve(entry, metric, len(steps)))
+            lines.append((steps if axis == "steps" else seconds, values))
+        share = smoothing(metric, smooth)
         x_grid, positions = curves.grid([x for x, _ in lines])
-        marked = positions if smooth <= 0.0 and metric.startswith("eval/") else None
-        result.setdefault(group.entries[0].environment, []).append(
-            (
-                group.method if several else legend_label(group),
-                curves.band(x_grid, [curves.curve(x, values, x_grid, smooth) for x, values in lines], marked),
-            )
-        )
+        marked = positions if share <= 0.0 and metric.startswith("eval/") else None
+        band = curves.band(x_grid, [curves.curve(x, values, x_grid, share) for x, values in lines], marked)
+        tails = tuple(tail for x, values in lines if (tail := curves.tail(x, values, x_grid, share)) is not None)
+        label = group.method if several else legend_label(group)
+        result.setdefault(group.entries[0].environment, []).append((label, band._replace(tails=tails)))
     return result
+
+
+def _no_curve(entry: Entry, metric: str, count: int) -> str:
+    """Message for a run with too few values of a metric."""
+    available = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
+    if not available:
+        return f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, at least 2 are needed"
+    of = f"one value of {safe(metric, 80)!r}, but a curve needs two" if count else f"no curve of {safe(metric, 80)!r}"
+    return f"{safe(entry.run.id)} has {of}; available: {safe(available, 400)}"
+
+
+def smoothing(metric: str, smooth: float | None) -> float:
+    """Window of the moving mean, as a share of the x axis: the given one, or that of the metric."""
+    return (0.0 if metric.startswith("eval/") else 0.02) if smooth is None else smooth
 
 
 def legend_label(group: Group) -> str:
@@ -55,35 +86,21 @@ def legend_label(group: Group) -> str:
     return f"{group.label} ({len(group.entries)} seeds)" if len(group.entries) > 1 else group.label
 
 
-def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Scores of each group, by environment. Raises UsageError for a group without any."""
-    result: list[dict[str, Any]] = []
-    for group in groups:
-        tasks: dict[str, list[float]] = {}
-        for entry in group.entries:
-            if not math.isnan(entry.score):
-                tasks.setdefault(entry.environment, []).append(entry.score)
-        if not tasks:
-            raise UsageError(f"{safe(group.label)} has no score: no episode has ended yet")
-        result.append({name: np.asarray(row) for name, row in tasks.items()})
-    return result
-
-
-def normalised(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scale the scores of each environment to [0, 1], from the lowest to the highest score of all groups."""
-    names = {name for group in groups for name in group}
-    ranges = {name: np.concatenate([group[name] for group in groups if name in group]) for name in names}
-    return [
-        {name: (row - ranges[name].min()) / max(float(np.ptp(ranges[name])), 1e-12) for name, row in group.items()}
-        for group in groups
-    ]
+def scores(group: Group) -> Any:
+    """Scores of a group's runs, (R). Raises UsageError if there are none."""
+    found = np.array([entry.score for entry in group.entries if not math.isnan(entry.score)])
+    if not len(found):
+        raise UsageError(f"{safe(group.label)} has no score: no episode has ended yet")
+    return found
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
-    """Comparison document for `--json`: each group, and if there are several environments, each method over all of
-    them.
+    """Comparison document for `--json`: each group, and for several environments the probability that a method scores
+    higher over all of them. There is no mean over environments: their scores have different scales.
     """
-    group_scores = scores(groups)
+    from operant.plot import statistics
+
+    group_scores = [scores(group) for group in groups]
     rows: list[dict[str, Any]] = []
     for group, own_scores in zip(groups, group_scores, strict=True):
         columns = [entry.columns for entry in group.entries]
@@ -92,80 +109,78 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
             "steps": max(column.step[-1] for column in columns),
             "seconds": sum(column.seconds[-1] for column in columns) / len(columns),
         }
-        rows.append(
-            {"group": group.label, "env": group.entries[0].environment, **runs, **_statistics(own_scores), **took}
-        )
+        estimates = {
+            "iqm": statistics.interquartile_mean([own_scores])._asdict(),
+            "mean": statistics.mean([own_scores])._asdict(),
+        }
+        rows.append({"group": group.label, "env": group.entries[0].environment, **runs, **estimates, **took})
+    tasks = [{row["env"]: own_scores} for row, own_scores in zip(rows, group_scores, strict=True)]
     document = {
         "schema": 1,
         "groups": rows,
-        "improvement": _improvements(groups, group_scores),
+        "improvement": _improvements([group.label for group in groups], tasks),
         "differences": differences(groups),
     }
     if len({row["env"] for row in rows}) == 1:
         return document
-    joined = methods(groups)
-    scaled = normalised(scores(joined))
-    overall = [
-        {"method": method.label, "envs": list(own_scores), "runs": len(method.entries), **_statistics(own_scores)}
-        for method, own_scores in zip(joined, scaled, strict=True)
-    ]
-    return {**document, "overall": overall, "overall_improvement": _improvements(joined, scaled)}
+    methods: dict[str, dict[str, list[Any]]] = {}
+    for group, row, own_scores in zip(groups, rows, group_scores, strict=True):
+        methods.setdefault(group.method, {}).setdefault(row["env"], []).extend(own_scores)
+    joined = {
+        label: {name: np.array(values) for name, values in method.items()}
+        for label, method in methods.items()
+        if len(method) > 1
+    }
+    return {**document, "overall_improvement": _improvements([*joined], [*joined.values()])}
 
 
 class Summary(NamedTuple):
-    """Data of score figures, for each group, or for each method if there are several environments."""
+    """Data of score figures of one environment."""
 
-    unit: str
-    note: str
     thresholds: Any  # (T) scores
-    profiles: list[tuple[str, Any]]  # share of runs above each threshold, with its interval
-    estimates: dict[str, list[tuple[str, Any]]]  # by name of the statistic
+    profiles: list[tuple[str, Any]]  # share of runs above each threshold, with its interval, by label
+    estimates: dict[str, list[tuple[str, Any]]]  # by name of the statistic and label
 
 
-def summary(groups: Sequence[Group]) -> Summary:
-    """Performance profiles, interquartile means and means."""
+def summary(groups: Sequence[Group]) -> dict[str, Summary]:
+    """Performance profiles, interquartile means and means, by environment."""
     from operant.plot import statistics
 
-    several = len({group.entries[0].environment for group in groups}) > 1
-    shown = methods(groups) if several else groups
-    group_scores = scores(shown)
-    unit, group_scores = ("normalised score", normalised(group_scores)) if several else ("score", group_scores)
-    labels = [group.label if several else legend_label(group) for group in shown]
-    note = "95 % stratified bootstrap intervals, 2,000 resamples" + (
-        "; 0 and 1: lowest and highest score of each environment" if several else ""
-    )
-    rows, every = (
-        [list(own_scores.values()) for own_scores in group_scores],
-        np.concatenate([row for group in group_scores for row in group.values()]),
-    )
-    thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
-    profiles = [
-        (label, statistics.performance_profile(own_scores, thresholds))
-        for label, own_scores in zip(labels, rows, strict=True)
-    ]
-    estimates = {
-        f"interquartile mean of the {unit}": list(zip(labels, map(statistics.interquartile_mean, rows), strict=True)),
-        f"mean of the {unit}": list(zip(labels, map(statistics.mean, rows), strict=True)),
-    }
-    return Summary(unit, note, thresholds, profiles, estimates)
+    panels: dict[str, list[Group]] = {}
+    for group in groups:
+        panels.setdefault(group.entries[0].environment, []).append(group)
+    result: dict[str, Summary] = {}
+    for environment, shown in panels.items():
+        labels = [group.method if len(panels) > 1 else legend_label(group) for group in shown]
+        rows = [scores(group) for group in shown]
+        every = np.concatenate(rows)
+        thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
+        result[environment] = Summary(
+            thresholds,
+            [
+                (label, statistics.performance_profile([row], thresholds))
+                for label, row in zip(labels, rows, strict=True)
+            ],
+            {
+                name: [(label, statistic([row])) for label, row in zip(labels, rows, strict=True)]
+                for name, statistic in (
+                    ("interquartile mean", statistics.interquartile_mean),
+                    ("mean", statistics.mean),
+                )
+            },
+        )
+    return result
 
 
-def _statistics(tasks: dict[str, Any]) -> dict[str, Any]:
-    from operant.plot import statistics
-
-    rows = list(tasks.values())
-    return {"iqm": statistics.interquartile_mean(rows)._asdict(), "mean": statistics.mean(rows)._asdict()}
-
-
-def _improvements(groups: Sequence[Group], tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Probability of improvement for each pair with the same environments."""
+def _improvements(labels: Sequence[str], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Probability of improvement for each pair with the same environments; `tasks` are scores by environment."""
     from operant.plot import statistics
 
     result = []
-    for (one, own_scores), (other, others) in itertools.combinations(zip(groups, tasks, strict=True), 2):
+    for (one, own_scores), (other, others) in itertools.combinations(zip(labels, tasks, strict=True), 2):
         if own_scores.keys() == others.keys():
             estimate = statistics.probability_of_improvement(
                 list(own_scores.values()), [others[name] for name in own_scores]
             )
-            result.append({"group": one.label, "over": other.label, **estimate._asdict()})
+            result.append({"group": one, "over": other, **estimate._asdict()})
     return result

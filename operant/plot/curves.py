@@ -18,11 +18,12 @@ Floats = NDArray[np.float64]
 GRID_POINTS: Final = 200
 RESAMPLES: Final = 2000
 MOST_MARKED: Final = 40  # x_grid that are marked
+_SHORTEST_TAIL: Final = 0.01
 
 
 class Band(NamedTuple):
     """Curve of a group: mean and 95 % bootstrap interval, (G) each; no interval for a single run. `marked`: x positions
-    of the measured values.
+    of the measured values. `tails`: curves (x, values) of single runs after the first run of the group ended.
     """
 
     x: Floats
@@ -30,6 +31,7 @@ class Band(NamedTuple):
     low: Floats | None
     high: Floats | None
     marked: Floats | None = None
+    tails: tuple[tuple[Floats, Floats], ...] = ()
 
 
 def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
@@ -57,6 +59,15 @@ def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
     begin, end = np.searchsorted(x, x_grid - width, "right"), np.searchsorted(x, x_grid, "right")
     count = end - begin
     return np.where(count > 0, (sums[end] - sums[begin]) / np.maximum(count, 1), line)
+
+
+def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floats, Floats] | None:
+    """Curve of a run after the end of its group's grid; None if it is shorter than a hundredth of the grid."""
+    end, last = x_grid[-1], float(x.max())
+    if last - end < _SHORTEST_TAIL * (end - x_grid[0]):
+        return None
+    own = np.union1d(np.linspace(x_grid[0], last, 2 * GRID_POINTS), [end, *x[x > end][:GRID_POINTS]])
+    return own[own >= end], curve(x, values, own, smooth)[own >= end]
 
 
 def band(x_grid: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:

@@ -6,6 +6,7 @@ Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ i
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,19 +38,26 @@ STYLE: Final[Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a $ in a name is a dollar
     "savefig.dpi": 200,
     "figure.dpi": 200,
     "svg.hashsalt": "operant",
 }
 WIDTH, HEIGHT = 3.6, 2.6  # size of a panel in inches
 _LEGEND_CHARACTERS: Final = 64  # characters of a legend that fit above a panel
+_TITLE_CHARACTERS, _LABEL_CHARACTERS = 44, 20  # of a line of the title, and of the label of the y axis
 
 
 def learning_curves(
-    panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str
+    panels: Mapping[str, Sequence[tuple[str, Band]]],
+    *,
+    metrics: Mapping[str, str],
+    axis: Axis,
+    target: Mapping[str, float],
+    note: str,
 ) -> Figure:
     """Figure with a panel per environment: a line and its band for each group, markers if values are few, and the
-    target if all runs share it.
+    target if all runs share it. `metrics`: label of the y axis by environment.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))
@@ -65,48 +73,60 @@ def learning_curves(
                 ax.plot(band.x, band.mean, label=label, **style, **line)
                 if band.low is not None and band.high is not None:
                     ax.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
+                for x, values in band.tails:
+                    ax.plot(x, values, color=style["color"], linewidth=0.6, alpha=0.7)
             if environment in target:
                 ax.axhline(target[environment], color="#7F7F7F", linewidth=0.8, linestyle=(0, (1, 3)))
-            ax.set_title(environment)
+            ax.set_title(_wrapped(environment, _TITLE_CHARACTERS))
             ax.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
-            ax.set_ylabel(metric)
             ax.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" "))
             ax.xaxis.set_major_locator(MaxNLocator(5))
+            if len(panels) == 1 or len(set(metrics.values())) > 1:
+                ax.set_ylabel(_wrapped(metrics[environment], _LABEL_CHARACTERS))
+        if len(panels) > 1 and len(set(metrics.values())) == 1:
+            figure.supylabel(_wrapped(next(iter(metrics.values())), _LABEL_CHARACTERS), fontsize=9)
         _finish(figure, axes, note)
     return figure
 
 
 def profiles(
-    lines: Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]],
-    thresholds: Floats,
-    *,
-    score: str,
-    note: str,
+    panels: Mapping[str, tuple[Floats, Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]]]], *, note: str
 ) -> Figure:
-    """Performance profiles: share of runs that score above each threshold."""
+    """Performance profiles, a panel per environment: share of runs that score above each threshold. A panel has its
+    thresholds, and lines by label.
+    """
     with mpl.rc_context(STYLE):
-        figure, axes = _panels(1)
-        for k, (label, (value, low, high)) in enumerate(lines):
-            style = _style(k)
-            axes[0].step(thresholds, value, where="post", label=label, **style)
-            if low is not None and high is not None:
-                axes[0].fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
-        axes[0].set_xlabel(f"threshold of the {score}")
-        axes[0].set_ylabel("share of runs above it")
-        axes[0].set_ylim(-0.02, 1.02)
+        figure, axes = _panels(len(panels))
+        names = list(dict.fromkeys(label for _, lines in panels.values() for label, _ in lines))
+        for ax, (environment, (thresholds, lines)) in zip(axes, panels.items(), strict=False):
+            for label, (value, low, high) in lines:
+                style = _style(names.index(label))
+                ax.step(thresholds, value, where="post", label=label, **style)
+                if low is not None and high is not None:
+                    ax.fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
+            if len(panels) > 1:
+                ax.set_title(_wrapped(environment, _TITLE_CHARACTERS))
+            ax.set_xlabel("threshold of the score")
+            ax.set_ylabel("share of runs above it")
+            ax.set_ylim(-0.02, 1.02)
         _finish(figure, axes, note)
     return figure
 
 
-def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) -> Figure:
-    """Statistics with their intervals: one panel per statistic, one row per group."""
+def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, note: str) -> Figure:
+    """Statistics with their intervals: a row of panels per environment, one panel per statistic, one bar per group."""
     with mpl.rc_context(STYLE):
-        rows = max(len(estimates) for estimates in columns.values())
-        figure, axes = _panels(len(columns), height=0.9 + 0.32 * rows, across=len(columns))
-        for ax, (title, estimates) in zip(axes, columns.items(), strict=False):
+        bars = max(len(estimates) for columns in panels.values() for estimates in columns.values())
+        across = max(map(len, panels.values()))
+        figure, axes = _panels(across * len(panels), height=0.9 + 0.32 * bars, across=across)
+        names = list(
+            dict.fromkeys(label for columns in panels.values() for row in columns.values() for label, _ in row)
+        )
+        for (row, (environment, columns)), column in itertools.product(enumerate(panels.items()), range(across)):
+            ax, (title, estimates) = axes[row * across + column], list(columns.items())[column]
             ax.use_sticky_edges = False
-            for k, (_, estimate) in enumerate(estimates):
-                colour = COLOURS[k % len(COLOURS)]
+            for k, (label, estimate) in enumerate(estimates):
+                colour = COLOURS[names.index(label) % len(COLOURS)]
                 if estimate.low is not None:
                     ax.barh(
                         k,
@@ -118,10 +138,11 @@ def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) ->
                         linewidth=0,
                     )
                 ax.plot([estimate.value] * 2, [k - 0.25, k + 0.25], color=colour, linewidth=2)
-            ax.set_yticks(*((range(len(estimates)), [label for label, _ in estimates]) if ax is axes[0] else ([],)))
+            ax.set_yticks(*((range(len(estimates)), [label for label, _ in estimates]) if column == 0 else ([],)))
             ax.set_ylim(len(estimates) - 0.4, -0.6)
             ax.grid(visible=False, axis="y")
-            ax.set_title(title)
+            of = f"{environment}: {title}" if len(panels) > 1 else f"{title} of the score"
+            ax.set_title(_wrapped(of, _TITLE_CHARACTERS))
             ax.xaxis.set_major_locator(MaxNLocator(4))
         _finish(figure, axes, note, legend=False)
     return figure
@@ -132,6 +153,11 @@ def save(figure: Figure, path: Path) -> None:
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
     with mpl.rc_context(STYLE):
         figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
+
+
+def _wrapped(text: str, characters: int) -> str:
+    """Text in lines that fit, two at most."""
+    return "\n".join(textwrap.wrap(text, characters, max_lines=2, placeholder=" ...")) or text
 
 
 def _style(k: int) -> dict[str, Any]:

@@ -1,9 +1,13 @@
-"""Grouping of runs: runs that differ only in their seed form a group. Reads run folders; knows no figure."""
+"""Grouping of runs: runs that differ only in their seed form a group, in which each seed counts once. Reads run
+folders; knows no figure.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +20,7 @@ from operant.text import safe
 
 _NOT_COMPARED = ("run.seed", "run.name", "run.device", "run.threads")
 """Keys that may differ within a group: they do not affect what is learned."""
+_HIGHEST = 1e100  # sums and squares of smaller values are finite
 
 
 class Entry(NamedTuple):
@@ -30,15 +35,30 @@ class Entry(NamedTuple):
         """Name of the environment."""
         return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
 
+    @property
+    def seed(self) -> Any:
+        """Seed, or None if unknown."""
+        return self.config.get("run.seed", runs.integer_of(self.run.document, "seed"))
+
+    @property
+    def rules(self) -> str:
+        """Configuration and hashes of user code as text, without the seed and keys that do not affect learning."""
+        rules = {key: value for key, value in self.config.items() if key not in _NOT_COMPARED}
+        own = {"config": rules, "sources": self.run.document.get("sources")} if rules else {"id": self.run.id}
+        return json.dumps(own, sort_keys=True, default=str)
+
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, seconds and values of the records in which a metric has a value. Evaluations have exact steps."""
+        """Steps, seconds and values of the records in which a metric has a finite value that can be drawn. Evaluations
+        have exact steps.
+        """
         columns = self.columns
         if metric == EVALUATION and (evaluations := runs.evaluated(self.run.path)):
             steps, seconds = np.asarray(columns.step, np.float64), np.asarray(columns.seconds)
-            at = np.array([one["step"] for one in evaluations], np.float64)
-            return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in evaluations])
+            drawn = [one for one in evaluations if abs(one["mean"]) < _HIGHEST]
+            at = np.array([one["step"] for one in drawn], np.float64)
+            return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in drawn], np.float64)
         values = np.asarray(columns.metrics.get(metric, ()), np.float64)
-        has = np.isfinite(values)
+        has = np.abs(values) < _HIGHEST
         return (
             np.asarray(columns.step, np.float64)[: len(has)][has],
             np.asarray(columns.seconds)[: len(has)][has],
@@ -58,9 +78,7 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ only in their seed, with a label; or the runs of one method on several environments (see
-    `methods`).
-    """
+    """Runs that differ only in their seed, with a label. Groups of a method on several environments share `method`."""
 
     label: str
     entries: tuple[Entry, ...]
@@ -70,7 +88,7 @@ class Group(NamedTuple):
 def load_entries(listed: Sequence[Run]) -> list[Entry]:
     """Runs with their records, without duplicates. Raises NotFoundError for a run without records."""
     entries = []
-    for run in {run.path: run for run in listed}.values():
+    for run in {os.path.realpath(run.path): run for run in listed}.values():
         columns = runs.columns(run)
         if not len(columns.n):
             raise NotFoundError(f"{safe(run.id)} has no records to draw or compare")
@@ -78,26 +96,40 @@ def load_entries(listed: Sequence[Run]) -> list[Entry]:
     return entries
 
 
-def groups(entries: Sequence[Entry]) -> list[Group]:
-    """Group runs, in the order in which they were first named."""
+def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[tuple[Entry, Entry]]]:
+    """Split runs into those that count and pairs (left out, counted) of equal configuration and seed: the one with the
+    most steps counts, of several the first one.
+    """
+    counted: dict[tuple[str, str], Entry] = {}
+    keys = [(entry.rules, str(entry.run.path if entry.seed is None else entry.seed)) for entry in entries]
+    for key, entry in zip(keys, entries, strict=True):
+        if key not in counted or entry.columns.step[-1] > counted[key].columns.step[-1]:
+            counted[key] = entry
+    chosen = {entry.run.path for entry in counted.values()}
+    return (
+        [entry for entry in entries if entry.run.path in chosen],
+        [(entry, counted[key]) for key, entry in zip(keys, entries, strict=True) if entry.run.path not in chosen],
+    )
+
+
+def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) -> list[Group]:
+    """Group runs, in the order in which they were first named. `names` are labels by the path of a run."""
+    names = names or {}
     members_of: dict[str, list[Entry]] = {}
     for entry in entries:
-        rules = {key: value for key, value in entry.config.items() if key not in _NOT_COMPARED}
-        key = json.dumps(rules, sort_keys=True, default=str) if rules else entry.run.id
-        members_of.setdefault(key, []).append(entry)
-    labels = _labels([members[0] for members in members_of.values()])
+        members_of.setdefault(entry.rules, []).append(entry)
+    named = [
+        list(dict.fromkeys(names[entry.run.path] for entry in members if entry.run.path in names))
+        for members in members_of.values()
+    ]
+    labels = _labels(
+        [members[0] for members in members_of.values()],
+        [" + ".join(own) or None for own in named],
+    )
     return [
         Group(label, tuple(members), method)
         for (label, method), members in zip(labels, members_of.values(), strict=True)
     ]
-
-
-def methods(grouped: Sequence[Group]) -> list[Group]:
-    """Join groups over environments: one method per algorithm and set of differing values."""
-    joined: dict[str, list[Entry]] = {}
-    for group in grouped:
-        joined.setdefault(group.method, []).extend(group.entries)
-    return [Group(method, tuple(entries), method) for method, entries in joined.items()]
 
 
 def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
@@ -108,15 +140,17 @@ def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
-def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
-    """Short labels of groups, with and without the environment: the algorithm, and if needed the keys that differ."""
+def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[str, str]]:
+    """Short labels of groups, with and without the environment: the given one, or the algorithm and if needed the keys
+    that differ. `firsts` are the first runs of the groups.
+    """
     algorithms = [
         str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts
     ]
     kinds = [(algorithm, entry.environment) for algorithm, entry in zip(algorithms, firsts, strict=True)]
     several = len({environment for _, environment in kinds}) > 1
     result: list[tuple[str, str]] = []
-    for (algorithm, environment), entry in zip(kinds, firsts, strict=True):
+    for (algorithm, environment), entry, name in zip(kinds, firsts, named, strict=True):
         alike = [other.config for other, kind in zip(firsts, kinds, strict=True) if kind == (algorithm, environment)]
         keys = [
             key
@@ -124,10 +158,11 @@ def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
             if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)
         ]
         words = [f"{key.rpartition('.')[2]}={_short(entry.config[key])}" for key in keys[:3]]
+        words = [algorithm, *words] if name is None else [name]
         result.append(
             (
-                safe(" ".join([algorithm, *([environment] if several else []), *words]), 60),
-                safe(" ".join([algorithm, *words]), 60),
+                safe(" ".join([words[0], *([environment] if several else []), *words[1:]]), 60),
+                safe(" ".join(words), 60),
             )
         )
     labels = [label for label, _ in result]

@@ -16,20 +16,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from operant.runs.folder import integer_of, number_of
+
 _PATH = Path("eval", "evaluations.jsonl")
 _MOST_BYTES = 64 << 20
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
     """Evaluations of the run in `folder` so far, by step; a confirmed evaluation replaces the first one. Skips half a
-    line at the end.
+    line at the end, and lines whose step or mean is not a finite number.
     """
     by_step: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(_opened(folder / _PATH, os.O_RDONLY), "rb") as file:
         for line in file.read(_MOST_BYTES).split(b"\n"):
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):
                 one = json.loads(line)
-                by_step[int(one["step"])] = one | {"step": int(one["step"]), "mean": float(one["mean"])}
+                step, mean = integer_of(one, "step"), number_of(one, "mean")
+                if step is not None and mean is not None:
+                    by_step[step] = one | {"step": step, "mean": mean}
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -212,13 +212,14 @@ def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """Find a group by its id, a unique end of one, or a path; None if no group or several match."""
+    """Find a group by its id, an end of one that no run has, or a path; None if no group or several match."""
     if (path := path_of(text)) is not None:
         return load(path)
     groups = list_groups(root, everywhere) if text else []
-    fits = [group for group in groups if group.id == text] or [
-        group for group in groups if group.id.endswith(f"-{text}")
-    ]
+    fits = [group for group in groups if group.id == text]
+    if not fits and (fits := [group for group in groups if group.id.endswith(f"-{text}")]):
+        is_run = any(id_ == text or id_.endswith(f"-{text}") for id_ in runs.list_ids(root, everywhere))
+        fits = [] if is_run else fits
     return fits[0] if len(fits) == 1 else None
 
 

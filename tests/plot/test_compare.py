@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from importlib.util import find_spec
 
 import numpy as np
@@ -19,15 +20,17 @@ pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs scipy"
 NAN = math.nan
 
 
-def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, id_=None, **document):
+def learner(
+    root, algorithm, seed, *, top, environment="cartpole", end=100_000, id_=None, gamma=0.99, every=10, **document
+):
     """Run that learns towards `top` plus its seed, evaluated every tenth record."""
     rows = []
     for k in range(1, 101):
         level = (top + seed) * (1 - math.exp(-k / 20))
         noise = math.sin(12.9898 * (k + 100 * seed))
-        rows.append((end * k // 100, (level + 20 * noise, 1.0, level if k % 10 == 0 else NAN, 0.5)))
+        rows.append((end * k // 100, (level + 20 * noise, 1.0, level if k % every == 0 else NAN, 0.5)))
     config = (
-        f'[env]\nname = "{environment}"\n[algo]\nname = "{algorithm}"\ngamma = 0.99\n[run]\nseed = {seed}\nname '
+        f'[env]\nname = "{environment}"\n[algo]\nname = "{algorithm}"\ngamma = {gamma}\n[run]\nseed = {seed}\nname '
         f'= "x{seed}"\n'
     )
     return made(
@@ -45,7 +48,13 @@ def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, 
 def member(group, seed, **words):
     """Run of a group."""
     return learner(
-        group.path.parent, "ppo", seed, id_=group.members[seed], **membership.identity(group.uuid, seed), **words
+        group.path.parent,
+        "ppo",
+        seed,
+        id_=group.members[seed],
+        request=group.request(seed),
+        **membership.identity(group.uuid, seed),
+        **words,
     )
 
 
@@ -150,23 +159,114 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
     assert plot.differences(made_groups) == {"algo.gamma": [0.99, 0.9]}
 
 
-def test_methods_are_compared_over_environments(here, tmp_path):
-    """Scores of each environment are scaled to [0, 1] and resampled within it."""
+def test_methods_are_compared_over_environments_without_a_mean_of_different_scales(here, tmp_path):
     for environment, scale in (("cartpole", 100), ("go", 1)):
         for algorithm, top in (("ppo", 4), ("pqn", 2)):
             for seed in (0, 1):
                 learner(tmp_path / "runs", algorithm, seed * scale, top=top * scale, environment=environment)
-    document = json.loads(here("compare", *sorted(path.name for path in (tmp_path / "runs").iterdir()), "--json").out)
-    overall = {row["method"]: row for row in document["overall"]}
-    assert {name: (row["envs"], row["runs"]) for name, row in overall.items()} == {
-        name: (["cartpole", "go"], 4) for name in ("ppo", "pqn")
-    }
-    assert overall["ppo"]["mean"]["value"] == pytest.approx((2 + 3) / 2 / 3) and overall["pqn"]["mean"][
-        "value"
-    ] == pytest.approx((0 + 1) / 2 / 3)
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    document = json.loads(here("compare", *names, "--json").out)
+    assert "overall" not in document
     assert [(row["group"], row["over"], row["value"]) for row in document["overall_improvement"]] == [
         ("ppo", "pqn", 1.0)
     ]
+    told = here("compare", *names).out
+    assert "no mean, because their scores have different scales" in told and "scaled to 0" not in told
+    for kind in ("profile", "intervals"):
+        done = here("plot", *names, "--kind", kind, "--out", f"{kind}.svg")
+        drawn = (tmp_path / f"{kind}.svg").read_text()
+        assert done.code == 0 and "normalised" not in drawn and "cartpole" in drawn and ">go" in drawn
+
+
+def test_equal_runs_count_once(here, tmp_path):
+    """A run that was trained again with the same configuration and seed, alone, as a member of a group, and copied."""
+    group = groups.create(tmp_path / "runs", "many", "x", {}, [1, 2])
+    for seed in group.members:
+        member(group, seed, top=10)
+    learner(tmp_path / "runs", "ppo", 1, top=10, id_="again")
+    learner(tmp_path / "runs", "ppo", 3, top=10, id_="other")
+    shutil.copytree(tmp_path / "runs" / "other", tmp_path / "runs" / "copied")
+    done = here("compare", "many", "again", "many.2", "other", "copied", "--json")
+    document = json.loads(done.out)
+    assert [row["runs"] for row in document["groups"]] == [["many.1", "many.2", "other"]]
+    assert document["left_out"] == [{"run": "again", "same_as": "many.1"}, {"run": "copied", "same_as": "other"}]
+    assert "again has the configuration and seed of many.1: counted once" in done.err
+    drawn = here("plot", "many.1", "again", "--out", "a.svg")
+    assert drawn.out == "a.svg  1 run in 1 group\n" and "counted once" in drawn.err
+    (row,) = json.loads(here("compare", "many.1", "again", "--json").out)["groups"]
+    assert row["iqm"]["low"] is None
+
+    # A run of other code is another run, and the longer of two equal runs counts.
+    runs.update_document(tmp_path / "runs" / "again", sources={"source/my_env.py": "1" * 64})
+    assert [len(row["runs"]) for row in json.loads(here("compare", "many", "again", "--json").out)["groups"]] == [2, 1]
+    learner(tmp_path / "runs", "ppo", 1, top=10, id_="longer", end=200_000)
+    (row,) = json.loads(here("compare", "many", "longer", "--json").out)["groups"]
+    assert row["runs"] == ["many.2", "longer"]
+
+
+def test_groups_and_labels_name_the_rows_and_lines(here, tmp_path):
+    for name, top in (("usual", 10), ("shortsighted", 5)):
+        group = groups.create(tmp_path / "runs", name, "x", {}, [1, 2])
+        for seed in group.members:
+            member(group, seed, top=top, gamma=0.99 if name == "usual" else 0.9)
+    learner(tmp_path / "runs", "sac", 1, top=5)
+
+    def labels(*words):
+        return [row["group"] for row in json.loads(here("compare", *words, "--json").out)["groups"]]
+
+    assert labels("usual", "shortsighted") == ["usual", "shortsighted"]
+    assert labels("usual", "cartpole-sac-1", "usual.1") == ["usual", "sac"]
+    assert labels("usual", "cartpole-sac-1", "--label", "cartpole-sac-1=SAC, ours") == ["usual", "SAC, ours"]
+    done = here("plot", "usual", "shortsighted", "--label", "usual=$0.99$", "--out", "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert done.code == 0 and "$0.99$ (2 seeds)" in drawn and "shortsighted (2 seeds)" in drawn
+    for word in ("usual", "nothing=x", "usual="):
+        done = here("compare", "usual", "--label", word)
+        assert done.code == 2 and "--label must be NAME=TEXT, with a NAME of the command line (usual)" in done.err
+
+
+def test_a_run_with_few_evaluations_changes_neither_other_panels_nor_its_group(here, tmp_path):
+    root = tmp_path / "runs"
+    found = [
+        learner(root, "ppo", 1, top=10),
+        learner(root, "ppo", 2, top=10, every=80),
+        learner(root, "ppo", 1, top=10, environment="go", every=80),
+        learner(root, "ppo", 1, top=10, environment="snake"),
+    ]
+    made_groups = plot.groups(plot.load_entries(found))
+    assert plot.default_metrics(made_groups) == {"cartpole": "eval/return", "go": "return", "snake": "eval/return"}
+    done = here("plot", *(run.id for run in found), "--out", "a.svg")
+    assert done.code == 0 and "cartpole-ppo-2 has too few values of eval/return for a curve" in done.err
+
+
+def test_one_label_of_the_y_axis_stands_for_all_panels(here, tmp_path):
+    found = [learner(tmp_path / "runs", "ppo", 1, top=10, environment=name) for name in ("cartpole", "go", "snake")]
+    assert here("plot", *(run.id for run in found), "--out", "a.svg").code == 0
+    assert (tmp_path / "a.svg").read_text().count("mean return of") == 1
+
+
+def test_a_line_is_drawn_on_thinner_after_its_first_run_ended(here, tmp_path):
+    found = [learner(tmp_path / "runs", "ppo", seed, top=10, end=40_000 * seed) for seed in (1, 2, 3)]
+    ((_, band),) = plot.bands(plot.groups(plot.load_entries(found)), {"cartpole": "return"}, "steps", None)["cartpole"]
+    assert band.x[-1] == 40_000 and [(x[0], x[-1]) for x, _ in band.tails] == [(40_000, 80_000), (40_000, 120_000)]
+    assert here("plot", *(run.id for run in found), "--out", "a.svg").code == 0
+    assert "thin lines: single seeds after that" in (tmp_path / "a.svg").read_text()
+
+
+def test_no_name_and_no_number_ends_a_figure_with_a_traceback(here, tmp_path):
+    learner(tmp_path / "runs", "ppo", 1, top=10, environment="$\\frac{$", id_="math")
+    assert here("plot", "math", "--out", "math.svg").code == 0 and "$\\frac{$" in (tmp_path / "math.svg").read_text()
+    run = learner(tmp_path / "runs", "ppo", 1, top=10, id_="digits")
+    lines = [f'{{"step": {step}, "mean": {mean}}}' for step, mean in enumerate((1, "1" * 400, -1e308, 1e308, "NaN", 2))]
+    lines += [f'{{"step": 1{"0" * 400}, "mean": 3}}', "[]", '{"step": "a", "mean": 4}', '{"step": 9, "mean": 3}']
+    (run.path / "eval" / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    for words in (
+        ("plot", "--metric", "eval/return", "--out", "a.svg"),
+        ("plot", "--kind", "intervals", "--out", "b.svg"),
+    ):
+        assert here(words[0], "digits", *words[1:]).code == 0
+    (row,) = json.loads(here("compare", "digits", "--json").out)["groups"]
+    assert row["scores"] == [3.0] and here("compare", "digits", "math").code == 0
 
 
 def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
@@ -179,7 +279,9 @@ def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
     (run.path / "eval" / "evaluations.jsonl").write_text(
         "".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 9'
     )
-    ((_, band),) = plot.bands(plot.groups(plot.load_entries([run])), "eval/return", "steps", 0.0)["cartpole"]
+    ((_, band),) = plot.bands(plot.groups(plot.load_entries([run])), {"cartpole": "eval/return"}, "steps", 0.0)[
+        "cartpole"
+    ]
     assert list(band.marked) == [105, 505, 905]
     assert np.interp([105, 305, 505, 705, 905], band.x, band.mean) == pytest.approx([1.0, 2.0, 3.0, 6.0, 9.0])
     done = here("plot", "few", "--metric", "eval/return", "--out", "few.svg")
