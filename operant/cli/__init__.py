@@ -21,6 +21,7 @@ _SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    _open_closed_streams()
     try:
         _check_folder()
         if _SCREENS.intersection(sys.argv[1:]):
@@ -70,6 +71,15 @@ def _flush(stream: TextIO | None, problem: object) -> None:
     except OSError:
         # Otherwise the interpreter flushes again at exit and ends with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for standard streams that are closed (`2>&-`). Otherwise the next opened file, such as a lock,
+    would get their descriptor, and a library's output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _check_folder() -> None:

@@ -141,6 +141,13 @@ def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatc
     assert state(run).word == "stopped"
 
 
+@pytest.mark.parametrize(("closed", "behaviour", "code"), [("2>&-", "finish", 0), ("<&- >&- 2>&-", "raise", 1)])
+def test_a_command_with_closed_streams_returns_the_runs_code(started, closed, behaviour, code):
+    started(behaviour)
+    words = ["bash", "-c", f'exec "$@" {closed}', "bash", *command("wait", "4f2a")]
+    assert subprocess.run(words, env=variables(), check=False).returncode == code
+
+
 def test_stop_returns_with_the_ways_out_if_an_iteration_does_not_end(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_ENDING_S", 1.0)
     run = training(started("hang"))
