@@ -4,6 +4,7 @@ starts nothing. Imports Matplotlib when plots are drawn.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,12 +39,41 @@ def load_sweep(folder: Path) -> tuple[Outline, study.Trials]:
     return outline, study.read(outline)
 
 
-def counts(trials: Sequence[Any]) -> dict[str, int]:
-    """Number of trials by state: the engine's states in lower case."""
-    count = dict.fromkeys(("complete", "pruned", "fail", "running"), 0)
+def state(plan: Outline, trial: Any) -> str:
+    """State of a trial: the engine's in lower case, or "interrupted" if nothing works on an unfinished trial."""
+    if trial.state.name != "RUNNING" or not study.is_gone(trial):
+        return str(trial.state.name.lower())
+    ids = study.claim(trial).get("runs") or ()
+    return "running" if any(runs.has_trainer(plan.folder.parent / str(id_)) for id_ in ids) else "interrupted"
+
+
+def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
+    """Number of trials by state."""
+    count = dict.fromkeys(("complete", "pruned", "fail", "running", "interrupted"), 0)
     for trial in trials:
-        count[trial.state.name.lower()] = count.get(trial.state.name.lower(), 0) + 1
+        word = state(plan, trial)
+        count[word] = count.get(word, 0) + 1
     return count
+
+
+def repeats(trials: Sequence[Any]) -> dict[int, int]:
+    """Complete trials with the values, and so the seeds, of an earlier one: its number by theirs. They count once."""
+    first: dict[str, int] = {}
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    numbers = [
+        (trial.number, first.setdefault(json.dumps(trial.params, sort_keys=True), trial.number)) for trial in complete
+    ]
+    return {number: earlier for number, earlier in numbers if number != earlier}
+
+
+def ranked(plan: Outline, trials: Sequence[Any]) -> list[Any]:
+    """Complete trials, best first, without repetitions."""
+    repeated = repeats(trials)
+    return sorted(
+        (trial for trial in trials if trial.state.name == "COMPLETE" and trial.number not in repeated),
+        key=lambda trial: trial.values[0],
+        reverse=plan.maximize,
+    )
 
 
 def overrides_line(trial: Any, plan: Outline) -> str:
@@ -58,10 +88,12 @@ def overrides_line(trial: Any, plan: Outline) -> str:
 def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
     """Summary of a sweep, as `--json` prints it."""
     trials = search.trials()
+    repeated = repeats(trials)
     rows = [
         {
             "number": trial.number,
-            "state": trial.state.name.lower(),
+            "state": state(plan, trial),
+            "same_as": repeated.get(trial.number),
             "values": list(trial.values or ()),
             "params": plan.decoded(trial.params),
             "runs": study.claim(trial).get("runs"),
@@ -77,7 +109,7 @@ def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
         "path": str(plan.folder),
         "objective": plan.settings.objective,
         "pareto": plan.settings.pareto,
-        **counts(trials),
+        **counts(plan, trials),
         "best": best,
         "importance": search.importances(),
         "trials": rows,
@@ -107,24 +139,21 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
 def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
     """Comment lines above the recipe."""
     trials, own = search.trials(), plan.settings
-    states, seeds = counts(trials), [value for value in study.result(best).get("values", ()) if value is not None]
+    repeated, complete = len(repeats(trials)), ranked(plan, trials)
+    states, seeds = counts(plan, trials), [value for value in study.result(best).get("values", ()) if value is not None]
     deviation = (
         f" (standard deviation {statistics.stdev(seeds):.4g} over {len(seeds)} seeds)"
         if len(seeds) > 1
         else " (one seed)"
     )
-    complete = sorted(
-        (trial for trial in trials if trial.state.name == "COMPLETE"),
-        key=lambda trial: trial.values[0],
-        reverse=plan.maximize,
-    )
     lines = [
-        f"The best of {len(trials)} trials of the sweep {plan.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: trial "
-        f"{best.number}",
+        f"The best of {len(trials) - repeated} trials of the sweep {plan.name}, "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}: trial {best.number}",
         f"{_UNITS[own.objective]}: {best.values[0]:.6g}{deviation}; {duration(study.result(best).get('seconds'))} of "
         "training",
         f"trials: {states['complete']} complete, {states['pruned']} pruned, {states['fail']} failed; sampler "
         f"{own.sampler}, pruner {search.pruner}",
+        *([f"{repeated} trials have the values of an earlier one: counted once"] if repeated else []),
         "the maximum of many noisy values is biased upwards: train other seeds before comparing (operant train "
         "--config best.toml --seeds 5)",
         "searched:",
@@ -164,7 +193,8 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
     figures = {"progress": _progress, "importance": _importance, "parallel": _parallel} | (
         {"front": _front} if plan.settings.pareto else {}
     )
-    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.fonttype": "none"}):
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "text.parse_math": False}
+    with plt.rc_context(style):
         for name, draw in figures.items():
             figure, axes = plt.subplots(
                 figsize=(max(6.0, 1.3 * len(plan.space)) if name == "parallel" else 6.0, 3.6), layout="constrained"
@@ -260,20 +290,19 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
 def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:
     """Table of a sweep: a line for the sweep, then the trials that train, then the best ones."""
     trials = search.trials()
-    states = counts(trials)
+    states, repeated, complete = counts(plan, trials), repeats(trials), ranked(plan, trials)
     done = sum(states[word] for word in ("complete", "pruned", "fail"))
     of = f" of {plan.trials:,}" if plan.trials is not None else ""
     facts = [
         f"{done:,}{of} trials",
         *(f"{states[word]} {word}" for word in ("running", "pruned")),
-        *([f"{states['fail']} failed"] if states["fail"] else []),
+        *(f"{states[word]} {name}" for word, name in (("fail", "failed"), ("interrupted",) * 2) if states[word]),
     ]
-    complete = sorted(
-        (trial for trial in trials if trial.state.name == "COMPLETE"),
-        key=lambda trial: trial.values[0],
-        reverse=plan.maximize,
-    )
     shown = [f"{plan.name}   {'   '.join(facts)}"]
+    if repeated:
+        shown.append(f"{len(repeated)} with the values of an earlier trial: counted once")
+    if states["interrupted"] and not states["running"]:
+        shown.append(f"nothing works on it; continue: operant sweep --join {plan.place}")
     known = {trial.number: trial for trial in trials}
     for one in active:
         ids = [one.ids[index] for index in sorted(one.active)]

@@ -110,7 +110,7 @@ class Study(Trials):
 
     def abandoned(self) -> list[optuna.trial.FrozenTrial]:
         """Trials in state RUNNING whose process is known to be gone."""
-        return [trial for trial in self.trials() if trial.state.name == "RUNNING" and _is_gone(trial)]
+        return [trial for trial in self.trials() if trial.state.name == "RUNNING" and is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
         """Record the state of a trial: "complete" with its values, "pruned" or "fail"."""
@@ -234,7 +234,7 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
             now if trial.datetime_complete is None else trial.datetime_complete.timestamp(),
         )
         for trial in trials
-        if trial.datetime_start is not None and (trial.datetime_complete is not None or not _is_gone(trial))
+        if trial.datetime_start is not None and (trial.datetime_complete is not None or not is_gone(trial))
     )
     total, until = 0.0, 0.0
     for begin, end in spans:
@@ -255,7 +255,7 @@ def result(trial: Any) -> dict[str, Any]:
     return attribute if isinstance(attribute, dict) else {}
 
 
-def _is_gone(trial: Any) -> bool:
+def is_gone(trial: Any) -> bool:
     """Whether the process of a trial is known to have ended; False for one of another machine."""
     return runs.is_alive(claim(trial).get("owner") or {}) is False
 

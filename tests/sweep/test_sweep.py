@@ -23,7 +23,7 @@ from operant.runs import pool, sweeps
 from operant.runs.scheduler import Scheduler
 
 pytest.importorskip("optuna")
-from operant.sweep import journal
+from operant.sweep import journal, report
 from operant.sweep import plan as planning
 
 SWEEP = """
@@ -205,7 +205,7 @@ def test_a_detached_sweep_is_shown_stopped_and_joined_again(tmp_path):
     done = operant_process(tmp_path, "stop", "my-sweep")
     assert done.returncode == 0 and not runs.has_trainer(run.path), done.stderr
     assert any(run.checkpoints_path.glob("step-*")) and len(trials_of(tmp_path)) == 1
-    assert json.loads(operant_process(tmp_path, "show", "my-sweep", "--json").stdout)["running"] == 1
+    assert json.loads(operant_process(tmp_path, "show", "my-sweep", "--json").stdout)["interrupted"] == 1
     done = operant_process(tmp_path, "sweep", "--join", "runs/my-sweep", "--detach", "--workers", "1")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: runs.state(runs.load(run.path)).word == "running")
@@ -220,14 +220,17 @@ def test_detach_reports_an_invalid_sweep_at_once(tmp_path, here):
 
 
 class Idle:
-    """A worker whose runs end at once, without an evaluation."""
+    """A worker whose runs end at once, with an evaluation if a score is given."""
 
-    def __init__(self):
-        self.run, self.begun = None, []
+    def __init__(self, score=None):
+        self.run, self.begun, self.score = None, [], score
 
     def begin(self, run, *, resume=None, trusted=False):
         self.run = run
         self.begun.append((run.id, resume))
+        if self.score is not None:
+            (run.path / "eval").mkdir()
+            (run.path / "eval" / "evaluations.jsonl").write_text(f'{{"step": 6144, "mean": {self.score}}}\n')
 
     def ended(self):
         run, self.run = self.run, None
@@ -240,10 +243,20 @@ class Idle:
         pass
 
 
-def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp_path, here, monkeypatch):
+@pytest.fixture
+def planned(tmp_path, here, monkeypatch):
+    """Function that makes the plan of a sweep with given settings."""
     monkeypatch.setattr(pool, "wait", lambda workers, timeout_s: None)
-    (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 2"))
-    plan = planning.make(request.make([], config="my.toml", environment_file=None, settings={}), None, None)
+
+    def plan(settings, text=SWEEP):
+        (tmp_path / "my.toml").write_text(text.format(settings=settings))
+        return planning.make(request.make([], config="my.toml", environment_file=None, settings={}), None, None)
+
+    return plan
+
+
+def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp_path, planned):
+    plan = planned("trials = 2")
     other = made(tmp_path / "runs", "my-sweep.0", [(10 * k, (1.0, 1.0, 355.1, 0.1)) for k in range(1, 4)])
     (other.path / "checkpoints" / "step-000000000001").mkdir(parents=True)
     said, worker = [], Idle()
@@ -262,3 +275,35 @@ def test_a_sweep_does_not_begin_in_a_folder_of_other_files(tmp_path, here):
     (tmp_path / "runs" / "my-sweep" / "thesis.txt").write_text("all of it")
     done = here("sweep", "my.toml")
     assert done.code == 2 and "runs/my-sweep is a folder with other files: give the sweep another name" in done.err
+
+
+def test_a_sweep_that_was_killed_shows_interrupted_trials(planned, here, monkeypatch):
+    plan = planned("trials = 4")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "identity", lambda: {"pid": 1, "pid_start_ticks": -1, "boot_id": runs.boot_id()})
+        killed = journal.SweepJournal(plan, devices=1, say=print, trusted=False)
+        first, second = killed.next_trial(), killed.next_trial()
+    shown = here("show", "my-sweep").out.splitlines()
+    assert shown[0] == "my-sweep   0 of 4 trials   0 running   0 pruned   2 interrupted"
+    assert shown[1] == "nothing works on it; continue: operant sweep --join runs/my-sweep"
+    told = json.loads(here("show", "my-sweep", "--json").out)
+    assert (told["running"], told["interrupted"]) == (0, 2) and told["trials"][0]["state"] == "interrupted"
+    # Workers end the run they have: it trains on.
+    run = runs.create(plan.folder.parent, first.ids[0], "", {})
+    lock = runs.acquire(run.path)
+    assert here("show", "my-sweep").out.startswith("my-sweep   0 of 4 trials   1 running   0 pruned   1 interrupted\n")
+    lock.release()
+    assert second.number == 1
+
+
+def test_trials_of_equal_values_count_once(planned, here):
+    text = SWEEP.replace("algo.learning_rate = {{log = [1e-4, 1e-2]}}\n", "").replace("[[8], [8, 8]]", "[[8]]")
+    plan = planned('trials = 3\npruner = "none"', text)
+    sweep = journal.SweepJournal(plan, devices=1, say=print, trusted=False)
+    assert Scheduler(sweep, [Idle(score=7.5)], lambda: 0).run()
+    told = json.loads(here("show", "my-sweep", "--json").out)
+    assert [trial["same_as"] for trial in told["trials"]] == [None, 0, 0] and told["best"] == [0]
+    shown = here("show", "my-sweep").out.splitlines()
+    assert "2 with the values of an earlier trial: counted once" in shown and len(shown) == 3
+    recipe = report.write_best(plan, sweep.study).read_text()
+    assert recipe.startswith("# The best of 1 trials") and "2 trials have the values of an earlier one" in recipe
