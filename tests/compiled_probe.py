@@ -21,7 +21,7 @@ from operant.worlds.device_world import DeviceWorld
 
 
 class Counter(logging.Handler):
-    """What the log says of compiled code."""
+    """Lines of the log on compiled code."""
 
     def __init__(self):
         super().__init__(logging.DEBUG)

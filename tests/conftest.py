@@ -1,6 +1,4 @@
-"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and
-the order of tests.
-"""
+"""Fixtures for all tests, and the order of tests. Tests that need a live trainer but no torch use `fake_worker.py`."""
 
 import contextlib
 import gc
@@ -20,14 +18,14 @@ from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 
-# As many processes test as there are cores: threads beside them would wait for each other, and torch's wait by
-# counting. Before any of them imports torch.
+# The tests run in one process per core: more threads would wait for each other, and torch's threads wait actively.
+# Set before any test imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config):
-    """Under `-n` failed assertions are told with the values of local variables: rewriting all tests for more words took
-    each process half of its start.
+    """Report failed assertions with local variables instead of rewriting assertions, in the processes of `-n`: rewriting
+    all tests took half of the start of each process.
     """
     if hasattr(config, "workerinput"):
         sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
@@ -35,26 +33,26 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Under `-m smoke` collect only files with smoke tests: importing all of them takes longer than the tests."""
+    """Collect only files with smoke tests for `-m smoke`: importing all files takes longer than the tests."""
     if config.option.markexpr == "smoke" and collection_path.suffix == ".py":
         return "pytest.mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
     return None
 
 
 QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
-"""Whose files take less than half a minute each, as they compile little."""
+"""Folders whose files take less than half a minute each, since they compile little."""
 
 
 def pytest_collection_modifyitems(items):
-    """Files that compile and train come first: with `-n` the processes then end within seconds of each other. Of them
-    first those of fused kernels, together: one process then starts an interpreter for all.
+    """Order files that compile and train first, so that the processes of `-n` end at about the same time. Files of fused
+    kernels come first of all, together: a single process then starts Triton's interpreter.
     """
     items.sort(key=lambda item: (item.path.parent.name in QUICK_FOLDERS, "fused" not in item.path.name))
 
 
 def pytest_collection_finish():
-    """The garbage collector leaves alone what the imports made, and looks more rarely: a tenth of each compilation,
-    which makes many small objects.
+    """Exempt the imports' objects from garbage collection, and collect more rarely. Compilation creates many small
+    objects, and collections took a tenth of its time.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -62,7 +60,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_list_of_runs(tmp_path_factory):
-    """Runs of tests stay out of the list that `operant runs` and `operant monitor --latest` show whoever tests."""
+    """Keep the runs of tests out of this user's index of runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -70,14 +68,14 @@ def _own_list_of_runs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _own_log():
-    """A training in this process logs more; the next test finds the log as a process begins with it."""
+    """Restore the log level, which a training in this process changes."""
     yield
     logging.getLogger("operant").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
 def one_thread():
-    """Small tensors, and a machine that others use: torch computes with one thread."""
+    """Limit torch to one thread: tensors are small, and other tests run at the same time."""
     import numba
     import torch  # which the monitor's tests do without
 
@@ -91,14 +89,14 @@ def one_thread():
 
 @pytest.fixture
 def serial_worlds(monkeypatch):
-    """Worlds of however many lanes are stepped by the kernels of one thread, which other tests have compiled."""
+    """Step worlds of any size by the single-threaded kernels, which other tests have compiled."""
     monkeypatch.setattr("operant.compute.kernel.SERIAL_BELOW", 1 << 30)
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, capsys):
-    """`operant WORDS` in this process, in a folder of its own: exit code, stdout, stderr. Torch keeps its number of
-    threads.
+    """Run `operant WORDS` in this process and in a temporary folder. Returns exit code, stdout and stderr. Torch keeps
+    its number of threads.
     """
     from operant import cli
 
@@ -124,7 +122,7 @@ def here(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def fresh(tmp_path):
-    """Makes runs, and ends whatever of them still lives."""
+    """Create runs; end those that are still alive after the test."""
     made = []
 
     def make(name="cartpole-ppo-4f2a"):
@@ -142,7 +140,7 @@ def fresh(tmp_path):
 
 @pytest.fixture
 def started(fresh):
-    """Starts a fake worker of a behaviour, in a run of its own."""
+    """Start a fake worker with a behaviour, in a new run."""
 
     def start(behaviour, name="cartpole-ppo-4f2a"):
         run = fresh(name)

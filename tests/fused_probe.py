@@ -176,7 +176,7 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
-    """Of one minibatch: fused gradient, float64 autograd's gradient, the kernels' loss terms, and the float64 loss
+    """Compute of one minibatch: fused gradient, float64 autograd's gradient, the kernels' loss terms, and the float64 loss
     terms.
     """
     fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy

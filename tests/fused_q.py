@@ -17,7 +17,7 @@ CELLS = replace(wide(48, 3, seen="uint8"), observation=Box(48, dtype="uint8", sh
 """CartPole seen through the cells of a board."""
 
 BOARD = replace(wide(72, 3, seen="uint8"), observation=Box(72, dtype="uint8", shape=(6, 6, 2)), time_limit=5)
-"""The same on a board with several groups of places in a row."""
+"""Configuration for a board with several groups of cells in a row."""
 
 ENVS = {"cartpole": CARTPOLE, "count": COUNT, "cells": CELLS, "board": BOARD}
 

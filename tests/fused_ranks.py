@@ -19,7 +19,7 @@ from operant.training.build import build
 
 
 def trained(config, exchange):
-    """What a checkpoint would hold, and the tile config."""
+    """Tensors of a checkpoint, and the tile config."""
     algo = build(config, "cpu", exchange=exchange)
     algo.start()
     iterate(algo, 2)

@@ -88,7 +88,7 @@ class Rounded:
 
 
 def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
-    """For each minibatch: the gradient by fused kernels, which the flat vector then holds, and `expected`."""
+    """Compute for each minibatch the gradient by fused kernels, which the flat vector then holds, and `expected`."""
     learner = ppo.backend.learner
     assert learner is not None and isinstance(learner.config, PerLayer)
     wanted = expected(ppo, minibatch, learner.spec.precision)

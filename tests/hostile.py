@@ -354,7 +354,7 @@ SENT = re.compile(
 
 
 def offences(output: bytes, *, size: tuple[int, int] | None = None) -> list[str]:
-    """What is in `output` that must not reach a terminal.
+    """Parts of `output` that must not reach a terminal.
 
     Without `size` no escape sequence may. With it, `output` is all that a full-screen program sent from its start to
     its end, to a terminal of so many columns and rows: it may set up the terminal at its two ends, and move within the
@@ -585,7 +585,7 @@ def _dead(
 
 
 def dead_runs(root: Path, strings: Sequence[str], *, hosts: Sequence[str] = ()) -> list[runs.Run]:
-    """One run for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on each
+    """Runs: one for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on each
     such other machine.
 
     Every run has every string among its metrics, events, log lines and configuration; the fields of its documents take

@@ -22,7 +22,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 class Key(NamedTuple):
-    """What names the random numbers of one lane at one tick."""
+    """Key of the random numbers of a lane at a tick."""
 
     seed: int
     lane: int
@@ -35,7 +35,7 @@ class Key(NamedTuple):
         return philox(counter, (self.seed & _MASK, self.seed >> 32))
 
     def uniform(self, draw: int) -> float:
-        """In [0, 1), a multiple of 2^-24."""
+        """Uniform number in [0, 1), a multiple of 2^-24."""
         return unit(self.block(draw)[0])
 
     def uniform4(self, draw: int) -> tuple[float, ...]:
@@ -43,7 +43,7 @@ class Key(NamedTuple):
         return tuple(unit(word) for word in self.block(draw))
 
     def integer(self, draw: int, n: int) -> int:
-        """In [0, n)."""
+        """Uniform integer in [0, n)."""
         return (self.block(draw)[0] * n) >> 32
 
 

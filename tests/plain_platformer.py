@@ -115,7 +115,7 @@ class Level:
         return found
 
     def tile(self, column: int, row: int) -> str:
-        """What a tile is, from BELOW rows under the floor to ABOVE rows over it; beyond the ends all is solid."""
+        """Kind of a tile, from BELOW rows under the floor to ABOVE rows over it; beyond the ends all is solid."""
         if not self._tiles:
             self._tiles = [self._column(k) for k in range(self.columns)]
         return self._tiles[column][row + BELOW] if 0 <= column < self.columns else SOLID
@@ -138,7 +138,7 @@ class Level:
 
 
 class Body(NamedTuple):
-    """Where the player is and how it moves, in 1/256 of a tile and of a tile a frame."""
+    """Position and velocity of the player, in 1/256 of a tile and of a tile a frame."""
 
     x: int
     y: int
@@ -152,7 +152,7 @@ def _part(word: int, n: int) -> int:
 
 
 def start(level: Level) -> Body:
-    """Where an episode begins."""
+    """State at the beginning of an episode."""
     return Body(5 * TILE // 2, level.ground[2] * TILE, 0, 0, True)
 
 
@@ -163,7 +163,7 @@ def tiles_of(body: Body) -> tuple[list[int], list[int]]:
 
 
 def frame(level: Level, body: Body, action: int) -> Body:
-    """One frame's motion."""
+    """Motion of a frame."""
     x, y, vx, vy, stands = body
     wanted, button = SPEED * (action % 3 - 1), action >= 3
     vx += max(-PUSH, min(PUSH, wanted - vx))
@@ -190,7 +190,7 @@ def frame(level: Level, body: Body, action: int) -> Body:
 
 
 def end_of(level: Level, body: Body) -> str:
-    """How a frame ended the episode, if it did."""
+    """Cause by which a frame ended the episode, or None."""
     for column in tiles_of(body)[0]:
         if level.tile(column, body.y // TILE) == SPIKES and body.y % TILE < TILE // 2:
             return "spiked"

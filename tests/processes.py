@@ -61,7 +61,7 @@ def the_run(place: Path) -> runs.Run:
 
 
 def wait_for(condition, process: subprocess.Popen | None = None):
-    """What `condition` returns once that is true. The deadline is only there so that a broken test ends."""
+    """Wait until `condition` returns a true value, and return it. The deadline is only there so that a broken test ends."""
     deadline_s = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline_s, "waited in vain"

@@ -74,7 +74,7 @@ def modules_in(nodes: Iterable[ast.AST], name: str) -> frozenset[str]:
 
 @functools.cache
 def imports(name: str) -> frozenset[str]:
-    """What a module imports when it runs, at its top or within a function."""
+    """Modules that a module imports, at its top or within a function."""
     return modules_in(statements(tree(name)), name)
 
 
@@ -120,7 +120,7 @@ RANKS: dict[str, set[str]] = {
     "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "plot", "monitor"},
     "monitor": ROOT | {"runs"},
 }
-"""What each package may import, beside itself. A package that is not here is an error: no module is without a rule."""
+"""Packages that each package may import in addition to itself. A package without an entry is an error."""
 
 
 def package(name: str) -> str:

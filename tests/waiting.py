@@ -12,7 +12,7 @@ DEADLINE_S = 90.0
 
 
 def wait_until(condition, seconds=DEADLINE_S):
-    """What the condition returns, once that is true."""
+    """Wait until the condition returns a true value, and return it."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "the condition did not come true"
@@ -21,7 +21,7 @@ def wait_until(condition, seconds=DEADLINE_S):
 
 
 def state(run):
-    """What a run's state is called now."""
+    """Name of a run's present state."""
     return runs.state(runs.load(run.path))
 
 

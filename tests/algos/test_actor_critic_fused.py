@@ -174,7 +174,7 @@ def test_an_update_that_began_with_a_failed_step_is_completed():
     ],
 )
 def test_unsupported_configurations_use_torch_or_raise_with_the_reason(make, net, algo, words):
-    """With "auto" they run by torch; with "fused" a ConfigError says why they cannot."""
+    """Check that "auto" runs them by torch, and "fused" raises ConfigError with the reason."""
     given = mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net})
     assert make(PUSH, net=given, **algo).kernels == "torch"
     with pytest.raises(ConfigError, match=words):

@@ -108,7 +108,7 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
 
 
 def errors(algo: PPO) -> list[tuple[float, float]]:
-    """For each minibatch of an iteration: relative distance of the fused gradient from torch's, and the length of the
+    """Compute for each minibatch of an iteration the relative distance of the fused gradient from torch's, and the length of the
     latter.
     """
     learner, found = algo.backend.learner, []

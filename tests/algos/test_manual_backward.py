@@ -98,7 +98,7 @@ def by_autograd(ppo, batch):
 
 
 def by_autograd_in_double(ppo, batch):
-    """The same in float64, which says how far either may be from the truth."""
+    """Gradient in float64: the bound on the error of both."""
     policy = ppo.policy
     net, distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
 
@@ -123,12 +123,12 @@ def gradients_of(flat):
 
 
 def pool():
-    """As many threads as torch has."""
+    """Thread pool with torch's number of threads."""
     return ThreadPool(torch.get_num_threads())
 
 
 def chunk_sizes(samples):
-    """As many chunks as a CPU takes, of about equal sizes; some are empty where there are fewer samples."""
+    """Chunks of a CPU's number and about equal sizes; some are empty if there are fewer samples."""
     chunks = minibatches.cpu_chunks(samples, 2)
     return [(k + 1) * samples // chunks - k * samples // chunks for k in range(chunks)]
 

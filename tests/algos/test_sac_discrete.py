@@ -29,7 +29,7 @@ def test_gradients_equal_float64(critics):
     batch = algo.cycle.replay.batch
 
     def read(cells):
-        """One-hot categories, (12, B)."""
+        """Categories as one-hot vectors, (12, B)."""
         return torch.stack([cells == 0, cells == 1], dim=1).flatten(0, 1).double()
 
     def policy(cells, legal):

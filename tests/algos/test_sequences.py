@@ -195,7 +195,7 @@ def test_gradient_of_segments_is_backpropagation_through_their_steps(kind):
 
 
 def unrolled_step(policy, observation, state):
-    """One step of one lane whose state keeps its gradient, by autograd alone."""
+    """Step of a single lane whose state keeps its gradient, by autograd alone."""
     net = policy.net
     features = net.encoder.features(observation, policy.normalizer)
     G, M = net.memory.towers, net.memory.units

@@ -329,7 +329,7 @@ class Tty(io.StringIO):
 
 
 def shown(raw, rows=60):
-    """What stands on a terminal after `raw`, which holds nothing but text, line ends, erasing to the end of a line, and
+    """Text on a terminal after `raw`, which holds nothing but text, line ends, erasing to the end of a line, and
     moving up.
     """
     screen, row, column = [""] * rows, 0, 0

@@ -1,4 +1,4 @@
-"""What a device's failure looks like to a user, with algorithms that fail as one does: the ones that
+"""Messages and exit codes of a failing device, with algorithms that fail as one does: the ones that
 benches/gpu_faults.py provokes on a GPU.
 """
 

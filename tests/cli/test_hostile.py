@@ -170,7 +170,7 @@ def test_safe_leaves_nothing_hostile(limit):
 
 
 def test_every_run_has_the_state_it_was_left_in(place):
-    """So that what follows is about runs that are read, not about files that are refused."""
+    """Check that the runs of the corpus are read, not refused."""
     words = [runs.state(runs.load(run.path)).word for run in place[1]]
     assert words == [
         "finished",
@@ -315,12 +315,12 @@ SHOWN = {
     "1": "─ Log ─",
     "i": "move the cursor",
 }
-"""What is on the screen after a key where there is room for it."""
+"""Text on a large enough screen after a key."""
 
 
 def wait_for(terminal: Terminal, words: str, *, there: bool = True) -> None:
-    """Until the screen has these words, or has them no more. It is looked at when all that was sent has been taken in:
-    reading it takes long.
+    """Wait until the screen has these words, or no longer has them. It is read only when no output is pending: reading
+    takes long.
     """
 
     def holds() -> bool:
@@ -409,7 +409,7 @@ def test_a_living_trainer_that_answers(place, living):
 @pytest.mark.soak
 @pytest.mark.parametrize("size", [(160, 48), (80, 24)], ids=str)
 def test_every_name_of_a_metric_is_read_on_some_page(place, size):
-    """So that it is known that the corpus is on the screen, and not beside it."""
+    """Check that the corpus is on the visible screen."""
     folder, made = place
     seen: set[str] = set()
     with opened(made[0], folder, *size) as terminal:

@@ -71,7 +71,7 @@ def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
 
 
 def test_the_worker_keeps_its_lock_to_the_end_of_its_process(tmp_path):
-    """What Python does at its end is left out: it takes a second with torch, and the lock must not be free before the
+    """Skip Python's own shutdown: it takes a second with torch, and the lock must not be free before the
     process is gone.
     """
     program = (

@@ -35,7 +35,7 @@ def store(run: runs.Run) -> Store:
 
 
 def records(run: runs.Run) -> list[SimpleNamespace]:
-    """Those of the last session: step and values by name."""
+    """Records of the last session: step and values by name."""
     with Reader(run.metrics_path) as reader:
         names = [metric.name.replace("/", "_") for metric in reader.metrics]
         return [
@@ -69,7 +69,7 @@ def test_a_checkpoint_is_played_as_it_was_trained_whatever_a_resume_changes(here
 
 
 def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp_path):
-    """As those of early runs: their config.toml alone says what they are."""
+    """Turn a run into one of an early version, described by its config.toml alone."""
     assert inline(here, f"run.steps={2 * ITERATION}").code == 0
     run = the_run(tmp_path)
     found = store(run).newest()
@@ -86,7 +86,7 @@ def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.soak)])
 def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, caplog, name):
-    """As those of Count Recall and Higher Lower, whose state grew: the policy and all that learns it go on."""
+    """Turn checkpoints into those of Count Recall and Higher Lower before their state grew."""
     assert (
         inline(
             here,
@@ -363,7 +363,7 @@ def test_values_that_enter_hidden_by_a_normalizer_end_the_run_with_their_cause(h
 
 
 def test_a_decay_that_ends_before_the_run_is_told_at_its_start(here, tmp_path, caplog):
-    """As of a new run with an old run's configuration, which names the step."""
+    """Configuration of a new run copied from an old one, which names the step."""
     with caplog.at_level(logging.WARNING):
         inline(here, f"run.steps={2 * ITERATION}", "algo.anneal_steps=1500")
     assert (

@@ -85,7 +85,7 @@ def test_a_folder_of_another_user_is_not_used(store, monkeypatch):
 
 
 def test_a_file_of_another_user_is_not_read(store, monkeypatch):
-    """In a folder of one's own, as after a copy by an administrator."""
+    """Copied code store in a folder of this user."""
     store.write(KEY, b"some code")
     owners = iter([os.getuid(), os.getuid() + 1])
     monkeypatch.setattr(os, "geteuid", lambda: next(owners))

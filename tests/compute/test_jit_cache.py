@@ -281,7 +281,7 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
 
 @pytest.mark.compile
 def test_cached_functions_of_other_processes_do_not_collide():
-    """One body comes from disk with names given by another process; one of equal names is compiled here."""
+    """Call a body from disk, named by another process, and a body of equal names compiled here."""
     assert numbered(1).stdout.split() == ["1", "0"]
     assert numbered(2, 1).stdout.split() == ["1", "1"]
 
@@ -337,7 +337,7 @@ def test_a_damaged_file_is_recompiled_and_replaced(place, count, how):
 
 
 def test_code_of_other_types_under_the_same_key_is_not_run(place, count, monkeypatch):
-    """As if two keys had collided."""
+    """Simulate a collision of two keys."""
     monkeypatch.setattr(jit_cache._Cache, "_find_key", lambda self, signature, context: "0" * 64)
     zeros, ones = numbers()
     assert run(Kernel(scaling(1), CPU), Ahead(zeros.clone(), ones)) == [11.0] * 4

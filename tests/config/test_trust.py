@@ -1,4 +1,4 @@
-"""Whose code is run: a stranger's run folder opens without its code, a user's own files and runs are never
+"""Trust in code: a stranger's run folder opens without its code, a user's own files and runs are never
 asked about.
 """
 

@@ -32,7 +32,7 @@ def bridged(buffers, _processes, least=2048):
 
 
 def driven(buffers, _processes):
-    """Where there are two threads they share the lanes of a buffer."""
+    """Two threads that share the lanes of a buffer."""
     return bridged(buffers, 0, least=1)
 
 

@@ -20,7 +20,7 @@ f32 = np.float32
 
 
 class Lane:
-    """One lane, by the Python of the environment's functions."""
+    """Single lane in plain Python, from the environment's functions."""
 
     def __init__(self, env, seed=1, **params):
         ints = (

@@ -81,7 +81,7 @@ def _spawn_diver(game) -> None:
 
 
 class Oracle:
-    """One game of the package."""
+    """Game of the MinAtar package."""
 
     def __init__(self, name: str, lane: int, sticky: float, ramping: bool) -> None:
         logging.disable(logging.WARNING)  # the package warns about missing graphics

@@ -372,7 +372,7 @@ def position(
 
 
 class Lanes:
-    """One lane per position."""
+    """Positions, one per lane."""
 
     def __init__(self, *positions: Game) -> None:
         self.world = DeviceWorld(envs.find("pacman"), len(positions), seed=SEED)

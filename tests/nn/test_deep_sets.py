@@ -52,7 +52,7 @@ def test_a_sequence_in_two_parts_equals_the_whole_and_a_reset_clears_the_state(m
 
 @pytest.mark.parametrize("memory", ["mingru", "gru", "lstm", "none"])
 def test_outputs_and_gradients_equal_a_plain_loop_over_lanes_steps_and_items(memory):
-    """In float64, one vector at a time, with given states and resets anywhere."""
+    """Reference in float64, one vector at a time, with given states and resets anywhere."""
     generator = torch.Generator().manual_seed(4)
     net, layers = policy(FILL, memory=memory, hidden=(4,), memory_layers=2), 2 if memory != "none" else 0
     codes, reset = (

@@ -31,7 +31,7 @@ def resets(*marks):
 
 
 SOME = resets((0, 1), (3, 1), (4, 1), (2, 2), (6, 3), *((t, 4) for t in range(T)))
-"""One after the other, at the ends, at every step; none in the first lane."""
+"""Resets (T, N): consecutive, at both ends, at every step; none in the first lane."""
 
 
 # A PLAIN VERSION, lane by lane and step by step, by torch's own cells
@@ -61,7 +61,7 @@ def torch_cell(kind, memory, layer, tower):
 
 
 def stepped(kind, memory, layer, tower, x, state):
-    """One step of one lane: x (K), state (h,) or (h, c) to output (M) and state."""
+    """Step of a single lane: x (K), state (h,) or (h, c) to output (M) and state."""
     if kind == "mingru":
         rows = memory.input_weights[layer][tower] @ x + memory.input_biases[layer][tower, :, 0]
         hidden, gate, highway = rows.split(memory.units)

@@ -34,7 +34,7 @@ METRICS = (
 
 
 class Run:
-    """One session of a trainer: the writer of the metrics file, and its history."""
+    """Session of a trainer: the writer of the metrics file, and its history."""
 
     def __init__(
         self, folder: Path, *, session=1, rewind_to=None, capacity=1024, metrics=METRICS, start=True, **options

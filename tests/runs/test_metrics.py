@@ -213,7 +213,7 @@ def test_invalid_events_raise(tmp_path):
 
 
 def test_an_event_that_would_wait_is_dropped_and_counted(tmp_path, monkeypatch):
-    """As from a signal handler that interrupted an event."""
+    """Write from a signal handler that interrupted an event."""
     monkeypatch.setattr(writing, "_EVENT_WAIT_S", 0.001)
     with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
         with writer._event_turn:

@@ -249,7 +249,7 @@ PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=
     "more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}", "net.memory=gru;algo.bptt=8"]
 )
 def test_two_ranks_of_the_fused_kernels_make_the_same_bytes_as_one(tmp_path, more):
-    """In Triton's interpreter, one process per rank."""
+    """Kernels in Triton's interpreter, one process per rank."""
     shape = [
         *SHAPE,
         "env.lanes=64",

@@ -150,7 +150,7 @@ def philox_block(seed: int, lane: int, tick: int, purpose: int, draw: int) -> in
 
 
 class GridLane:
-    """One lane of the grid in plain Python: rules, time limit, reset and sums."""
+    """Single lane of the grid in plain Python: rules, time limit, reset and sums."""
 
     def __init__(self, seed: int, lane: int, tick: int) -> None:
         self.seed, self.lane = seed, lane
@@ -188,7 +188,7 @@ class GridLane:
 
 
 def step_once(world: DeviceWorld, slot, action) -> None:
-    """One step with actions (A, N)."""
+    """Step all lanes with actions (A, N)."""
     slot.action.copy_(torch.as_tensor(action))
     world.step(world.bind(slot))
     world.advance(1)

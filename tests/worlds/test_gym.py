@@ -539,7 +539,7 @@ def test_sb3_episode_carries_the_tallies():
 
 
 def test_sb3_finds_the_masks():
-    """By the calls of `sb3_contrib.common.maskable.utils`."""
+    """Masks from the calls of `sb3_contrib.common.maskable.utils`."""
     pytest.importorskip("stable_baselines3")
     sb3 = SB3VecEnv(FILL, 3, seed=0)
     observations = sb3.reset()

@@ -49,7 +49,7 @@ def theirs(mode):
 
 
 def plain(value):
-    """As lists, without seconds, which differ."""
+    """Infos as lists, without the seconds, which differ."""
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items() if key not in ("t", "_t")}
     if isinstance(value, np.ndarray):

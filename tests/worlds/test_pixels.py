@@ -29,7 +29,7 @@ def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
 
 
 def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
-    """One lane's picture by the Python of `pixel_shader`, pixel by pixel: (height, width, 3) bytes. `shift` moves every
+    """Picture of a lane by the Python of `pixel_shader`, pixel by pixel: (height, width, 3) bytes. `shift` moves every
     point down and right.
     """
     shade, p, s = world.spec.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
