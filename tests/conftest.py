@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config):
-    """Report failed assertions with local variables instead of rewriting assertions, in the processes of `-n`: rewriting
-    all tests took half of the start of each process.
+    """Report failed assertions with local variables instead of rewriting assertions, in the processes of `-n`:
+    rewriting all tests took half of the start of each process.
     """
     if hasattr(config, "workerinput"):
         sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
@@ -44,8 +44,8 @@ QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
 
 
 def pytest_collection_modifyitems(items):
-    """Order files that compile and train first, so that the processes of `-n` end at about the same time. Files of fused
-    kernels come first of all, together: a single process then starts Triton's interpreter.
+    """Order files that compile and train first, so that the processes of `-n` end at about the same time. Files of
+    fused kernels come first of all, together: a single process then starts Triton's interpreter.
     """
     items.sort(key=lambda item: (item.path.parent.name in QUICK_FOLDERS, "fused" not in item.path.name))
 

@@ -176,8 +176,8 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
-    """Compute of one minibatch: fused gradient, float64 autograd's gradient, the kernels' loss terms, and the float64 loss
-    terms.
+    """Compute of one minibatch: fused gradient, float64 autograd's gradient, the kernels' loss terms, and the
+    float64 loss terms.
     """
     fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy
     fused.begin()

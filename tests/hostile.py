@@ -585,8 +585,8 @@ def _dead(
 
 
 def dead_runs(root: Path, strings: Sequence[str], *, hosts: Sequence[str] = ()) -> list[runs.Run]:
-    """Runs: one for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on each
-    such other machine.
+    """Runs: one for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on
+    each such other machine.
 
     Every run has every string among its metrics, events, log lines and configuration; the fields of its documents take
     them in turn.

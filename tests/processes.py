@@ -61,7 +61,7 @@ def the_run(place: Path) -> runs.Run:
 
 
 def wait_for(condition, process: subprocess.Popen | None = None):
-    """Wait until `condition` returns a true value, and return it. The deadline is only there so that a broken test ends."""
+    """Wait until `condition` returns a true value, and return it. A deadline ends a broken test."""
     deadline_s = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline_s, "waited in vain"

@@ -108,8 +108,8 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
 
 
 def errors(algo: PPO) -> list[tuple[float, float]]:
-    """Compute for each minibatch of an iteration the relative distance of the fused gradient from torch's, and the length of the
-    latter.
+    """Compute for each minibatch of an iteration the relative distance of the fused gradient from torch's, and the
+    length of the latter.
     """
     learner, found = algo.backend.learner, []
     assert learner is not None
