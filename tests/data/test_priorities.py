@@ -26,9 +26,10 @@ def replay_of(lanes, *, capacity, batch, n_step=1, ticks=0):
 
 
 def test_weights_and_shares_by_hand():
-    """Replay of a single lane, 4 of 8 ticks stored, of which 3 can be sampled, with the priorities 1, 2, 1: probabilities
-    1/4, 1/2, 1/4; four ranges of one each, so they take the ticks 0, 1, 1, 2. Weights (3 P)^-beta = (3/4)^-1/2, (3/2)^-1/2 ...:
-    over the largest 1 and (1/2)^1/2.
+    """Replay of a single lane, 4 of 8 ticks stored, of which 3 can be sampled, with the priorities 1, 2, 1.
+
+    Probabilities 1/4, 1/2, 1/4; four ranges of one each, so they take the ticks 0, 1, 1, 2. Weights
+    (3 P)^-beta = (3/4)^-1/2, (3/2)^-1/2 ...: over the largest 1 and (1/2)^1/2.
     """
     replay = replay_of(1, capacity=8, batch=4, ticks=4)
     chosen = Prioritised(replay, 1.0)
