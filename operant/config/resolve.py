@@ -8,6 +8,7 @@ so that the remaining keys can still be checked.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,13 +109,27 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
             return None, name
         own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
         available = f"Available: {own}, {', '.join(envs.names())}"
-        raw.problem(
-            location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
-        )
+        hint = messages.did_you_mean(_outside_meant(name, nearest) or nearest) or "."
+        raw.problem(location, f"env.name: unknown environment {quoted(name)}{hint} {available}")
         return nearest and envs.find(nearest), name
     except OperantError as error:
         raw.problem(location, f"env.name: {error}")
         return None, name
+
+
+def _outside_meant(name: str, nearest: str | None) -> str | None:
+    """Outside environment that an unknown name probably means; None if it is close to `nearest`, a shipped one."""
+    if name.startswith("ALE/"):
+        return f"ale:{name.removeprefix('ALE/').partition('-')[0]}"
+    if nearest:
+        return None
+    try:
+        from gymnasium import registry
+    except ImportError:
+        registry = {}
+    versions = [id_ for id_ in registry if id_.rpartition("-v")[0] == name]
+    looks_like_one = re.fullmatch(r"[\w.-]+(/[\w.-]+)?-v\d+", name)
+    return f"gymnasium:{versions[-1]}" if versions else f"gymnasium:{name}" if looks_like_one else None
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:

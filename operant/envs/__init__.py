@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -104,8 +105,21 @@ def load_file(path: Path) -> Env:
 def _named(module: ModuleType, name: str) -> Env:
     env = getattr(module, "ENV", None)
     if not isinstance(env, Env):
+        if outside := _gymnasium_classes(module):
+            raise OperantError(
+                f"{module.__file__} exports no ENV, but a gymnasium.Env: give its class too: {' or '.join(outside)}"
+            )
         raise OperantError(
             f"{module.__file__} exports no environment: it must end with `ENV = Env(...)` (see the docstring of "
             "operant/envs/base.py)"
         )
     return replace(env, name=name)
+
+
+def _gymnasium_classes(module: ModuleType) -> list[str]:
+    """Classes of gymnasium.Env that a user's file defines, as FILE.py:CLASS."""
+    gymnasium, file = sys.modules.get("gymnasium"), os.path.basename(module.__file__ or "")
+    if gymnasium is None:
+        return []
+    classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, gymnasium.Env)]
+    return [f"{file}:{one.__name__}" for one in classes if one.__module__ == module.__name__]

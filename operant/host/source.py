@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import inspect
 import json
 import math
@@ -99,7 +100,25 @@ def make(source: Source, *, draws: bool = False) -> Any:
     except gymnasium.error.UnregisteredEnv as error:
         raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
     except Exception as error:
+        if (reason := _missing_module(source)) is not None:
+            raise SourceError(reason) from error
         raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
+
+
+def _missing_module(source: Source) -> str | None:
+    """Sentence for a module that an id such as gymnasium:MODULE:ID names and Python does not find; None otherwise."""
+    module = source.name.rpartition(":")[0]
+    package = module.partition(".")[0]
+    if not package.isidentifier() or importlib.util.find_spec(package) is not None:
+        return None
+    file = f"{module.replace('.', '/')}.py"
+    here = (
+        f". {file} lies in this folder, from which nothing is imported: set PYTHONPATH=$PWD, or name a function of it "
+        f"that makes the environment, {file}:FUNCTION"
+        if os.path.isfile(file)
+        else ""
+    )
+    return f"{source.kind}:{source.name} imports the module {module!r}, which is not installed{here}"
 
 
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
@@ -184,7 +203,7 @@ def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
         raise SourceError(
             f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}"
         ) from error
-    if not all(hasattr(env, name) for name in ("reset", "step", "action_space")):
+    if not all(hasattr(env, name) for name in ("reset", "step")):
         raise SourceError(f"{file.name}:{function} returned {type(env).__name__}: it should be a gymnasium.Env")
     return env
 
@@ -291,6 +310,10 @@ class Lane:
                 f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, "
                 "or take num_envs"
             )
+        for space in ("observation_space", "action_space"):
+            if getattr(self.env, space, None) is None:
+                example = "Box(-1, 1, (3,))" if space == "observation_space" else "Discrete(2)"
+                raise SourceError(f"its {space} is missing: set self.{space} = gymnasium.spaces.{example} in __init__")
         self.view = View(source, self.env.observation_space)
         try:
             self.action = spaces.action(self.env.action_space)

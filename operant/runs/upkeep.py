@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final, cast
 
 from operant import runs
 from operant.errors import BadFileError, BusyError, MachineError, UsageError
@@ -80,7 +80,7 @@ def restore(path: Path, root: Path, confirm: Callable[[str], None]) -> Run:
     """
     temporary = root / f".restore-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        with gzip.open(path) as packed, tarfile.open(fileobj=_Bounded(packed), mode="r:") as archive:
+        with gzip.open(path) as packed, tarfile.open(fileobj=cast("Any", _Bounded(packed)), mode="r:") as archive:
             members = _checked(archive, path, root, confirm)
             id_ = members[0].name.partition("/")[0]
             if os.path.lexists(root / id_):

@@ -133,6 +133,17 @@ def test_a_run_is_evaluated_and_filmed(tmp_path):
     assert filmed.returncode == 0 and (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.stderr
 
 
+WITHOUT_SPACES = """
+import gymnasium
+
+class MyEnv(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+
+class NoAction(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -146,12 +157,30 @@ def test_a_run_is_evaluated_and_filmed(tmp_path):
             ("--env", "gymnasium:CartPole-v1", "env.resize=16"),
             "env.resize needs picture observations (got 4 values of float32)",
         ),
+        (("LunarLander-v3",), "unknown environment 'LunarLander-v3' - did you mean 'gymnasium:LunarLander-v3'?"),
+        (("LunarLander",), "unknown environment 'LunarLander' - did you mean 'gymnasium:LunarLander-v3'?"),
+        (("Cartpole-v9",), "unknown environment 'Cartpole-v9' - did you mean 'cartpole'?"),
+        (("Unknown-v4",), "unknown environment 'Unknown-v4' - did you mean 'gymnasium:Unknown-v4'?"),
+        (("ALE/Pong-v5",), "unknown environment 'ALE/Pong-v5' - did you mean 'ale:Pong'?"),
+        (("--env", "e1.py"), "exports no ENV, but a gymnasium.Env: give its class too: e1.py:MyEnv or e1.py:NoAction"),
+        (("e1.py",), "exports no ENV, but a gymnasium.Env: give its class too: e1.py:MyEnv or e1.py:NoAction"),
+        (("--env", "e1.py:MyEnv"), "its observation_space is missing: set self.observation_space = gymnasium.spaces"),
+        (("--env", "e1.py:NoAction"), "its action_space is missing: set self.action_space = gymnasium.spaces"),
+        (
+            ("--env", "gymnasium:mygym:Point-v0"),
+            "gymnasium:mygym:Point-v0 imports the module 'mygym', which is not installed. mygym.py lies in this "
+            "folder, from which nothing is imported: set PYTHONPATH=$PWD, or name a function of it that makes the "
+            "environment, mygym.py:FUNCTION\n",
+        ),
+        (("--env", "gymnasium:absent:X-v0"), "imports the module 'absent', which is not installed\n"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
     from operant import cli
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "e1.py").write_text(WITHOUT_SPACES)
+    (tmp_path / "mygym.py").write_text("raise AssertionError('imported from the current folder')\n")
     monkeypatch.setattr(sys, "argv", ["operant", "config", "show", *words])
     with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(sys.stderr):
         cli.main()
