@@ -13,7 +13,7 @@ from operant.config import recipes
 from operant.settings import Count, Real, Section
 
 _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
-_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_RUN_NAME = r"^(?!(latest|live)$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 AUTO_LANES = 65_536
 """Upper limit of `env.lanes = "auto"`."""
 LANES_TRIED = tuple(32 << k for k in range(12))
@@ -36,7 +36,10 @@ Device = Annotated[
 ]
 RunName = Annotated[
     str,
-    _check(_RUN_NAME, "1 to 64 letters, digits, dots, underscores and hyphens, the first a letter or a digit"),
+    _check(
+        _RUN_NAME,
+        "1 to 64 letters, digits, dots, underscores and hyphens, the first a letter or a digit, and not latest or live",
+    ),
     Field(json_schema_extra={"pattern": _RUN_NAME}),
 ]
 

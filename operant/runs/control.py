@@ -43,7 +43,7 @@ RESULTS: Final = ("none", "accepted", "done", "failed", "refused")
 """Results of a request; the index is the code in the metrics file. `accepted` is followed by `done` or `failed`."""
 MODES: Final = ("greedy", "sampled")
 _VERSION, _LIMIT_BYTES, _ANSWER_BYTES, _MOST_BRACKETS = 1, 4096, 65536, 16
-_KEPT, _MOST_NAMES = 100, 1000
+_KEPT, _AWAITED_S, _MOST_NAMES = 100, 600.0, 1000
 _SETTLE_S = 2.0  # a folder is listed again for this time after a change: file times are coarse
 _LOOK_S, _PATIENCE_S = 0.02, 1.0
 _REQUEST = re.compile(r"req-[0-9]{20}-[0-9a-f]{32}\.json")
@@ -371,10 +371,13 @@ class Inbox:
         return request, "answered before" if os.path.lexists(self._path / "done" / name) else ""
 
     def _prune(self, done: int) -> None:
+        """Delete old answers, except those whose sender may still wait."""
         names = sorted(name for name in os.listdir(done) if _REQUEST.fullmatch(name))
+        now_ns = time.clock_gettime_ns(_BOOTTIME)
         for name in names[:-_KEPT]:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=done)
+            if not 0 <= now_ns - int(name[4:24]) < _AWAITED_S * 1e9:  # later than now: of an earlier boot
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=done)
 
     def _report_once(self, about: str, line: str) -> None:
         """Report a line once for each subject."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pwd
 import signal
@@ -350,14 +351,22 @@ def oom_kills(
     cgroup: Path = Path("/proc/self/cgroup"),
     mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")),
 ) -> int | None:
-    """Number of processes of this cgroup (version 2) that the kernel has killed for lack of memory; None if unknown."""
+    """Number of processes of this cgroup that the kernel has killed for lack of memory; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
-        names = [line[3:].strip("/") for line in cgroup.read_text().splitlines() if line.startswith("0::")]
-        for mount, name in ((mount, name) for name in names for mount in mounts):
-            with contextlib.suppress(OSError, ValueError):
-                for line in (mount / name / "memory.events").read_text().splitlines():
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
+        lines = [line.split(":", 2) for line in cgroup.read_text().splitlines()]
+        for mount, (_, controllers, name) in itertools.product(mounts, lines):
+            if not controllers:  # version 2
+                counters = [mount / name.strip("/") / "memory.events"]
+            elif "memory" in controllers.split(","):  # version 1; a container may see its own cgroup as the root
+                folders = (mount / "memory" / name.strip("/"), mount / "memory")
+                counters = [folder / "memory.oom_control" for folder in folders]
+            else:
+                continue
+            for counter in counters:
+                with contextlib.suppress(OSError, ValueError):
+                    for line in counter.read_text().splitlines():
+                        if line.startswith("oom_kill "):
+                            return int(line.split()[1])
     return None
 
 

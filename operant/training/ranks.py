@@ -79,11 +79,22 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
         again = (
             "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
         )
+        launcher = ", or the same launch command with --resume last after the folder (and --max-restarts=0)"
         raise UsageError(
-            f"{again}; a run is not restarted automatically. To continue from its last checkpoint: operant resume "
-            f"{folder.name}, "
-            "or the same launch command with --resume last after the folder (and --max-restarts=0)"
+            f"{again}; a run is not restarted automatically. {way_on(folder)}{launcher if _resumes(folder) else ''}"
         )
+
+
+def way_on(folder: Path) -> str:
+    """Advice after the end of a run."""
+    if _resumes(folder):
+        return f"To continue from the last checkpoint: operant resume {folder.name}"
+    return "It has no checkpoint to continue from: start a new run"
+
+
+def _resumes(folder: Path) -> bool:
+    """Whether a run has a checkpoint."""
+    return any((folder / "checkpoints").glob("step-*"))
 
 
 def versions() -> dict[str, str]:

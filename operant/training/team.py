@@ -183,11 +183,7 @@ class Team:
             if self.reporter is not None:
                 if lost.code is not None:
                     self.reporter.writer.set_state("failed", exit_code=lost.code)
-                self.reporter.say(
-                    f"{cause}. To continue from the last checkpoint: operant resume {self._folder.name}",
-                    level="error",
-                    code="fault",
-                )
+                self.reporter.say(f"{cause}. {ranks.way_on(self._folder)}", level="error", code="fault")
             else:
                 log.error("error: %s", cause)
         finally:

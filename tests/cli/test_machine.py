@@ -38,6 +38,8 @@ def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
     assert lines["adam_epsilon"].endswith("# default")
     assert "device memory: about" in done.out and "the replay" not in done.out
     assert not (tmp_path / "runs").exists()
+    reserved = here("train", "--dry-run", "--name", "latest")
+    assert reserved.code == 2 and "run.name" in reserved.err and "not latest or live (got 'latest')" in reserved.err
 
 
 def test_dry_run_says_what_a_replay_takes_and_where(here):

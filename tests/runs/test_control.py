@@ -136,11 +136,17 @@ def test_two_senders_are_two_files(run, inbox):
     assert len(names(run.path / "ctl" / "done")) == 2
 
 
-def test_the_newest_hundred_answers_are_kept(run, inbox):
+def test_every_request_of_a_moment_is_answered_and_later_the_newest_hundred_answers_are_kept(run, inbox, monkeypatch):
     tickets = [control.send(run, "checkpoint") for _ in range(control._KEPT + 20)]
-    for request in inbox.poll():
+    *requests, last = inbox.poll()
+    for request in requests:
         inbox.settle(request, "done")
-    assert names(run.path / "ctl" / "done") == [ticket.name for ticket in tickets[20:]]
+    assert all(control.answer(run, ticket, 0.0) == Answer("done", "") for ticket in tickets[:-1])
+    now_ns = time.clock_gettime_ns(control._BOOTTIME)
+    for moved_s in (-3600, 3600):  # since another boot, since an hour
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda clock, moved_s=moved_s: now_ns + moved_s * 10**9)
+        inbox.settle(last, "done")
+        assert names(run.path / "ctl" / "done") == [ticket.name for ticket in tickets[20:]]
 
 
 def test_a_request_can_be_withdrawn(run, inbox):

@@ -327,6 +327,16 @@ def test_oom_kills_reads_the_cgroup(tmp_path):
     assert launch.oom_kills(cgroup, mounts) is None and launch.oom_kills(tmp_path / "absent", mounts) is None
 
 
+@pytest.mark.parametrize("folder", ["memory/docker/4f2a", "memory"])
+def test_oom_kills_reads_a_cgroup_of_version_1(tmp_path, folder):
+    """A container may see its own cgroup as the root."""
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("11:cpu,cpuacct:/docker/4f2a\n4:memory:/docker/4f2a\n1:name=systemd:/docker/4f2a\n")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert launch.oom_kills(cgroup, (tmp_path,)) == 3
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # signalling
 

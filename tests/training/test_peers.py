@@ -313,6 +313,9 @@ def test_an_unsupported_number_of_ranks_is_refused():
 
 def test_ranks_that_are_started_again_are_refused_with_the_command_that_resumes(tmp_path):
     ranks.require_first_start(tmp_path, {}, {})
+    with pytest.raises(UsageError, match="It has no checkpoint to continue from: start a new run"):
+        ranks.require_first_start(tmp_path, {"session": 1}, {})
+    (tmp_path / "checkpoints" / "step-000000000100").mkdir(parents=True)
     for document, variables in (({}, {"TORCHELASTIC_RESTART_COUNT": "1"}), ({"session": 1}, {})):
         with pytest.raises(UsageError, match=f"operant resume {tmp_path.name}"):
             ranks.require_first_start(tmp_path, document, variables)
