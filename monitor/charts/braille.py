@@ -46,7 +46,7 @@ class Plot(NamedTuple):
     cursor: int | None = None  # cell column
     colour: int = 0
     overlay_colour: int = 1
-    overlay_band: bool = False  # draw the overlay's band
+    overlay_band: bool = False  # the overlay is a mean: draw its band, and its line over the run's
 
 
 class ColumnCache:
@@ -209,6 +209,7 @@ def _braille_column(
     target: int | None,
     vertical: str,
     tables: CellTables,
+    overlay_first: bool,
 ) -> Row:
     empty = tables.empty
     backgrounds = [0] * height
@@ -222,12 +223,15 @@ def _braille_column(
         cells[target // 4] = tables.target[backgrounds[target // 4]][_LEFT[target % 4]]
     if vertical:
         cells = [Cell(vertical, tables.styles.quiet[band]) for band in backgrounds]
-    for dots, table in ((over, tables.overlay), (line, tables.line)):
+    layers = [(over, tables.overlay, line), (line, tables.line, over)]
+    for dots, table, others in reversed(layers) if overlay_first else layers:
         left, right = dots
         if left is _NOTHING and right is _NOTHING:
             continue
         for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
             if mask := _mask(left, right, 4 * row):
+                if overlay_first:
+                    mask |= _mask(*others, 4 * row)
                 cells[row] = table[backgrounds[row]][mask]
     return tuple(cells)
 
@@ -240,6 +244,7 @@ def _ascii_column(
     target: int | None,
     vertical: str,
     tables: CellTables,
+    overlay_first: bool,
 ) -> Row:
     r"""ASCII version of `_braille_column`: `-` level, `/` and `\` steep, `|` vertical, `:` band, `+` overlay, `,`
     overlay band. One dot row is one row of cells.
@@ -249,7 +254,8 @@ def _ascii_column(
     styles = tables.styles
     for row in range(height):
         inside = [span for span in line if span[0] <= row <= span[1]]
-        if inside:
+        is_over = any(span[0] <= row <= span[1] for span in over)
+        if inside and not (is_over and overlay_first):
             if any(span[1] - span[0] > 1 for span in inside):
                 character = "|"
             elif left[0] <= left[1] and right[0] <= right[1] and left != right:
@@ -257,7 +263,7 @@ def _ascii_column(
             else:
                 character = "-" if len(inside) == 2 else "*"
             cells.append(Cell(character, styles.line[0]))
-        elif any(span[0] <= row <= span[1] for span in over):
+        elif is_over:
             cells.append(Cell("+", styles.overlay[0]))
         elif vertical:
             cells.append(Cell(vertical, styles.quiet[0]))
@@ -294,7 +300,7 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Colum
     at = None if plot.target is None else plot.shown.position(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
     tables = cell_tables(plot.colour, plot.overlay_colour)
-    store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs)
+    store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs, plot.overlay_band)
     columns: list[Row] = []
     for column in range(width):
         left = 2 * column
@@ -307,6 +313,8 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Colum
         key = (own, backgrounds, other, target, vertical)
         cells = store.get(key)
         if cells is None:
-            cells = store[key] = draw_column(height, own, backgrounds, other, target, vertical, tables)
+            cells = store[key] = draw_column(
+                height, own, backgrounds, other, target, vertical, tables, plot.overlay_band
+            )
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

@@ -101,7 +101,13 @@ def draw_chart(
 
 def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState) -> Rows:
     width, height = layout.gutter + layout.plot_width, layout.plot_height
-    shown = y_range([*data.points, *data.overlay], data.log_y, memory.shown)
+    # The interval of a mean of few runs is wider than their values, and reaches values that no run can have.
+    overlay = (
+        [point and Point(point.mean, point.mean, point.mean) for point in data.overlay]
+        if data.overlay_band
+        else data.overlay
+    )
+    shown = y_range([*data.points, *overlay], data.log_y, memory.shown)
     if shown is None:
         # Report separately that a log axis has no positive values.
         return sentence(

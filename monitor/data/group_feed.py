@@ -146,7 +146,10 @@ class GroupFeed:
             }
             state = "running" if any(one.live for one in snapshots) else "finished"
             self._published = self._published._replace(
-                version=self._published.version + 1, state=state, series=series, seeds=len(snapshots)
+                version=self._published.version + 1,
+                state=state,
+                series=series,
+                members=tuple(one.run.path for one in snapshots),
             )
         return self._published
 

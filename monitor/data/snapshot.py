@@ -231,8 +231,13 @@ class Snapshot(NamedTuple):
     # warning about the run's files, or the result of a request
     notice: str = ""
     notice_level: Level = "warn"
-    seeds: int = 0  # number of runs that the curves average, with 95 % bands; 0: the curves of a single run
+    members: tuple[str, ...] = ()  # folders of the runs that the curves average, with 95 % bands; (): a single run
     at_step: float | None = None  # step of figures, progress, phases and health (`Source.seek`); None: the newest
+
+    @property
+    def seeds(self) -> int:
+        """Number of runs that the curves average; 0 for the curves of a single run."""
+        return len(self.members)
 
     @property
     def live(self) -> bool:

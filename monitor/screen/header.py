@@ -40,7 +40,15 @@ def header(model: Model, width: int, height: int) -> list[Line]:
     """Header line: state and run at the left; at the right as many facts as fit, by importance."""
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
-    left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
+    group, run = model.overlay, snapshot.run
+    left = [Piece(f" {glyph} {word}", style, bold=True)]
+    if group is not None and run.path in group.members:
+        left += [
+            Piece(f"  {group.run.id}", "bright", bold=True),
+            Piece(f" · mean of {group.seeds} seeds · run {run.id}", "dim"),
+        ]
+    else:
+        left.append(Piece(f"  {run.id}", "bright", bold=True))
     facts = _facts(model)
     free = width - length(left) - 3
     while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > free:

@@ -230,6 +230,28 @@ def test_an_overlaid_run_differs_without_colour():
     assert {row for _, row in own}.isdisjoint(row for _, row in other)
 
 
+def test_the_mean_of_a_group_is_drawn_over_the_line_of_a_run():
+    points = points_of([5.0] * 40)
+    for glyphs, expected in ((UNICODE, "series.1"), (ASCII, "series.1")):
+        plot = Plot(points, Range(0.0, 9.0), overlay=points, overlay_band=True)
+        drawn = draw_plot(plot, 20, 5, glyphs, ColumnCache())
+        lit = [cell for row in drawn for cell in row if cell.character not in (" ", ",", "⠀")]
+        assert lit and {cell.style.fore for cell in lit} == {expected}
+        beneath = draw_plot(plot._replace(overlay_band=False), 20, 5, glyphs, ColumnCache())
+        assert "series.1" not in {cell.style.fore for row in beneath for cell in row}
+    # The dots of both are drawn where they share a cell.
+    both = draw_plot(Plot(points, Range(0.0, 9.0), overlay=points, overlay_band=True), 20, 5, UNICODE, ColumnCache())
+    assert dots_of(both) == dots_of(draw_plot(Plot(points, Range(0.0, 9.0)), 20, 5, UNICODE, ColumnCache()))
+
+
+def test_the_interval_of_a_mean_of_few_runs_does_not_stretch_the_axis():
+    """Two runs with 1,000 and 2,000 steps per second: the interval reaches from -4,853 to 7,853."""
+    points, mean = points_of([1000.0] * 40), [Point(-4853.0, 1500.0, 7853.0)] * 40
+    state = ChartState()
+    draw_chart(ChartData(points=points, overlay=mean, overlay_band=True), 40, 10, Palette(), state)
+    assert state.shown.low >= 0 and state.shown.high <= 2000
+
+
 def test_the_band_of_a_group_lies_behind_the_runs_own():
     over = points_of([2.0] * 40, 1.5)
     for glyphs, behind in (
