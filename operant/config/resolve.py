@@ -118,15 +118,19 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def _outside_meant(name: str, nearest: str | None) -> str | None:
-    """Outside environment that an unknown name probably means; None if it is close to `nearest`, a shipped one."""
+    """Outside environment that an unknown name probably means; None if it is rather `nearest`, a shipped one."""
     if name.startswith("ALE/"):
         return f"ale:{name.removeprefix('ALE/').partition('-')[0]}"
-    if nearest:
+    if nearest and nearest.replace("_", "") == name.partition("-")[0].lower():
         return None
     try:
         from gymnasium import registry
     except ImportError:
         registry = {}
+    if name in registry:
+        return f"gymnasium:{name}"
+    if nearest:
+        return None
     versions = [id_ for id_ in registry if id_.rpartition("-v")[0] == name]
     looks_like_one = re.fullmatch(r"[\w.-]+(/[\w.-]+)?-v\d+", name)
     return f"gymnasium:{versions[-1]}" if versions else f"gymnasium:{name}" if looks_like_one else None

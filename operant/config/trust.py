@@ -31,23 +31,28 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false and the configuration would import untrusted code."""
     if raw.source is None or trusted:
         return trusted
-    sweep = _marked(raw.source, _is_sweep)
-    doubt = _run_doubt if sweep is None or _marked(raw.source, _is_run) else _sweep_doubt
-    _raise([(name, doubt(raw.source, path)) for name, path in _code(raw)], raw.source)
+    of_sweep = _marked(raw.source, _is_sweep) is not None and _marked(raw.source, _is_run) is None
+    doubts = [
+        (name, _sweep_doubt(raw.source) if of_sweep else _run_doubt(raw.source, path)) for name, path in _code(raw)
+    ]
+    _raise(doubts, raw.source)
     return trusted
 
 
-def check_sweep(raw: RawConfig, pickled: Sequence[Path] = (), trusted: bool = False) -> bool:
+def check_sweep(
+    raw: RawConfig, searched: Sequence[RawConfig] = (), pickled: Sequence[Path] = (), trusted: bool = False
+) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false and the folder of a sweep, from its sweep.toml, is not
-    this user's, and work on it would import code or read one of the `pickled` files.
+    this user's, and work on it would import code that the file or a `searched` value names, or read a `pickled` file.
     """
     if raw.source is None or trusted:
         return trusted
     loads = "from which the search engine loads pickled objects"
     code = [name for name, _ in _code(raw)]
+    code += [name for one in searched for name, _ in _code(one, typed_in=raw.source.parent)]
     code += [f"{runs.display_path(path)}, {loads}" for path in pickled if os.path.lexists(path)]
-    doubt = _sweep_doubt(raw.source, None) if code else None
-    _raise([(name, doubt) for name in code], raw.source)
+    doubt = _sweep_doubt(raw.source) if code else None
+    _raise([(name, doubt) for name in dict.fromkeys(code)], raw.source)
     return trusted
 
 
@@ -122,7 +127,7 @@ def _run_doubt(source: Path, path: Path | None) -> str | None:
     return None if hashes[str(name)] == _sha256(real) else "the file was changed after its hash was recorded"
 
 
-def _sweep_doubt(source: Path, path: Path | None) -> str | None:
+def _sweep_doubt(source: Path) -> str | None:
     """Reason not to trust the code that a configuration in the folder of a sweep names; None if it is this user's.
 
     The code itself may lie anywhere: the recorded configuration names it by an absolute path.

@@ -170,7 +170,8 @@ def join(folder: Path, trusted: bool = False) -> Plan:
     request = Request(folder / FILE, (), None, folder)
     # The sampler cma_es stores its state in the journal by pickle, which executes code when it is loaded.
     pickled = [folder / JOURNAL] * (sketch.settings.sampler == "cma_es")
-    trust.check_sweep(request.raw, pickled, trusted)
+    samples = [space.override(one.key, value) for one in sketch.space for value in one.samples()]
+    trust.check_sweep(request.raw, [raw.read(None, [word]) for word in samples], pickled, trusted)
     own = (sketch.name, sketch.folder, sketch.uuid, sketch.settings, sketch.space)
     return Plan(*own, request, request.load(trusted))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from operant.sweep.plan import Outline, Plan
 
 _FEWEST_PERCENT, _REDUCTION = 10, 3
-_MOST_BYTES: Final = 1 << 30  # of a journal that is read
+_MOST_BYTES: Final = 256 << 20  # of a journal that is read
 
 
 class Trials:
@@ -183,7 +183,7 @@ class _Copy:
         with open(descriptor, "rb") as file:
             stats = os.fstat(descriptor)
             if not stat.S_ISREG(stats.st_mode) or stats.st_size > _MOST_BYTES:
-                raise BadFileError(f"{runs.display_path(path)} is no regular file of at most 1 GiB")
+                raise BadFileError(f"{runs.display_path(path)} is no regular file of at most 256 MiB")
             with contextlib.suppress(ValueError, RecursionError):
                 self._records.extend(map(json.loads, itertools.takewhile(lambda line: line.endswith(b"\n"), file)))
 
@@ -244,9 +244,12 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
 
 
 def claim(trial: Any) -> dict[str, Any]:
-    """Process that works on a trial ("owner") and the ids of its runs ("runs")."""
+    """Process that works on a trial ("owner") and the ids of its runs ("runs"); without entries that are invalid."""
     attribute = trial.user_attrs.get("claim")
-    return attribute if isinstance(attribute, dict) else {}
+    claimed = attribute if isinstance(attribute, dict) else {}
+    owner, ids = claimed.get("owner"), claimed.get("runs")
+    valid = isinstance(ids, list) and all(isinstance(id_, str) and runs.ID.fullmatch(id_) for id_ in ids)
+    return {**({"owner": owner} if isinstance(owner, dict) else {}), **({"runs": ids} if valid else {})}
 
 
 def result(trial: Any) -> dict[str, Any]:

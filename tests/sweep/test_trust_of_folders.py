@@ -81,6 +81,30 @@ def test_a_strangers_sweep_is_shown_without_its_code_and_worked_on_only_with_tru
     assert done.code == 2 and "the sweep is not in your own index" in done.err and not ran.exists()
 
 
+@pytest.mark.parametrize(
+    ("searched", "named"),
+    [
+        ('net.kind = {choice = ["mlp", "evil.py:Net"]}', "evil.py"),
+        ('env."name " = {choice = ["evil.py"]}', "evil.py"),
+        ("""env."name='evil.py' #" = {uniform = [0.0, 1.0]}""", "evil.py"),
+    ],
+)
+def test_code_that_a_searched_value_names_needs_trust(here, tmp_path, evil, ran, searched, named):
+    folder = strangers_sweep(tmp_path, evil, "cartpole", searched)
+    done = here("sweep", "--join", folder)
+    assert done.code == 2 and not ran.exists(), done.err
+    assert f"theirs/{named}: the sweep is not in your own index" in done.err, done.err
+
+
+def test_ids_of_runs_in_a_strangers_journal_lead_nowhere(tmp_path):
+    plan = own_sweep(tmp_path)
+    search = study.Study(plan)
+    with search.turn():
+        for ids in (["../elsewhere/mine"], "mine", [3], ["mine"]):
+            search.ask(lambda number, ids=ids: ids)
+    assert [study.claim(trial).get("runs") for trial in search.trials()] == [None, None, None, ["mine"]]
+
+
 def test_pickled_objects_in_a_strangers_journal_are_not_loaded(here, tmp_path, ran):
     class Evil:
         def __reduce__(self):
@@ -101,7 +125,7 @@ def test_pickled_objects_in_a_strangers_journal_are_not_loaded(here, tmp_path, r
     done = here("sweep", "--join", folder)
     assert done.code == 2 and "journal.log, from which the search engine loads pickled objects" in done.err
     shown = here("show", folder, "--json")
-    assert shown.code == 0 and json.loads(shown.out)["running"] == 1, shown.err
+    assert shown.code == 0 and len(json.loads(shown.out)["trials"]) == 1, shown.err
     assert not ran.exists()
 
 
