@@ -18,7 +18,9 @@ NUMBER: Final = 3
 
 
 def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
-    """Convert tables to the current format in place, and remove the number. Returns an error message or None.
+    """Remove the `format` number from the tables of a configuration and convert them in place to the current format.
+    Returns an error message, None if it succeeds. `recorded`: Operant wrote the tables, so that a missing number means
+    format 1; otherwise the current one.
 
     `recorded`: the tables were written by Operant.
     """
@@ -36,7 +38,8 @@ def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
 
 
 def _to_2(tables: dict[str, Any]) -> None:
-    """Remove frame_skip = frame_stack = 1: the default of format 1, which meant 4 for Atari games.
+    """Convert tables of format 1 in place: remove frame_skip = frame_stack = 1, its default, which meant 4 for Atari
+    games.
 
     In format 2 a 1 means 1, and an unset key selects the usual value.
     """
@@ -48,7 +51,9 @@ def _to_2(tables: dict[str, Any]) -> None:
 
 
 def _to_3(tables: dict[str, Any]) -> None:
-    """Remove keys of deleted features: replay sampling by age, and one epsilon per lane."""
+    """Convert tables of format 2 in place: remove `exploration = "ladder"` and `replay_sampling = "age"`, two deleted
+    features.
+    """
     algo = tables.get("algo")
     if not isinstance(algo, dict):
         return

@@ -26,7 +26,8 @@ from operant.nn import mlp
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved and checked configuration.
+    """Resolved and checked configuration of a run: one validated model per section, and the code that its names are
+    bound to. Immutable.
 
     `env.name` is a shipped name or an absolute path, and so is `net.kind`. `env.params` holds every parameter of the
     environment; `params` holds the same values as the environment's NamedTuple of Python ints and floats.
@@ -46,7 +47,7 @@ class Config:
 
     @property
     def changing(self) -> dict[str, str]:
-        """Scheduled parameters of the environment: name to key in `scheduled`."""
+        """Scheduled parameters of the environment: parameter name to its key in `scheduled`."""
         return {key.removeprefix(schedules.PARAMS): key for key in self.scheduled if key.startswith(schedules.PARAMS)}
 
     @property
@@ -57,7 +58,7 @@ class Config:
         return self.env.lanes
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Keys of the algorithm that conflict with a number of lanes, as (key, message)."""
+        """Values of `[algo]` that conflict with `lanes` environments in parallel, as (key, message)."""
         return _lane_problems(self.algo, self.net, lanes)
 
     @property
@@ -68,7 +69,7 @@ class Config:
 
     @property
     def hosted(self) -> bool:
-        """Whether the environment is an outside one, stepped on the host."""
+        """Whether the environment is an outside one (Gymnasium, Atari, EnvPool, a user's vector), stepped on the host."""
         return names.kind_of(self.env.name) is not None
 
     @property
@@ -114,12 +115,12 @@ def load(
 def origins(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> list[Origin]:
-    """Every key of the resolved configuration with its value and source. Raises like `load`."""
+    """Every key of the resolved configuration with its value and source. Parameters and errors as in `load`."""
     return origins_of(read(source, overrides), folder=folder, trusted=trusted)
 
 
 def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
-    """Every key of a raw configuration, resolved, with its value and source. Raises like `check`."""
+    """Every key of a raw configuration, resolved, with its value and source. Parameters and errors as in `check`."""
     config = check(raw, folder=folder, trusted=trusted)
 
     def source(key: Key) -> str:
@@ -131,12 +132,13 @@ def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = Fa
 
 
 def values(config: Config) -> dict[str, Any]:
-    """Values by dotted key."""
+    """Values of a configuration by dotted key, such as `net.hidden`, schedules as tables of points."""
     return {".".join(key): value for key, value in flat(_tables(config))}
 
 
 def copies(config: Config, folder: str) -> dict[str, str]:
-    """Relative paths for copies of the user's files in a folder, as keyword arguments of `to_toml`.
+    """Paths for copies of the user's code files, such as `source/my_env.py` for the folder "source", as keyword
+    arguments of `to_toml`. Copies nothing.
 
     Different files with the same name get different names.
     """
@@ -152,7 +154,7 @@ def copies(config: Config, folder: str) -> dict[str, str]:
 
 
 def to_toml(config: Config, **copies: str) -> str:
-    """TOML text of a configuration, which `load` reads back to an equal Config. Keys without a value become comments.
+    """TOML text of a configuration; `load` reads an equal Config from it. Keys without a value become comments.
 
     `copies` replace the paths of the user's files by those of copies in a run folder: `environment_file`,
     `algorithm_file`, `network_file`.
@@ -170,7 +172,8 @@ def to_toml(config: Config, **copies: str) -> str:
 
 
 def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> Config:
-    """Bind the names of a raw configuration and check its values.
+    """Bind the names of a raw configuration to code and check its values. User files named in overrides are relative to
+    `folder` (default: the working directory). `trusted` allows code that is not known to be this user's.
 
     Defaults that depend on the environment are written into `raw`, so that `raw.origin` knows them. Raises ConfigError
     with every problem, and UntrustedError.
@@ -225,7 +228,9 @@ def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) 
 
 
 def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
-    """Add a problem for each unknown section, with the key of `[algo]` that was probably meant."""
+    """Add a problem for each unknown section of `raw`, and for each of its keys that was meant for `[algo]`, with the
+    right name. `known`: valid keys by section.
+    """
     for name, table in raw.data.items():
         if name in known or name in sections.READ_ELSEWHERE:
             continue
@@ -239,7 +244,10 @@ def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
 
 
 def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[str, Any]) -> None:
-    """Add a problem for each value that conflicts with values of other sections."""
+    """Add a problem for each value that conflicts with another section: a memory that the algorithm cannot train, or
+    numbers of lanes that it does not support. `env` is the model of `[env]`; `checked` holds the other models, None if
+    invalid.
+    """
     run, algo, net = checked["run"], checked.get("algo"), checked["net"]
     if net is not None and net.is_recurrent and not getattr(bound.algorithm, "sequences", False):
         message = (
@@ -258,14 +266,16 @@ def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[
 
 
 def _lane_problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
-    """Keys of an algorithm that conflict with a number of lanes or with a recurrent network, as (key, message)."""
+    """Values of `[algo]` that conflict with a number of lanes, or with the memory of the network, as (key, message)."""
     remembers = net is not None and net.is_recurrent
     problems: list[tuple[str, str]] = algo.problems(lanes, memory=True) if remembers else algo.problems(lanes)
     return problems
 
 
 def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str, list[str]]) -> Any:
-    """The validated model of one section; None, and one problem for each invalid key, if it is not valid."""
+    """Validate section `name` of a raw configuration. Returns its model, or None after adding one problem to `raw` for
+    each invalid key. `known`: valid keys by section, for suggestions.
+    """
     data = raw.data.get(name, {})
     if not isinstance(data, dict):
         raw.problem(
@@ -302,7 +312,7 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
 
 
 def _may_be_unset(model: type[BaseModel], key: str) -> bool:
-    """Whether a key is optional with the default None, such as run.target."""
+    """Whether a key of a section is optional with the default None, such as run.target."""
     return (
         key in model.model_fields
         and not model.model_fields[key].is_required()
@@ -311,7 +321,9 @@ def _may_be_unset(model: type[BaseModel], key: str) -> bool:
 
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:
-    """Add the problem of an unknown key: with the probable correction, or else all valid `names`."""
+    """Add the problem of an unknown key: with the probable correction, else with all valid `names` of its section.
+    `known`: valid keys by section.
+    """
     if (
         len(key) == 2
         and key[0] == "algo"
@@ -337,7 +349,7 @@ def _tables(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _scheduled(config: Config, key: tuple[str, ...]) -> bool:
-    """Whether a key of the tables is part of a schedule."""
+    """Whether a dotted key lies inside a schedule, such as `algo.lr.points`."""
     return ".".join(key[:-1]).removeprefix("algo.") in config.scheduled
 
 

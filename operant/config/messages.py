@@ -34,7 +34,7 @@ _PLAIN = {
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Closest of `names` to a mistyped one; None if none is close."""
+    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close."""
     plain = {plain_name(other): other for other in names}
     matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
     return plain[matches[0]] if matches else None
@@ -53,17 +53,19 @@ def dotted(key: Key) -> str:
 
 
 def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
-    """Message about an unknown key: with the probable correction, or else all valid `names`."""
+    """Message about an unknown key: with the probable correction, else with all valid `names`. `known`: valid keys by
+    section.
+    """
     return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
 
 
 def called_otherwise(name: str) -> bool:
-    """Whether a name is another library's name of an Operant key."""
+    """Whether `name` is what another library calls a key of Operant."""
     return name in old_names.SYNONYMS or name in old_names.REPLAY_SYNONYMS
 
 
 def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
-    """Suggestion for an unknown key, "" if there is none.
+    """Suffix of a message that suggests a correction of an unknown key; "" without one. `known`: valid keys by section.
 
     In order of preference: the new name of a renamed key, Operant's name of another library's key, a key with the same
     last part in another section, a similar key of the same section, a similar section or key.
@@ -88,7 +90,7 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
 
 
 class Problem(NamedTuple):
-    """Invalid value of a section."""
+    """One invalid value of a section: its key, pydantic's error type, a plain message and the value."""
 
     key: Key  # within the section
     kind: str  # pydantic's error type
@@ -97,7 +99,9 @@ class Problem(NamedTuple):
 
 
 def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems in a section's data. The errors of one value for several types are merged into one problem."""
+    """Yield the invalid values of a section's `data`. The errors of one value for several types are merged into one
+    problem.
+    """
     grouped: dict[tuple[int | str, ...], list[Any]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_location(item["loc"], data), []).append(item)
@@ -114,7 +118,9 @@ def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
-    """Key in pydantic's location, without the trailing names of union members."""
+    """Path to the value of a pydantic error (`loc`) in the section's `data`, without the trailing names of union
+    members.
+    """
     path: list[int | str] = []
     for part in loc:
         inside = (

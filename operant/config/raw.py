@@ -48,7 +48,9 @@ _RECORDED = {
 
 @dataclass
 class RawConfig:
-    """Values by section, the source location of every written key, and the problems found."""
+    """Configuration before its checks: values by section, the source location of each written key, and problems, which
+    the steps of `operant.config.load` add.
+    """
 
     source: Path | None
     data: dict[str, Any] = field(default_factory=dict)
@@ -59,11 +61,11 @@ class RawConfig:
 
     @property
     def title(self) -> str:
-        """Name of the configuration in messages."""
+        """Name of the configuration in messages: its file, or "command line"."""
         return COMMAND_LINE if self.source is None else shown(self.source)
 
     def location(self, *keys: Key) -> Location:
-        """Source location of the first written key of `keys`, else of the innermost table around the first."""
+        """Source location of the first of `keys` that is written, else of the innermost table around the first key."""
         for key in keys:
             if key in self.locations:
                 return self.locations[key]
@@ -95,7 +97,7 @@ class RawConfig:
         return COMMAND_LINE if location[0] == 1 else "default"
 
     def problem(self, location: Location, message: str) -> None:
-        """Add a problem."""
+        """Add a problem, which `raise_problems` reports with its location."""
         self.problems.append((location, message))
 
     def raise_problems(self) -> None:
@@ -113,7 +115,7 @@ class RawConfig:
 
 
 def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
-    """Read a file (None: nothing) and apply overrides `section.key=value` in order.
+    """Read a TOML file (None: no file) and apply overrides `section.key=value` in order.
 
     Raises NotFoundError if the file cannot be read. Anything else wrong is added as a problem.
     """
@@ -148,7 +150,7 @@ def has(data: Mapping[str, Any], key: Key) -> bool:
 
 
 def flat(data: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Keys and values of nested tables, in order."""
+    """Yield (key, value) of nested tables, depth first. `above`: key of the table itself, put before each key."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, (*above, name))
@@ -187,7 +189,7 @@ def _read_file(raw: RawConfig, source: Path) -> None:
 
 
 def _rename(raw: RawConfig, old: str, new: str) -> None:
-    """Rename a key `section.name` of the file; a problem if both names are written."""
+    """Move the value of a key `section.name` of the file to its new name; add a problem if both names are written."""
     (section, before), (_, after) = key, new_key = tuple(old.split(".")), tuple(new.split("."))
     table = raw.data.get(section)
     if not isinstance(table, dict) or before not in table:
@@ -209,7 +211,9 @@ def _environment(raw: RawConfig) -> str:
 
 
 def _drop_target(raw: RawConfig, before: str) -> None:
-    """Remove the file's run.target if overrides replaced the file's environment, since returns are not comparable."""
+    """Remove the file's run.target, with a note, if an override replaced the file's environment `before`: returns of
+    different environments are not comparable.
+    """
     after, run, key = _environment(raw), raw.data.get("run"), ("run", "target")
     if not before or after in ("", before) or raw.typed(key) or not isinstance(run, dict) or "target" not in run:
         return
@@ -221,7 +225,7 @@ def _drop_target(raw: RawConfig, before: str) -> None:
 
 
 def _note_unused_network_keys(raw: RawConfig) -> None:
-    """Note overrides of network keys that have no effect, such as memory_size without a memory."""
+    """Add a note for each override of a network key that has no effect, such as memory_size without a memory."""
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
     kind = str(net.get("kind", "mlp"))
@@ -242,7 +246,9 @@ def _note_unused_network_keys(raw: RawConfig) -> None:
 
 
 def _line(error: Exception, text: str) -> int:
-    """Line of a syntax error. tomli reports an unclosed string on the next line, or at the end of the document."""
+    """Line (from 1) of a TOML syntax error in `text`, clamped to its lines: tomli reports an unclosed string on a later
+    one.
+    """
     line = getattr(error, "lineno", None)
     if line is None:
         match = re.search(r"at line (\d+)", str(error))
@@ -280,7 +286,7 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
 
 
 def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:
-    """Set the value of a key. A section given as a table sets each of its keys."""
+    """Write one key's value, its location and its `text` into `raw`. A section given as a table sets each of its keys."""
     if len(key) == 1 and isinstance(value, dict):
         for name, one in value.items():
             _set(

@@ -39,7 +39,7 @@ def short_names() -> list[str]:
 
 
 def recipe(algorithm: str, environment: str) -> Path | None:
-    """Shipped recipe for an algorithm and an environment (name or Gymnasium id); None if there is none.
+    """Path of the shipped recipe for an algorithm and an environment (name or Gymnasium id); None without one.
 
     An outside environment falls back to the recipe for its kind, then to the one for all outside environments.
     """
@@ -51,7 +51,7 @@ def recipe(algorithm: str, environment: str) -> Path | None:
 
 
 def name_of(source: Path) -> str:
-    """Name of a shipped recipe, such as `ppo/cartpole`."""
+    """Name of a shipped recipe from its path, such as `ppo/cartpole`."""
     return f"{source.parent.name}/{source.stem}"
 
 
@@ -97,7 +97,9 @@ def _of_algorithm(source: Path, algorithm: str | None) -> Path:
 
 
 def plain_name(name: str) -> str:
-    """Name without case, separators and version: `MountainCarContinuous-v0` equals `mountaincar_continuous`."""
+    """Name in lower case without separators and version: `MountainCarContinuous-v0` and `mountain_car_continuous` are
+    equal.
+    """
     return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
@@ -118,7 +120,7 @@ def _missing(text: str) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """Shipped recipes by name: next to the package in a checkout, inside the package in a wheel."""
+    """Paths of the shipped recipes by name. They lie next to the package in a checkout and inside it in a wheel."""
     beside, inside = _PACKAGE.parent / "configs", _PACKAGE / "configs"
     # Next to an installed package lie unrelated folders; only a checkout has the project file there.
     checkout = (_PACKAGE.parent / "pyproject.toml").is_file()

@@ -28,8 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Request:
-    """A requested run. `source` (configuration file; None: defaults only) and `environment_file` (a user's own) are
-    absolute paths of existing files.
+    """A requested run, as parsed from a command line or from run.json. `source` (configuration file; None: defaults
+    only) and `environment_file` (a user's own) are absolute paths of existing files; paths in overrides are relative to
+    `directory`.
     """
 
     source: Path | None
@@ -38,7 +39,7 @@ class Request:
     directory: Path
 
     def document(self) -> dict[str, Any]:
-        """Entries for run.json, from which the worker restores the request."""
+        """Entries of run.json from which `of_run` restores this request."""
         return {
             "config": str(self.source) if self.source is not None else None,
             "overrides": list(self.overrides),
@@ -47,21 +48,23 @@ class Request:
         }
 
     def resume_document(self) -> dict[str, Any]:
-        """Additional entries for run.json of a request to resume."""
+        """Entries that a resume adds to run.json: its overrides and working directory."""
         return {"resume_overrides": list(self.overrides), "resume_directory": str(self.directory)}
 
     def all_overrides(self) -> list[str]:
-        """Overrides, followed by one for the user's environment file."""
+        """Overrides, followed by `env.name=FILE` for the user's environment file."""
         return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
 
     @functools.cached_property
     def raw(self) -> RawConfig:
-        """Unvalidated configuration: the file with all overrides applied. Raises NotFoundError."""
+        """Unvalidated configuration: the file with all overrides applied. Read once. Raises NotFoundError."""
         return read(self.source, self.all_overrides())
 
     @property
     def name(self) -> str | None:
-        """Requested run id. None for an invalid one in a file too: the worker reports it with its line."""
+        """Requested run id (run.name); None if it is not set, or if the file's is invalid, which the worker reports
+        with its line.
+        """
         name = _text(self.raw, "run", "name")
         return name if name and (_NAME.fullmatch(name) or self.raw.typed(("run", "name"))) else None
 
@@ -78,39 +81,49 @@ class Request:
         return tuple(self.raw.notes)
 
     def load(self, trusted: bool = False) -> Config:
-        """Checked configuration. Raises like `operant.config.load.load`."""
+        """Check the requested configuration. `trusted` allows code that is not known to be this user's. Raises
+        ConfigError and UntrustedError.
+        """
         from operant.config import load
 
         return load.check(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def origins(self, trusted: bool = False) -> list[Origin]:
-        """Every key with its value and source. Raises like `load`."""
+        """Every key with its value and source. Parameters and errors as in `load`."""
         from operant.config import load
 
         return load.origins_of(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def check_trust(self, trusted: bool = False) -> bool:
-        """Return `trusted`. Raises UntrustedError if trust is needed and not given."""
+        """Return `trusted`. Raises UntrustedError if it is false and the configuration names code that is not known to
+        be this user's.
+        """
         return trust.check(self.raw, trusted)
 
     def anneals(self) -> bool:
-        """Whether algo.anneal is true as written: the learning rate decays to 0."""
+        """Whether algo.anneal is true as written, so that the learning rate decays to 0."""
         return self._value("algo", "anneal") is True
 
     def seeds(self) -> range:
-        """Seeds of the requested runs; a single one if run.seed or run.seeds is invalid, which the worker reports."""
+        """Seeds of the requested runs, run.seeds of them from run.seed on. An invalid key gives range(1); the worker
+        reports it.
+        """
         seed, count = (str(self._value("run", key, 1)) for key in ("seed", "seeds"))
         several = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
         return range(int(seed), int(seed) + int(count)) if several else range(1)
 
     def ranks(self) -> int:
-        """Requested number of ranks, as far as it is known without looking for GPUs; otherwise 1."""
+        """Number of ranks that run.gpus or run.ranks asks for: 2, 4 or 8, else 1. Does not look for GPUs, so that "all"
+        counts as 1.
+        """
         gpus = self._value("run", "gpus")
         count = len(gpus) if isinstance(gpus, list) else gpus or self._value("run", "ranks")
         return count if isinstance(count, int) and count in (2, 4, 8) else 1
 
     def device(self, local_rank: int = 0) -> str:
-        """Unchecked device of one of the host's ranks: an entry of `run.gpus`, or `run.device`."""
+        """Device of rank number `local_rank` on this host, unchecked: from run.gpus ("none" beyond its list) or
+        run.device.
+        """
         gpus, device = self._value("run", "gpus"), self._value("run", "device")
         if isinstance(gpus, list):
             return f"cuda:{gpus[local_rank]}" if local_rank < len(gpus) else "none"
@@ -128,8 +141,8 @@ def to_resume(config: Path, overrides: Sequence[str]) -> Request:
 
 
 def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
-    """Restore the request in a run.json: that of the new run, or (`resume`) of its resume, which starts from the run's
-    config.toml. Raises ConfigError if it is damaged.
+    """Restore the request in `document`, the content of a run.json. With `resume` that of the resume, which starts from
+    the config.toml in `folder`. Raises ConfigError if the document is damaged.
     """
     fields: dict[str, Any] = document if isinstance(document, dict) else {}
     directory: Any = fields.get("directory")
@@ -217,7 +230,9 @@ def _existing(file: str, directory: Path) -> Path:
 
 
 def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
-    """Recipe for the environment and algorithm of some overrides; None for a user's environment file."""
+    """Path of the recipe for the environment and algorithm of `raw`; None without one, or with a user's environment
+    file.
+    """
     environment = _text(raw, "env", "name") or recipes.ENVIRONMENT
     algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(environment)
     return recipes.recipe(algorithm, environment) if environment_file is None else None
@@ -230,7 +245,7 @@ def _short_name(name: str) -> str:
 
 
 def _text(raw: RawConfig, section: str, key: str) -> str | None:
-    """Text value of a raw configuration, as written; None if there is none."""
+    """Text of a raw value without quotes; None if the key is missing or not text."""
     table = raw.data.get(section)
     value = raw.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
     return value.strip("\"'") if isinstance(value, str) else None

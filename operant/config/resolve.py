@@ -27,7 +27,7 @@ from operant.settings import Count, Real
 
 @dataclass(frozen=True)
 class Bound:
-    """Code bound to the names of a raw configuration.
+    """Code that the names of a raw configuration stand for, with the resolved names.
 
     `algorithm` is the algorithm's class and `environment` an `operant.envs.Env`; either is None if unresolved. An
     outside environment is made later, from the checked values of `[env]`.
@@ -45,19 +45,23 @@ class Bound:
 
 
 def bind(raw: RawConfig, folder: Path | None) -> Bound:
-    """Bind `algo.name` and `env.name`. This imports users' files."""
+    """Bind `algo.name` and `env.name` to code, importing users' files, which are relative to `folder` if an override
+    names them. Problems are added to `raw`.
+    """
     return Bound(*algorithm(raw, folder), *environment(raw, folder))
 
 
 def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
-    """The unvalidated value of a key, as it was written; `default` if it was not."""
+    """Unvalidated value of a key: numbers of overrides as their text; `default` if it is not written."""
     table = raw.data.get(section)
     value = table.get(key, default) if isinstance(table, dict) else default
     return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
 
 
 def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """Class and resolved name of `algo.name`: a shipped name, or a user's class as ABSOLUTE_PATH:CLASS."""
+    """Class of `algo.name` and its resolved name: a shipped name, or ABSOLUTE_PATH:CLASS. An unknown name adds a
+    problem and gives the class of the closest shipped algorithm, None if none is close.
+    """
     key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
     name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
     if not isinstance(name, str):
@@ -82,12 +86,14 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def algorithms_with(key: str) -> list[str]:
-    """The shipped algorithms that have a key."""
+    """Names of the shipped algorithms whose configuration has the key."""
     return [name for name in algos.names() if key in algos.load(name).Config.model_fields]
 
 
 def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """Environment of `env.name`, and its resolved name: shipped name, or absolute path of a user's file."""
+    """Environment of `env.name` and its resolved name: a shipped name, or an absolute path. None for an outside
+    environment. An unknown name adds a problem and gives the closest shipped environment, None if none is close.
+    """
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
     if not isinstance(name, str) or not name:
         return None, ""
@@ -150,7 +156,8 @@ def outside_defaults(raw: RawConfig, name: str) -> None:
 
 
 def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
-    """Outside environment with the checked values of `[env]`; None, and a problem, if it cannot be created.
+    """Outside environment with `settings`, the checked values of `[env]`; None after adding a problem if it cannot be
+    created.
 
     Raises MachineError.
     """
@@ -197,7 +204,9 @@ def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Seque
 
 
 def observed(raw: RawConfig, env: Any, section: Any) -> Any:
-    """Environment with the observations of `env.pixels` and `env.flicker`; a problem if it cannot draw images."""
+    """Environment that observes images (`env.pixels`, `env.flicker`) if `section`, the model of `[env]`, asks for them.
+    Adds a problem if it cannot draw images.
+    """
     if env is None or section is None:
         return env
     try:
@@ -210,7 +219,9 @@ def observed(raw: RawConfig, env: Any, section: Any) -> Any:
 
 
 def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
-    """Params of the environment with the written values; None, and one problem for each invalid value."""
+    """Params of the environment with the written values; None after adding one problem to `raw` for each invalid value.
+    `known`: valid keys by section.
+    """
     given = value_of(raw, "env", "params", {})
     if env is None or not isinstance(given, dict):
         return None
@@ -263,7 +274,7 @@ def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | No
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
-    """Type of a parameter, by its default; `operant.envs.ranges` checks the range."""
+    """Pydantic type of an environment parameter, from the type of its default; `operant.envs.ranges` checks the range."""
     if isinstance(default, bool):
         return TypeAdapter(StrictBool)
     if isinstance(default, int):

@@ -38,7 +38,8 @@ _ADVICE = "a run with other values is a new one: operant train"
 
 
 def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """Requested configuration of a resume.
+    """Check the configuration of a resume and return it. `checkpoint` is the configuration file stored with the
+    checkpoint. `trusted` allows code that is not known to be this user's.
 
     Raises ConfigError if it is invalid, or if an override, which the message quotes, changes a key on which the
     checkpoint depends.
@@ -69,12 +70,14 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
 
 
 def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """Configuration of a checkpoint: its stored file, else the run's configuration without overrides."""
+    """Configuration of a checkpoint: from `checkpoint`, the file stored with it, else the run's configuration without
+    overrides. `trusted` allows code that is not known to be this user's.
+    """
     return replace(request, source=checkpoint or request.source, overrides=()).load(trusted)
 
 
 def completed(config: Config, before: Config | None = None) -> Config:
-    """Configuration with the values derived from the planned steps filled in.
+    """Configuration in which every value derived from the planned steps is filled in, such as the end of annealing.
 
     A resume (`before`: the checkpoint's configuration) keeps those of the run's first start.
     """
@@ -103,7 +106,7 @@ _OWN_KEYS = frozenset({"run.device", "run.gpus", "run.ranks", "run.threads", "ru
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """Values that must be equal on all ranks: by key, and hashes of the user's files."""
+    """Values that must be equal on all ranks: configuration values by key, and a hash of each user's file."""
     shared = {key: value for key, value in load.values(config).items() if key not in _OWN_KEYS}
     for name in ("environment_file", "algorithm_file", "network_file"):
         if (path := getattr(config, name)) is not None:
@@ -112,7 +115,8 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
-    """Changes of the task that make returns incomparable, as `key: old -> new`.
+    """Changes of the environment, or of its file, that make returns before and after incomparable, as `key: old ->
+    new`.
 
     `code` is the previous hash of the user's environment file.
     """
@@ -143,7 +147,7 @@ def schedule_note(config: Config) -> str | None:
 
 
 def _reasons(config: Config) -> dict[str, str]:
-    """Keys on which a checkpoint of a configuration depends, each with the reason."""
+    """Keys that cannot change on a resume, each with the reason for the message."""
     own: Mapping[str, str] = config.algo.fixed_on_resume
     fixed = {**_FIXED, **{f"algo.{key}": reason for key, reason in own.items()}}
     return {

@@ -35,14 +35,18 @@ Parameters = Mapping[str, Callable[[float], "str | None"]]
 
 
 class Schedule(NamedTuple):
-    """Value as a function of environment steps, or of a metric."""
+    """Value as a function of environment steps, or (`by`) of the newest evaluation's return: `points` (x, value),
+    linearly interpolated, or constant from each point to the next.
+    """
 
     points: tuple[tuple[float, float], ...]  # (step or metric, value), ascending
     interpolated: bool  # linear between the points; otherwise each value is constant until the next point
     by: str = ""  # metric; "" for steps
 
     def at(self, step: int, score: float = math.nan) -> float:
-        """Value at a step. `score`: mean return of the newest evaluation, NaN before the first."""
+        """Value at an environment step. A schedule by evaluations uses `score`, the newest mean return, NaN before the
+        first.
+        """
         x = score if self.by else step
         if not x > self.points[0][0]:
             return self.points[0][1]
@@ -52,19 +56,21 @@ class Schedule(NamedTuple):
         return self.points[-1][1]
 
     def document(self) -> dict[str, Any]:
-        """Table for a configuration file, with every point."""
+        """Table of this schedule for a configuration file, with every point."""
         return {"points" if self.interpolated else "piecewise": [list(point) for point in self.points]} | (
             {"by": self.by} if self.by else {}
         )
 
 
 def is_written(value: object) -> bool:
-    """Whether a value of a raw configuration is a schedule, valid or not."""
+    """Whether a raw value is a schedule's table, valid or not."""
     return isinstance(value, Mapping) and any(word in value for word in WORDS)
 
 
 def parse(table: Mapping[str, Any], steps: Any) -> Schedule | str:
-    """Parse a schedule's table, or return an error message. `steps`: run.steps as written."""
+    """Parse a schedule's table. Returns an error message if it is invalid. `steps`: run.steps as written, the default
+    of `over`.
+    """
     kinds = [word for word in WORDS if word in table]
     if len(kinds) != 1 or set(table) - {*kinds, "over" if kinds == ["linear"] else "by"}:
         return f'a schedule is one of {_FORMS}, the last two also with by = "{BY}"'
@@ -103,7 +109,8 @@ _REAL: TypeAdapter[float] = TypeAdapter(Real)
 def take(
     raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool
 ) -> dict[str, Schedule]:
-    """Extract the schedules of `[algo]` and `[env.params]`, and add a problem for each invalid one.
+    """Extract the schedules of `[algo]` and `[env.params]` by dotted key, without `algo.`. Adds a problem for each
+    invalid one, and for one by evaluations unless `evaluated` (the run makes evaluations).
 
     Each schedule in `raw` is replaced by one of its values. A schedule of the learning rate replaces annealing.
     `evaluated`: the run makes evaluations.
@@ -139,7 +146,7 @@ def take(
 
 
 def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Keys whose value is a schedule."""
+    """Yield the key of each schedule in nested tables."""
     for name, value in data.items():
         # An environment may have a parameter called points: [env.params] itself is not a schedule.
         if is_written(value) and (*above, name) != ("env", "params"):
@@ -174,12 +181,12 @@ def _not_schedulable(model: type[Section], parameters: Iterable[str]) -> str:
 
 
 def _invalid_parameter(schedule: Schedule, problem: Callable[[float], str | None]) -> str | None:
-    """Message about the first invalid value in the schedule of a parameter."""
+    """Message about the first value of a parameter's schedule that `problem` rejects; None if all are valid."""
     return next((f"{message} (got {value})" for _, value in schedule.points if (message := problem(value))), None)
 
 
 def _out_of_range(schedule: Schedule, model: type[Section], name: str) -> str | None:
-    """Message about invalid values of a schedule.
+    """Message about values of a schedule that the key `name` of the model does not allow; None if all are valid.
 
     A schedule may reach an exclusive bound of its key, such as a learning rate of 0, but must not stay there.
     """

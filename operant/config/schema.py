@@ -20,7 +20,7 @@ _BOUNDS = {
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema with the keys of every shipped algorithm."""
+    """JSON Schema of a configuration file, with the keys of every shipped algorithm."""
     choices = [_algorithm_schema(name, algos.load(name).Config) for name in algos.names()]
     parts = {name: _section_schema(model) for name, model in (sections.MODELS | {"net": mlp.Config}).items()}
     parts["algo"] = choices[0] if len(choices) == 1 else {"anyOf": choices}
@@ -51,7 +51,7 @@ def _algorithm_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _with_suffixes(part: Any) -> Any:
-    """Schema in which every number may also be a string such as "20M"."""
+    """Copy of a schema in which every number may also be a string with a suffix, such as "20M"."""
     if isinstance(part, list):
         return [_with_suffixes(item) for item in part]
     if not isinstance(part, dict):

@@ -21,7 +21,7 @@ LANES_TRIED = tuple(32 << k for k in range(12))
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:
-    """Validator that matches a whole text against a pattern. `allowed` describes valid texts in the message."""
+    """Validator of texts: a full match of `pattern`, else an error "input should be `allowed`"."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -70,7 +70,7 @@ Gpus = Annotated[int | list[int] | Literal["all"], BeforeValidator(_gpus)]
 
 
 class Run(Section, use_attribute_docstrings=True):
-    """One training run: its length, its device, its seed."""
+    """Section `[run]`: length, seeds, devices and name of a training run."""
 
     seed: Count = Field(1, ge=0, lt=2**63)
     """Seed of all random numbers; the same seed gives the same bits."""
@@ -98,7 +98,7 @@ class Run(Section, use_attribute_docstrings=True):
     """Seconds after which a rank that does not respond ends the run."""
 
     def problems(self) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
+        """Values of this section that conflict with each other, as (key, message)."""
         if self.gpus != 0 and self.device != "auto":
             return [
                 (
@@ -119,7 +119,9 @@ class Run(Section, use_attribute_docstrings=True):
 
 
 class Environment(Section, use_attribute_docstrings=True):
-    """The environment, and the number of lanes: copies of it that are stepped in parallel."""
+    """Section `[env]`: the environment, its number of lanes (copies stepped in parallel), and how an outside one is
+    made.
+    """
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
     """Shipped environment, its Gymnasium id, or your own file: my_env.py. Outside environments:
@@ -186,7 +188,7 @@ ONCE = ("frame_skip", "frame_stack")
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):
-    """Checkpoints: intervals and number kept."""
+    """Section `[checkpoint]`: intervals, and the number kept."""
 
     every: Count = Field(200, ge=1, lt=2**31)
     """Iterations between two checkpoints."""
@@ -203,7 +205,7 @@ class Checkpoint(Section, use_attribute_docstrings=True):
 
 
 class Evaluation(Section, use_attribute_docstrings=True):
-    """Evaluation by greedy episodes in a separate world; it does not affect training."""
+    """Section `[eval]`: greedy episodes in a separate world, which do not affect training."""
 
     every: Count = Field(10, ge=0, lt=2**31)
     """Iterations between two evaluations; 0: no evaluation."""

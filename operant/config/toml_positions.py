@@ -57,7 +57,7 @@ class _Scan:
         self.at = match.end()
 
     def key(self, table: Path) -> Path:
-        """Read a dotted key; record it and every table on its path."""
+        """Read a dotted key below `table`; record the line of every table on its path. Returns the full path."""
         line, path = bisect_left(self.newlines, self.at) + 1, table
         while True:
             self.blank()
@@ -72,7 +72,7 @@ class _Scan:
             self.at += 1
 
     def pair(self, table: Path, depth: int) -> None:
-        """Read `key = value`, with the keys of an inline table."""
+        """Read `key = value` below `table`, and the keys of an inline table, nested `depth` deep."""
         path = self.key(table)
         self.at += 1
         self.blank()
@@ -92,7 +92,7 @@ class _Scan:
         self.at += 1
 
     def value(self) -> None:
-        """Skip one value, including nested brackets."""
+        """Skip one value, with everything in its brackets."""
         depth = 0
         while self.at < len(self.text):
             character = self.text[self.at]

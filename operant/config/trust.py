@@ -28,7 +28,9 @@ from operant.host import names
 
 
 def check(raw: RawConfig, trusted: bool = False) -> bool:
-    """Return `trusted`. Raises UntrustedError if it is false and the configuration would import untrusted code."""
+    """Return `trusted`, which allows code that is not known to be this user's. Raises UntrustedError if it is false and
+    the configuration would import such code.
+    """
     if raw.source is None or trusted:
         return trusted
     of_sweep = _marked(raw.source, _is_sweep) is not None and _marked(raw.source, _is_run) is None
@@ -59,8 +61,8 @@ def check_sweep(
 def check_group(
     raw: RawConfig, directory: Path, folder: Path, content: bytes, *, trusting: bool, trusted: bool = False
 ) -> bool:
-    """Return `trusted`. Raises UntrustedError if it is false and the group in a folder is not this user's, and its
-    request would import code, or trusts the code of its runs (`trusting`).
+    """Return `trusted`. Raises UntrustedError if it is false, the folder of a group is not known to be this user's, and
+    its request would import code or (`trusting`) trusts the code of its runs.
 
     Overrides are relative to `directory`; `content` is the request as the index stores it.
     """
@@ -72,21 +74,23 @@ def check_group(
 
 
 def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
-    """Raise UntrustedError with each doubt that is not None."""
+    """Raise UntrustedError if one of the doubts, as (name of the code, reason or None), has a reason. `source` names
+    the code.
+    """
     if lines := [f"{name}: {doubt}" for name, doubt in doubts if doubt is not None]:
         first = f"{runs.display_path(source)} names code that is not known to be yours, and was not run"
         raise UntrustedError("\n  ".join([first, *lines, "to run it anyway, after reading it: add --trust"]))
 
 
 def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of code files in a run folder, by relative name such as `source/my_env.py`, for run.json."""
+    """SHA-256 of code files in a run folder, by `names` relative to it such as `source/my_env.py`, for run.json."""
     return {name: _sha256(folder / name) for name in names}
 
 
 def _code(raw: RawConfig, *, typed_in: Path | None = None) -> Iterator[tuple[str, Path | None]]:
-    """Code that a configuration imports: name in messages and absolute path of an existing file (None: a module that
-    an environment id such as gymnasium:MODULE:ID names). With `typed_in` also code that overrides name, which were
-    typed in that folder.
+    """Yield the code that a configuration imports: its name in messages, and the absolute path of an existing file
+    (None: a module, as in gymnasium:MODULE:ID). Code that overrides name is included only with `typed_in`, the folder
+    to which it is relative.
     """
     for key in (("env", "name"), ("algo", "name"), ("net", "kind")):
         table = raw.data.get(key[0])
@@ -141,7 +145,9 @@ def _sweep_doubt(source: Path) -> str | None:
 
 
 def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
-    """Reason not to trust a folder whose content the index holds by its hash; None if it is this user's."""
+    """Reason not to trust the sweep or group in `folder`; None if it is this user's: the index holds the hash of
+    `content`, the text of its `file`.
+    """
     folder = Path(os.path.realpath(folder))
     kind = "group" if file.name == "group.json" else "sweep"
     if not (_own(folder) and _own(file)):
@@ -154,8 +160,8 @@ def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
 
 
 def _marked(source: Path, is_marked: Callable[[Path], bool]) -> Path | None:
-    """Folder of a run or sweep that contains a configuration file at any depth, by its given or real path; None if
-    there is none.
+    """Folder of a run or sweep (`is_marked`) above a configuration file, by its given path, then by its real one. None
+    without one.
     """
     parents = (*Path(os.path.abspath(source)).parents, *Path(os.path.realpath(source)).parents)
     folder = next(filter(is_marked, parents), None)
@@ -179,8 +185,8 @@ def _own(path: Path) -> bool:
 
 
 def _writable(paths: Iterable[Path]) -> str | None:
-    """Reason not to trust paths: the first that another user can write, or a folder whose owner is neither this user
-    nor root. A sticky folder, such as /tmp, protects what lies in it.
+    """Reason not to trust paths, each of which another user could write or replace; None without one. A sticky folder,
+    such as /tmp, protects its content.
     """
     for path in paths:
         try:
