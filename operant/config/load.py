@@ -47,7 +47,7 @@ class Config:
 
     @property
     def changing(self) -> dict[str, str]:
-        """Scheduled parameters of the environment: parameter name to its key in `scheduled`."""
+        """Scheduled parameters of the environment, each with its key in `scheduled`."""
         return {key.removeprefix(schedules.PARAMS): key for key in self.scheduled if key.startswith(schedules.PARAMS)}
 
     @property
@@ -69,7 +69,9 @@ class Config:
 
     @property
     def hosted(self) -> bool:
-        """Whether the environment is an outside one (Gymnasium, Atari, EnvPool, a user's vector), stepped on the host."""
+        """Whether the environment is an outside one (Gymnasium, Atari, EnvPool or a user's vector), stepped on the
+        host.
+        """
         return names.kind_of(self.env.name) is not None
 
     @property

@@ -286,7 +286,9 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
 
 
 def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:
-    """Write one key's value, its location and its `text` into `raw`. A section given as a table sets each of its keys."""
+    """Write the value of a key, its location and its `text` into `raw`. A section given as a table sets each of its
+    keys.
+    """
     if len(key) == 1 and isinstance(value, dict):
         for name, one in value.items():
             _set(

@@ -274,7 +274,7 @@ def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | No
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
-    """Pydantic type of an environment parameter, from the type of its default; `operant.envs.ranges` checks the range."""
+    """Pydantic type of an environment parameter, by the type of its default; `operant.envs.ranges` checks the range."""
     if isinstance(default, bool):
         return TypeAdapter(StrictBool)
     if isinstance(default, int):

@@ -44,8 +44,9 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
 def check_sweep(
     raw: RawConfig, searched: Sequence[RawConfig] = (), pickled: Sequence[Path] = (), trusted: bool = False
 ) -> bool:
-    """Return `trusted`. Raises UntrustedError if it is false and the folder of a sweep, from its sweep.toml, is not
-    this user's, and work on it would import code that the file or a `searched` value names, or read a `pickled` file.
+    """Return `trusted`. Raises UntrustedError if it is false, the folder of a sweep (`raw` is its sweep.toml) is not
+    known to be this user's, and work on it would import code that the file or a `searched` value names, or read a
+    `pickled` file.
     """
     if raw.source is None or trusted:
         return trusted
