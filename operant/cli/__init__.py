@@ -20,7 +20,9 @@ _SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code."""
+    """Run the command line and end the process with its exit code. Errors that a user can cause are printed without a
+    traceback.
+    """
     _open_closed_streams()
     try:
         _check_folder()
@@ -52,14 +54,16 @@ def main() -> None:
 
 
 def _end(problem: object, code: int) -> NoReturn:
-    """Print the problem, if any, and end the process with `code`, even if the output cannot be written."""
+    """Print a problem to stderr (None: nothing) and end the process with `code`, even if the output cannot be
+    written.
+    """
     _flush(sys.stdout, None)
     _flush(sys.stderr, problem)
     sys.exit(code)
 
 
 def _flush(stream: TextIO | None, problem: object) -> None:
-    """Print a problem, if any, and flush a stream. Errors of the stream are ignored."""
+    """Print a problem (None: nothing) as an error message and flush a stream. Errors of the stream are ignored."""
     if stream is None:
         return
     try:
@@ -75,7 +79,7 @@ def _flush(stream: TextIO | None, problem: object) -> None:
 
 def _open_closed_streams() -> None:
     """Open /dev/null for standard streams that are closed (`2>&-`). Otherwise the next opened file, such as a lock,
-    would get their descriptor, and a library's output.
+    would get their descriptor, and libraries would write into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

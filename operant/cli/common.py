@@ -66,13 +66,15 @@ _LINE_CELLS = 4000
 
 
 def out(*lines: object, flush: bool = False) -> None:
-    """Print lines of data to stdout as plain text; line breaks within a line are removed."""
+    """Print lines of data to stdout as plain text; line breaks within a line are removed. `flush` writes them
+    immediately.
+    """
     for line in lines:
         print(safe(line, _LINE_CELLS), flush=flush)
 
 
 def say(*lines: object) -> None:
-    """Print messages to stderr as plain text."""
+    """Print messages to stderr as plain text, one line each."""
     for line in lines if sys.stderr is not None else ():  # None if closed: `print` would fall back to stdout
         print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
 
@@ -87,7 +89,9 @@ def fail(problem: object) -> None:
 
 
 def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
-    """Return `action(trust)`. If it raises UntrustedError on a terminal, ask the user; after a yes, `action(True)`."""
+    """Return `action(trust)`. If it raises UntrustedError on a terminal, ask the user whether to run the code: after a
+    yes return `action(True)`, after a no raise UntrustedError.
+    """
     try:
         return action(trust)
     except UntrustedError as error:
@@ -99,18 +103,18 @@ def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
 
 
 def confirmed(question: str) -> bool:
-    """Whether the user answers a question on the terminal with yes."""
+    """Ask a question on the terminal; whether the answer is yes."""
     print(f"{safe(question, _LINE_CELLS, lines=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; NaN and infinities become null."""
+    """Print a value as indented JSON; NaN and infinities become null."""
     print(json.dumps(_finite(value), indent=2))
 
 
 def print_json_line(value: Any, *, flush: bool = False) -> None:
-    """Print JSON in one line; NaN and infinities become null."""
+    """Print a value as JSON in one line; NaN and infinities become null. `flush` writes it immediately."""
     print(json.dumps(_finite(value)), flush=flush)
 
 
@@ -125,7 +129,7 @@ def _finite(value: Any) -> Any:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Lines of a table, heads first. Columns with an index in `right` are right-aligned."""
+    """Lines of a table, the column titles `heads` first. Columns with an index in `right` are right-aligned."""
     rights = set(right)
     lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -140,12 +144,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print a table, see `table`."""
+    """Print a table to stdout. Parameters as in `table`."""
     out(*table(heads, rows, right))
 
 
 def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError if the value of an option is out of range."""
+    """Raise UsageError if the value of an option lies outside `low` to `high`. None, an option not given, is valid."""
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,}")
 

@@ -146,8 +146,8 @@ def plot(
 def _entries(
     names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
 ) -> tuple[list[Entry], dict[Path, str]]:
-    """Named runs and the runs of named groups, with their records; and labels by the path of a run: the given ones, and
-    the names of groups.
+    """Runs with their records, and labels by the path of a run. `names` are runs and groups, of which every run is
+    read. A label is the one given in `labels`, else the name of the run's group.
     """
     from operant import plot, runs
     from operant.runs import groups
@@ -181,7 +181,7 @@ def _entries(
 
 
 def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:
-    """Report runs that do not count."""
+    """Report runs that are left out, each with the run of the same configuration and seed that is counted."""
     say(
         *(
             f"{safe(one.run.id)} has the configuration and seed of {safe(other.run.id)}: counted once"
@@ -200,7 +200,9 @@ def _require(*packages: str) -> None:
 
 
 def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
-    """Metric of the curves by environment: the given one, or the default. Reports runs without enough values."""
+    """Metric of the curves by environment: `metric`, or (None) the environment's default. Reports runs with too few
+    values for a curve.
+    """
     from operant import plot
 
     default = plot.default_metrics(groups)
@@ -213,7 +215,7 @@ def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
 
 
 def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> Any:
-    """Figure of learning curves."""
+    """Matplotlib figure of learning curves with bands, a panel for each environment."""
     from operant import plot, runs
     from operant.plot import comparison, figure
 
@@ -252,7 +254,9 @@ def _label(metric: str) -> str:
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
-    """Figure of scores: performance profiles, or statistics with intervals; a panel per environment."""
+    """Matplotlib figure of final scores, a panel for each environment: performance profiles (`kind` "profile"), or
+    statistics with intervals.
+    """
     from operant import plot
     from operant.plot import figure
 
@@ -267,7 +271,7 @@ def _summary(groups: Sequence[Group], kind: str) -> Any:
 def _print_comparison(
     document: dict[str, Any], groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None
 ) -> None:
-    """Print a comparison: a row with a small curve per group, probabilities of improvement, and differing keys."""
+    """Print a comparison: a row with a small curve for each group, probabilities of improvement, and differing keys."""
     sparks = _sparks(groups, metrics, axis, smooth)
     curve = f"{' or '.join(dict.fromkeys(metrics.values()))} over {axis}"
     heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", curve)
@@ -318,7 +322,7 @@ def _value(value: Any) -> str:
 
 
 def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> list[str]:
-    """Curve of each group as text, on one scale per environment; empty for a group with too few values."""
+    """Curve of each group as a sparkline, on one scale per environment; "" for a group with too few values."""
     import numpy as np
 
     from operant import plot

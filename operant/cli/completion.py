@@ -14,7 +14,8 @@ _MOST = 500
 
 
 def run_ids(ctx: Any, incomplete: str) -> list[str]:
-    """Run ids with a prefix, newest first, and `latest` and `live`; otherwise suffixes of ids such as `4f2a`.
+    """Run ids that begin with `incomplete`, newest first, and `latest` and `live`; without any, suffixes of ids such as
+    `4f2a`.
 
     `ctx` holds the options typed before.
     """
@@ -27,7 +28,7 @@ def run_ids(ctx: Any, incomplete: str) -> list[str]:
 
 
 def environments(incomplete: str) -> list[str]:
-    """Shipped environments, and Python files."""
+    """Shipped environments and Python files that begin with `incomplete`."""
     folder = Path(__file__).resolve().parents[1] / "envs"
     files = (
         path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8")
@@ -38,18 +39,18 @@ def environments(incomplete: str) -> list[str]:
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Shipped recipes (short names too once something is typed), and TOML files."""
+    """Shipped recipes and TOML files that begin with `incomplete`; recipes' short names only if it is not empty."""
     names = [*recipes.shipped(), *(recipes.short_names() if incomplete else ())]
     return [*(name for name in names if name.startswith(incomplete)), *_files(incomplete, ".toml")]
 
 
 def python_files(incomplete: str) -> list[str]:
-    """Python files and folders."""
+    """Python files and folders whose path begins with `incomplete`."""
     return _files(incomplete, ".py")
 
 
 def _files(incomplete: str, ending: str) -> list[str]:
-    """Paths with a prefix: folders, with a trailing slash, and files with an ending."""
+    """Paths that begin with `incomplete`: folders, with a trailing slash, and files that end in `ending`."""
     folder, slash, begin = incomplete.rpartition("/")
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError):

@@ -183,7 +183,9 @@ def export_metrics(
 
 
 def _snippet(to: str, made: Any, actor: Any) -> list[str]:
-    """Example program that uses the file."""
+    """Lines of a Python program that loads the exported file and computes an action. `to`: format of the file
+    `made`.
+    """
     size, dtype = actor.env.observation.size, actor.env.observation.dtype
     state = [(f"state_{k}", tuple(part.shape[:-1])) for k, part in enumerate(actor.initial_state(1))]
     arrays = [f"observation = np.zeros((1, {size}), np.{dtype})        # (B, {size})"]

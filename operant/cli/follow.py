@@ -72,7 +72,8 @@ def follow_to_first_record(
     presses: Presses | None = None,
     detach: bool = True,
 ) -> int:
-    """Watch a run until its first record and return 0, or, if it ends before, like `follow`. `notice` is printed first.
+    """Watch a run until its first metrics record and return 0; if it ends before, return its exit code. `notice` is
+    printed first.
 
     With `detach`, print the commands to reattach; without, the caller continues to watch.
     """
@@ -82,7 +83,8 @@ def follow_to_first_record(
 
 
 def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
-    """Watch a run to its end without control over it. Returns its exit code, or 124 after `timeout_s`.
+    """Watch a run to its end without control over it. Returns its exit code, or 124 after `timeout_s` (None: no
+    limit).
 
     Ctrl-C ends only the waiting.
     """
@@ -90,7 +92,7 @@ def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> 
 
 
 def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """Start a worker for --detach and wait for its first record.
+    """Start a detached worker process for a run and wait for the run's first metrics record.
 
     Returns 0 after printing the commands to reattach, or the result of `follow` if the run ends before.
 
@@ -103,7 +105,8 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 
 
 class Presses:
-    """Counter of Ctrl-C and SIGTERM, which do not end the process inside `counted`. Works only in the main thread.
+    """Counters of Ctrl-C and SIGTERM. Inside `counted` these signals do not end the process. Works only in the main
+    thread.
 
     A caller that starts a run counts from before the start: a Ctrl-C in between must not leave the run unattended.
     """
@@ -114,7 +117,7 @@ class Presses:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count signals inside the block. May be nested."""
+        """Count signals inside the block. May be nested. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -149,12 +152,14 @@ class Presses:
 
     @property
     def wanted(self) -> int:
-        """Requested action: 0 none, 1 stop and save, 2 kill."""
+        """Action that the signals request: 0 none, 1 stop and save, 2 kill."""
         return 2 if self.interrupts >= 2 else min(1, self.interrupts + self.terminations)
 
 
 class _Viewer:
-    """State of watching one run."""
+    """Viewer of one run: the progress line on a stream, its messages, and the signals sent to the trainer. `watch`
+    updates it until the run ends.
+    """
 
     def __init__(self, run: Run, stream: TextIO, *, presses: Presses | None = None) -> None:
         self._follower, self._screen, self.presses = Follower(run), Screen(stream), presses or Presses()
@@ -211,28 +216,32 @@ class _Viewer:
             raise
 
     def _new_records(self) -> list[tuple[Record, dict[str, float]]]:
-        """New records of this session, each with its finite values by name."""
+        """Metrics records of this training session since the last call, each with its finite values by name. [] before
+        the session has begun.
+        """
         reader, look = self._follower.reader, self._follower.look
         if reader is None or look.status is None or look.earlier:
             return []
         return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
 
     def _warn(self) -> None:
-        """Print each warning of the trainer in this session once."""
+        """Print the trainer's new warnings of this session above the progress line."""
         look = self._follower.look
         for event in self._follower.new_events() if look.status is not None and not look.earlier else ():
             if event.level == "warn":
                 self._screen.above(f"! {text.safe(event.text)}")
 
     def _report_replay(self) -> None:
-        """Print the memory use of the run's replay once, as soon as the trainer has determined it."""
+        """Print the memory use of the run's replay buffer once, as soon as the trainer has determined it."""
         replay = text_of(self._follower.run.document, "replay")
         if replay and not self._replay_reported and not self._follower.look.earlier:
             self._replay_reported = True
             self._screen.above(f"replay: {replay}")
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
-        """Store the values of new records and announce their evaluations; of those before this viewer only the last."""
+        """Store the newest values and print evaluations above the progress line; of those before this viewer started
+        only the last.
+        """
         announcements = []
         for record, values in records:
             score = values.get(EVALUATION)
@@ -276,7 +285,9 @@ class _Viewer:
     # stopping
 
     def _obey(self, look: Observation, now_s: float) -> None:
-        """Send the signal that Ctrl-C requests, as soon as there is a worker."""
+        """Send the trainer the signal that Ctrl-C requests: SIGTERM after one, SIGKILL after two. Tried again until it
+        can be sent.
+        """
         wanted = self.presses.wanted
         if wanted <= self._sent:
             self._wanted_s = now_s
@@ -308,7 +319,7 @@ class _Viewer:
             self._screen.show(content)
 
     def _content(self, now_s: float) -> tuple[str, str]:
-        """Progress line and its kind. The first line of a kind is printed immediately."""
+        """Current text of the progress line, and its kind: a line of a new kind is printed at once."""
         state = self._follower.state
         if self._record is None:
             waited = text.duration(now_s - self._begin_s)
@@ -333,7 +344,9 @@ class _Viewer:
         ), f"running {note}"
 
     def _left_s(self) -> float | None:
-        """Seconds to the planned end at the recent rate, including evaluations and checkpoints."""
+        """Seconds to the planned end at the recent rate, which includes evaluations and checkpoints; None if either is
+        unknown.
+        """
         steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
         (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
         rate = (
@@ -357,7 +370,7 @@ class _Viewer:
         return 0
 
     def _close(self, look: Observation) -> int:
-        """Print the outcome and the next commands.
+        """Print the run's outcome and the next commands.
 
         Returns the run's exit code; for a finished run whose metrics file is damaged, that of BadFileError.
         """
@@ -394,7 +407,9 @@ class _Viewer:
         return code
 
     def _facts(self, look: Observation) -> list[str]:
-        """Cause, last evaluation against the target, steps, time, and the checkpoint for a resume."""
+        """Parts of the outcome line: cause, last evaluation and target, steps and time, and the checkpoint for a
+        resume.
+        """
         state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []
         score = self._values.get(EVALUATION)

@@ -23,19 +23,23 @@ _RIGHT = (0, *range(3, 7))
 
 
 def find(text: str, scope: tuple[Path, bool]) -> Group | None:
-    """Group with a name; None if the name belongs to something else."""
+    """Group with a name; None if the name is not that of a group. `scope`: the runs searched, from `runs.scope`."""
     return groups.find(text, *scope)
 
 
-def make(*words: Any, **fields: Any) -> Group:
-    """Create a group, see `groups.create`. Reports names that other runs have."""
-    group = groups.create(*words, **fields)
+def create(*args: Any, **fields: Any) -> Group:
+    """Create a group (runs of one configuration that differ in the seed) and print a line for each seed whose run id
+    exists already: that run gets another id. The arguments are those of `groups.create`.
+    """
+    group = groups.create(*args, **fields)
     say(*(f"seed {seed}: {id_} exists already; this run gets another name" for seed, id_ in group.taken.items()))
     return group
 
 
 def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
-    """Ask all groups and sweeps to start no further run."""
+    """Ask all groups in `scope` to start no further run, and stop all sweeps; with `now` their runs are killed after a
+    few seconds.
+    """
     from operant.cli import sweeping
 
     for group in groups.list_groups(*scope):
@@ -44,7 +48,9 @@ def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run] | None:
-    """Ask a group or sweep to start no further run, and return its runs; None for anything else."""
+    """Ask a group or sweep to start no further run. Returns its runs, which still have to be stopped; None if the name
+    is that of neither. Parameters as in `stop_all`.
+    """
     from operant.cli import sweeping
 
     if (folder := sweeping.find(text, scope)) is not None:
@@ -58,7 +64,9 @@ def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run]
 
 
 def run(group: Group, *, detach: bool, is_new: bool = False) -> int:
-    """Start or continue a group and watch it. Deletes a new one that made no run. Returns the exit code."""
+    """Start or continue a group and watch it to its end. Returns the exit code. `detach`: return at its first record.
+    `is_new`: delete the group if it made no run.
+    """
     presses = follow.Presses()
     with presses.counted():
         groups.start(group)
@@ -69,7 +77,9 @@ def run(group: Group, *, detach: bool, is_new: bool = False) -> int:
 
 
 def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
-    """Draw a group until it has ended or, with `detach`, until its first record."""
+    """Draw a group's table until the group has ended or, with `detach`, until the first record of a run. Returns the
+    exit code.
+    """
     drawn: list[str] = []
     reported: set[str] = set()
     drawn_s, sent, terminal = float("-inf"), 0, sys.stderr.isatty()
@@ -109,7 +119,7 @@ _LIVE = ("starting", "running", "paused", "stopping", "stalled", "suspended")
 
 
 def _ask(group: Group, wanted: int) -> None:
-    """Stop a group, or kill it."""
+    """Ask a group to stop with checkpoints (`wanted` 1), or kill its runs (2)."""
     if wanted == 1:
         groups.ask_stop(group)
         say("Stopping: each training run saves a checkpoint (Ctrl-C again: stop now without saving)")
@@ -118,7 +128,9 @@ def _ask(group: Group, wanted: int) -> None:
 
 
 def _end(group: Group, *, terminal: bool) -> int:
-    """Print the outcome of a group. Returns the exit code of the first unfinished run, or 0."""
+    """Print the outcome of a group. Returns the exit code of its first unfinished run, 0 if all have finished.
+    `terminal`: the table is drawn already.
+    """
     if problem := group.document.get("problem"):
         say(*str(problem).splitlines())
         code = group.document.get("code")
@@ -133,7 +145,7 @@ def _end(group: Group, *, terminal: bool) -> int:
 
 
 def lines(described: Mapping[str, Any]) -> list[str]:
-    """Lines that describe a group: a table of its runs, then the mean over them."""
+    """Lines about a group: a table of its runs, then the mean over them. `described`: result of `groups.describe`."""
     rows = [
         (
             str(row["seed"]),
@@ -155,7 +167,9 @@ def lines(described: Mapping[str, Any]) -> list[str]:
 
 
 def mean(described: Mapping[str, Any]) -> str:
-    """Mean evaluation over seeds with its confidence interval, as text."""
+    """Mean evaluation over seeds with its 95 % confidence interval, as text; "-" without one. `described`: result of
+    `groups.describe`.
+    """
     band = described["bands"]["eval_return"]
     if band is None:
         return "-"
@@ -164,7 +178,9 @@ def mean(described: Mapping[str, Any]) -> str:
 
 
 def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
-    """Describe a group or a sweep. Returns False for anything else."""
+    """Print a description of the group or sweep with a name, with `as_json` as JSON. Returns False if the name is that
+    of neither.
+    """
     from operant.cli import sweeping
 
     if (folder := sweeping.find(text, scope)) is not None:
@@ -186,7 +202,7 @@ def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
 
 
 def overview(scope: tuple[Path, bool], limit: int) -> list[str]:
-    """Table of groups, newest first; empty without groups."""
+    """Table of the `limit` newest groups (0: all) in `scope`; [] without groups."""
     described = [groups.describe(group) for group in groups.list_groups(*scope)[: limit or None]]
     rows = [
         (f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row))

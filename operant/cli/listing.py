@@ -20,14 +20,16 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Listing:
-    """Descriptions of the runs in scope, newest first; with `wanted`, only of runs in these states."""
+    """Descriptions of the runs in `scope`, newest first; those of ended runs are cached. `wanted`: states to include
+    (empty: all).
+    """
 
     def __init__(self, scope: runs.Scope, wanted: Collection[str]) -> None:
         self._scope, self._wanted = scope, wanted
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Current description of each run, as `states.describe` returns it."""
+        """Current description of each run in a wanted state, as `states.describe` returns it."""
         described = [(run, self._describe(run)) for run in runs.list_runs(*self._scope)]
         self._ended = {run.path: row for run, row in described if row["state"] in ENDED}
         return [row for _, row in described if not self._wanted or row["state"] in self._wanted]
@@ -42,7 +44,9 @@ class Listing:
 
 
 def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PERIOD_S) -> None:
-    """Draw lines on a terminal and redraw changed ones every `period_s`, until Ctrl-C or until the terminal closes."""
+    """Draw the lines that `make` returns on a terminal, and again every `period_s`, until Ctrl-C or until the terminal
+    closes.
+    """
     drawn: list[str] = []
     try:
         while True:

@@ -194,7 +194,9 @@ def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
 
 
 def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
-    """Rows that match the filters, sorted; rows without a value of the sort key come last."""
+    """Rows that match the filters `asked` (tag, env, algo; None: any), ordered by `sort`. Rows without a value of that
+    key come last.
+    """
     tag, env, algo = asked["tag"], asked["env"], asked["algo"]
     matching = [
         row

@@ -92,14 +92,14 @@ def list_envs(as_json: JsonOption = False) -> None:
 
 
 def _named(actions: list[str]) -> str:
-    """Names of actions; of many, the first and the last."""
+    """Names of an environment's actions; of more than a few the first two and the last."""
     if len(actions) > _MOST_NAMED:
         actions = [*actions[:2], "...", actions[-1]]
     return " ".join(actions) or "-"
 
 
 def _space(space: Any) -> str:
-    """Short text of a space: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
+    """Short text of an observation or action space: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
     if hasattr(space, "size"):
         return f"Box({space.size}{'' if space.dtype == 'float32' else f', {space.dtype}'})"
     return f"{type(space).__name__}({', '.join(map(str, space.n)) if isinstance(space.n, tuple) else space.n})"
@@ -141,7 +141,9 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
 
 def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
-    """Print findings immediately, on a terminal also the running check. Returns whether all passed."""
+    """Run the checks that `examine` yields and print each result at once, on a terminal also the running check. Returns
+    whether all passed.
+    """
     from operant.cli.progress import Screen
 
     screen, sound = Screen(sys.stdout), True
@@ -248,7 +250,9 @@ def config_schema() -> None:
 
 
 def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> None:
-    """Print a configuration as TOML, with the source of each value, and optionally its description, as comments."""
+    """Print a configuration as TOML, with the source of each value as a comment. `descriptions` adds those of the
+    keys.
+    """
     section = ""
     for key, value, origin, description in origins:
         head, _, rest = key.partition(".")

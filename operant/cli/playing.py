@@ -173,7 +173,9 @@ def render(
 
 
 def _side(size: int, lanes: int, gap: int) -> int:
-    """Side length in pixels of each of `lanes` games in a square of `size` pixels with gaps. Raises UsageError."""
+    """Side length in pixels of each of `lanes` games in a square picture of `size` pixels, `gap` pixels apart. Raises
+    UsageError if a game gets too few.
+    """
     within("--lanes", lanes, 1, 256)
     within("--size", size, *_SIDES)
     across = math.ceil(math.sqrt(lanes))
@@ -241,7 +243,9 @@ def play(
 
 
 def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
-    """Show a game until it ends. Raises typer.Exit if a signal or an error ended it."""
+    """Show a game on the terminal until it ends, at most `largest` pixels wide and high. Raises typer.Exit if a signal
+    or an error ended it.
+    """
     from monitor.screen.terminal import tied_to_terminal
     from operant.play.screen import GameScreen, View
 
@@ -267,7 +271,7 @@ def _preparing(name: str) -> Iterator[None]:
 
 
 def _configured(environment: str, params: Sequence[str]) -> Any:
-    """Load a configuration with an environment and its parameters, with the checks of training.
+    """Load a configuration for an environment with parameters KEY=VALUE, with the checks of training.
 
     Raises UsageError, ConfigError, NotFoundError.
     """
@@ -301,7 +305,9 @@ def spectate(
     fps: float | None,
     trust: bool,
 ) -> None:
-    """Show the policy of a checkpoint on the terminal, and print the returns. Raises like `load_policy.load`."""
+    """Show episodes of a checkpoint's policy on the terminal, and print their returns. `greedy`: most likely actions
+    instead of sampled ones. `trust` allows code that is not known to be this user's. Raises like `load_policy.load`.
+    """
     from operant.play import load_policy, screen, video, viewer
 
     within("--episodes", episodes, 1, 1_000_000)
@@ -324,7 +330,7 @@ def spectate(
 
 
 def _games(returns: Sequence[float]) -> str:
-    """Number of ended episodes and their returns, as text."""
+    """Number of ended episodes and the returns of the last five, as text."""
     if not returns:
         return "no episode ended"
     mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
@@ -337,7 +343,8 @@ def _games(returns: Sequence[float]) -> str:
 def staged(
     loaded: load_policy.LoadedPolicy, *, lanes: int, seed: int, greedy: bool
 ) -> tuple[viewer.Stage, viewer.Player]:
-    """Lanes in the initial states of an evaluation, and the checkpoint's policy as their player.
+    """Stage of `lanes` environments in the initial states of an evaluation, and the checkpoint's policy as their
+    player. `greedy`: most likely actions instead of sampled ones.
 
     Raises UsageError for an environment that draws no images.
     """
@@ -360,7 +367,7 @@ def staged(
 
 
 def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes: int) -> video.Limits:
-    """Length of a video: as requested, else ten seconds."""
+    """Length of a video in frames, steps and episodes: as requested, else ten seconds."""
     from operant.play.video import Limits
 
     if seconds is None and steps is None and not episodes:
@@ -371,7 +378,7 @@ def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes
 
 @contextlib.contextmanager
 def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
-    """Callback for each frame's number: calls `check`, and updates a progress line on a terminal."""
+    """Yield a callback for each frame's number. It calls `check`, and updates a progress line on a terminal."""
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -391,7 +398,7 @@ def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Calla
 
 
 def _print_video(made: Mapping[str, Any]) -> None:
-    """Describe a written video in two lines."""
+    """Print a written video in two lines: file, frames, length and size; then the episodes' returns."""
     kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
     video_text = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":

@@ -18,11 +18,13 @@ _LINE_CELLS = 4000
 
 
 class ViewerGoneError(Exception):
-    """Closed terminal or pipe."""
+    """The viewer's terminal or pipe was closed."""
 
 
 class Progress(NamedTuple):
-    """Content of the progress line. `note` is a noteworthy state (stalled, stopping) as printable text."""
+    """Values of the progress line; unknown ones are None. `note` is a noteworthy state (stalled, stopping) as printable
+    text.
+    """
 
     step: int
     steps: int | None = None
@@ -59,7 +61,7 @@ def line(progress: Progress, columns: int) -> str:
 
 
 def plain(progress: Progress) -> str:
-    """Format the progress for a pipe or a log: complete and without a bar."""
+    """Format the progress for a pipe or a log: all parts, without a bar."""
     return line(progress, 10_000).lstrip("━─ ") if _share(progress) is not None else line(progress, 10_000)
 
 
@@ -68,7 +70,8 @@ def _share(progress: Progress) -> float | None:
 
 
 class Screen:
-    """Output stream with a progress line: redrawn in place on a terminal, printed as whole lines elsewhere.
+    """Output stream with a progress line at its end: redrawn in place on a terminal, printed as further lines
+    elsewhere.
 
     Control characters are removed from all text, since it may contain names and texts of a run's files. Every method
     raises ViewerGoneError once the stream is closed.

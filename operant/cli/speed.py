@@ -95,7 +95,9 @@ def profile(
 
 
 def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
-    """Print the time of one part, or the list of buffers."""
+    """Time the `part` of an iteration (None: no part) and, with `memory`, list the trainer's buffers. Prints the
+    results, with `as_json` as JSON.
+    """
     from operant.text import size
     from operant.tools import profile_parts
 
@@ -125,7 +127,9 @@ def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_j
 
 
 def _place(trace: str) -> Path:
-    """Path of the trace. It is opened once before training, since torch's profiler only logs a failure."""
+    """Path of the trace file. Opened once before training, since torch's profiler only logs a failure. Raises
+    UsageError and NotFoundError.
+    """
     path = Path(trace)
     if not path.absolute().parent.is_dir():
         raise NotFoundError(
@@ -145,7 +149,7 @@ def _place(trace: str) -> Path:
 
 
 def print_profile(found: Profile) -> None:
-    """Print a profile as tables."""
+    """Print a profile: the iteration, then tables of its phases and kernels."""
     out(
         f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, "
         f"{found.kernels} kernels  {found.device}"
@@ -322,7 +326,7 @@ def duration(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
-    """Format a count with three digits and a prefix: `1.23 M`."""
+    """Format a number with three digits and a prefix: `1.23 M`."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"

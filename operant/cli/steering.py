@@ -55,7 +55,7 @@ def stop(
             say("no run is training now")
     else:
         found = list({run.path: run for name in names or () for run in _named(name, scope, now)}.values())
-    stops = [_Stop(run) for run in found]
+    stops = [_RunStopper(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
             one.advance(now=now)
@@ -65,7 +65,9 @@ def stop(
 
 
 def _named(name: str, scope: Scope, now: bool) -> list[Run]:
-    """Run with a name, or the runs of a group or sweep, which starts no further run."""
+    """Run with a name, or the runs of a group or sweep, which is asked to start no further run. `now`: see
+    `_RunStopper`.
+    """
     from operant import runs
     from operant.cli import grouped
 
@@ -73,8 +75,10 @@ def _named(name: str, scope: Scope, now: bool) -> list[Run]:
     return [runs.resolve(name, *scope)] if members is None else members
 
 
-class _Stop:
-    """State of stopping one run."""
+class _RunStopper:
+    """Stop of one run: a request, and signals if the trainer does not answer. The constructor sends the request, or
+    prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop that failed.
+    """
 
     def __init__(self, run: Run) -> None:
         from operant import runs
@@ -106,7 +110,9 @@ class _Stop:
                 self.over, self.problem = True, error
 
     def advance(self, *, now: bool) -> None:
-        """Check the run's state, and escalate when it is time."""
+        """Check the run's state and do the next step that is due: request again, SIGTERM without an answer or after a
+        refusal, with `now` SIGKILL after a few seconds, and give up at last.
+        """
         from operant import runs
 
         if self.over:
@@ -157,7 +163,7 @@ class _Stop:
         return self._answer() is not None
 
     def _refusal(self) -> str | None:
-        """Reason for which the trainer refused the request, or None."""
+        """Reason that the trainer gave for refusing the request; None if it has not refused."""
         answer = self._answer()
         return answer.text if answer is not None and answer.result == "refused" else None
 
@@ -167,7 +173,9 @@ class _Stop:
         return control.answer(self._run, self._ticket, 0.0) if self._ticket is not None else None
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
-        """Send a signal; `instead` withdraws the request. Returns False if it cannot be sent (another container)."""
+        """Send a signal to the trainer; `instead` also withdraws the request. Returns False if it cannot be sent, as
+        from another container.
+        """
         from operant import runs
         from operant.runs import control
 
@@ -214,7 +222,9 @@ def checkpoint(run: RunName, root: RootOption = None) -> None:
 
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
-    """Send a request, wait until it is done, and return the run and the trainer's answer."""
+    """Send the request `verb` to a run and wait until it is done. Returns the run and the trainer's answer. `root`:
+    value of --runs. Raises OperantError if it is refused or not done.
+    """
     from operant import runs
     from operant.runs import control
 

@@ -73,7 +73,9 @@ def sweep(
 
 
 def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
-    """Work on a sweep until it ends. Returns the exit code."""
+    """Work on a sweep in this process until it ends, with `workers` runs at a time. Returns the exit code. `trusted`
+    allows code that is not known to be this user's; `as_json` prints the result as JSON.
+    """
     from operant.cli import follow
     from operant.runs import sweeps
     from operant.runs.pool import Worker
@@ -113,7 +115,9 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
 
 
 def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
-    """Work on a sweep in a separate process without a terminal. Returns the exit code."""
+    """Start a process without a terminal that works on a sweep, and return once it has begun: the exit code. Parameters
+    as in `_conduct`.
+    """
     from operant.runs import launch, sweeps
 
     notice = launch.detach_problem()
@@ -140,14 +144,16 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
 
 
 def find(text: str, scope: tuple[Path, bool]) -> Path | None:
-    """Folder of the sweep with a name; None if the name belongs to something else."""
+    """Folder of the sweep with a name; None if the name is not that of a sweep. `scope`: the runs searched, from
+    `runs.scope`.
+    """
     from operant.runs import sweeps
 
     return sweeps.find(text, *scope)
 
 
 def show(folder: Path, *, as_json: bool) -> None:
-    """Describe a sweep: its trials, best first."""
+    """Print a sweep with its trials, best first, with `as_json` as JSON."""
     from operant.sweep import report
 
     plan, search = report.load_sweep(folder)
@@ -158,7 +164,7 @@ def show(folder: Path, *, as_json: bool) -> None:
 
 
 def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
-    """Stop all sweeps that are worked on."""
+    """Stop all sweeps in `scope` that a process works on. `now`: kill their runs instead of saving checkpoints."""
     from operant.runs import sweeps
 
     for folder in sweeps.list_sweeps(*scope):
@@ -167,7 +173,8 @@ def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stop(folder: Path, *, now: bool) -> list[Run]:
-    """End all processes that work on a sweep, wait for them, and return the trials' runs that still train.
+    """Ask all processes that work on a sweep to end and wait for them. Returns the trials' runs that still train.
+    `now`: kill runs instead of saving checkpoints.
 
     Raises OperantError if a process on another machine does not answer.
     """
@@ -199,14 +206,14 @@ def stop(folder: Path, *, now: bool) -> list[Run]:
 
 
 class _Table:
-    """Table of a sweep: redrawn on a terminal, elsewhere one line per trial."""
+    """Table of a sweep's trials on stderr: redrawn in place on a terminal, elsewhere one message per trial."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._drawn, self._drawn_s = plan, list[str](), float("-inf")
         self._terminal = sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """Print a message about a trial; on a terminal not those that the table shows."""
+        """Print a message about a trial; on a terminal not the outcomes that the table shows."""
         if not (self._terminal and re.match(r"trial [0-9]+ (finished|pruned):", line)):
             from operant.cli import listing
 
@@ -215,7 +222,7 @@ class _Table:
             self._drawn_s = float("-inf")
 
     def draw(self, journal: SweepJournal, trials: Sequence[SweepTrial], *, last: bool = False) -> None:
-        """Draw the table, at most once a second."""
+        """Draw the table on a terminal, at most once a second; with `last` in any case."""
         from operant.cli import listing
         from operant.sweep import report
 

@@ -34,7 +34,9 @@ app = typer.Typer(**TYPER)
 
 
 class After(enum.Enum):
-    """Behaviour of a command after it has started a run."""
+    """Behaviour of a command once it has started a run: follow it, detach, open the monitor, train in this process
+    (inline), or only make the folder (prepare).
+    """
 
     FOLLOW = "follow"
     DETACH = "detach"
@@ -132,7 +134,7 @@ def train(
         from operant.cli import grouped
 
         trusted = consented(trust, asked.check_trust)
-        group = grouped.make(
+        group = grouped.create(
             runs.root(root),
             asked.name,
             asked.prefix,
@@ -147,12 +149,12 @@ def train(
 
 
 def _gpus(given: str | None) -> str | None:
-    """Value of `run.gpus` from the option: the list [0, 1] may be written 0,1."""
+    """Value of `run.gpus` from the option --gpus: `0,1` becomes the list [0, 1]."""
     return f"[{given.strip(',')}]" if given is not None and "," in given and not given.startswith("[") else given
 
 
 def _after(**given: bool) -> After:
-    """Selected behaviour after the start. Raises UsageError for more than one option."""
+    """Behaviour after the start, from the options that are given: at most one, else UsageError."""
     options = [option for option, selected in given.items() if selected]
     if len(options) > 1:
         raise UsageError(f"{' and '.join(f'--{option}' for option in options)} exclude each other: give one")
@@ -192,7 +194,8 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
 def _start(
     run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None
 ) -> int:
-    """Start the worker, call `started` once it holds the run's lock, and watch the run to its first record or its end.
+    """Start a run's worker process with the arguments `more`, call `started` once it holds the run's lock, and watch
+    the run to its first record or, with FOLLOW, its end.
 
     Returns the exit code.
     """
@@ -216,7 +219,9 @@ def _start(
 
 
 def _train_here(run: Run, trusted: bool) -> None:
-    """Train in this process, with the log on stderr, so that a debugger works."""
+    """Train in this process, with the log on stderr, so that a debugger works. `trusted` allows code that is not known
+    to be this user's.
+    """
     from operant import runs
     from operant.training import worker
 
@@ -303,7 +308,9 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
 
 
 def _resume_group(group: grouped.Group, after: After, trust: bool) -> int:
-    """Resume the unfinished runs of a group and report each. Returns the exit code."""
+    """Resume the unfinished runs of a group, and print what becomes of each. Returns the exit code. `trust` allows code
+    that is not known to be this user's.
+    """
     from operant import runs
     from operant.cli import grouped
     from operant.config import request
@@ -335,7 +342,9 @@ def _resume_group(group: grouped.Group, after: After, trust: bool) -> int:
 def _resume_claimed(
     run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]
 ) -> int:
-    """Resume a run claimed by this command and watch it. Returns the exit code."""
+    """Resume a run that this command has claimed, from checkpoint `start` ("last", "best" or a step), and watch it.
+    `release` ends the claim once the worker holds the run. Returns the exit code.
+    """
     from operant import runs
     from operant.config import request
     from operant.runs import launch
@@ -384,12 +393,14 @@ def _resume_claimed(
 
 
 def _inode(path: Path) -> int | None:
-    """Identity of a file: its inode; None if it does not exist."""
+    """Inode of a file, to notice its replacement; None if it does not exist."""
     return path.stat().st_ino if path.exists() else None
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """Planned steps with the given overrides. Raises ConfigError for overrides that the run cannot resume with."""
+    """Planned steps of a resume with the given overrides. Raises ConfigError for overrides with which the run cannot
+    resume from `checkpoint`, its configuration file.
+    """
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()

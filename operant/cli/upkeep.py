@@ -109,12 +109,14 @@ def rm(
 
 
 def _is_begin(name: str, id_: str) -> bool:
-    """Whether a name is only the beginning of an id, which another run may have too."""
+    """Whether a name is only the beginning of an id, so that it may mean another run too."""
     return len(name) < len(id_) and id_.startswith(name) and not id_.endswith(f"-{name}")
 
 
 def _ask(question: str, done: str) -> None:
-    """Ask for confirmation. Raises UsageError without a terminal, typer.Exit after a no."""
+    """Ask the user a yes-no question. Raises UsageError without a terminal, and typer.Exit after a no, with the message
+    that nothing was `done` (such as "deleted").
+    """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question}  There is no terminal to ask on: give --yes to answer yes")
     if not confirmed(question):
