@@ -42,7 +42,9 @@ cache before the backward pass reads them.
 
 
 class Layout(NamedTuple):
-    """Partition of T steps of N lanes into minibatches; see `layout`."""
+    """Partition of T steps of N lanes into minibatches, made of blocks (up to 32 neighbouring lanes of one step) and
+    summed in chunks. Made by `layout` or `segments_layout`.
+    """
 
     steps: int  # or segments of a lane
     lanes: int
@@ -55,36 +57,40 @@ class Layout(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Blocks of one step."""
+        """Number of blocks in one step of all lanes."""
         return self.lanes // self.block
 
     @property
     def blocks(self) -> int:
-        """Blocks of a rollout, M."""
+        """Number of blocks in a rollout, M."""
         return self.steps * self.groups
 
     @property
     def samples(self) -> int:
-        """Samples of this rank in a minibatch, B."""
+        """Number of this rank's samples in a minibatch, B."""
         return self.steps * self.lanes // self.minibatches * self.length
 
     @property
     def all_samples(self) -> int:
-        """Samples of a minibatch, over all ranks."""
+        """Number of samples in a minibatch, over all ranks."""
         return self.samples * self.ranks
 
     @property
     def shard_blocks(self) -> int:
-        """Blocks of one shard in a minibatch."""
+        """Number of blocks that a shard (an aligned range of lanes) contributes to a minibatch."""
         return self.blocks // (self.minibatches * self.shards)
 
     @property
     def chunk_blocks(self) -> int:
-        """Blocks of a chunk. The last chunks of a shard may have fewer, or be empty."""
+        """Number of blocks in a chunk, the part of a minibatch with one row of partial sums. The last chunks of a shard
+        may have fewer, or be empty.
+        """
         return -(-self.shard_blocks // (self.chunks // self.shards))
 
     def share(self, ranks: int) -> Layout:
-        """Return the layout of one of `ranks` ranks. Raises ValueError unless they divide the shards."""
+        """Return the layout of one of `ranks` ranks, with its share of the shards. Raises ValueError unless `ranks`
+        divides the number of shards.
+        """
         if self.shards % ranks:
             raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
         return self._replace(
@@ -98,20 +104,20 @@ class Layout(NamedTuple):
         return sizes * self.shards
 
     def lane_sizes(self) -> list[int]:
-        """Return the sizes of the slices of lanes that a CPU computes in one product, inside shards."""
+        """Return the sizes of the slices of lanes that a CPU computes in one matrix product each, inside shards."""
         lanes = self.lanes // self.shards
         slices = -(-lanes // CPU_CHUNK)
         return [(k + 1) * lanes // slices - k * lanes // slices for k in range(slices)] * self.shards
 
 
 def block_lanes(lanes: int) -> int:
-    """Return the lanes of a block: the largest power of two up to 32 that divides the number of lanes."""
+    """Return the number of lanes in a block: the largest power of two up to 32 that divides the number of lanes."""
     return min(BLOCK_LANES, lanes & -lanes)
 
 
 def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
-    """Return the partition of a rollout: the most shards, a power of two up to 8, that divide lanes and minibatches
-    evenly. `chunks` is by default that of a CPU.
+    """Return the partition of a rollout: with the most shards, a power of two up to 8, that divide lanes and
+    minibatches evenly. `chunks` is the number of partial sums of a minibatch, by default that of a CPU.
     """
     block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
@@ -123,7 +129,9 @@ def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) 
 
 
 def cpu_chunks(samples: int, shards: int) -> int:
-    """Return the fewest chunks of at most 1,024 samples for a minibatch on a CPU, whatever the number of threads."""
+    """Return the number of chunks of a minibatch on a CPU: the fewest with at most 1,024 samples each, whatever the
+    number of threads.
+    """
     chunks = shards
     while samples > chunks * CPU_CHUNK:
         chunks *= 2
@@ -132,7 +140,7 @@ def cpu_chunks(samples: int, shards: int) -> int:
 
 def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunks: int | None = None) -> Layout:
     """Return the partition of a rollout into minibatches of segments of `length` steps, a divisor of `steps`. Blocks
-    have as many lanes as the number of minibatches allows.
+    have as many lanes (up to 32) as the number of minibatches allows.
     """
     segments, block, shards = steps // length, block_lanes(lanes), MOST_SHARDS
     while block > 1 and segments * lanes // block % minibatches:
@@ -148,7 +156,9 @@ def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunk
 def segment_problems(
     steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None
 ) -> list[tuple[str, str]]:
-    """Return problems with segments of `length` steps (None: `steps`), as (key, message)."""
+    """Return the problems of minibatches made of segments of `length` steps (None: `steps`), as (configuration key,
+    message).
+    """
     length = length or steps
     if steps % length:
         near = max(part for part in range(1, min(length, steps) + 1) if steps % part == 0)
@@ -169,7 +179,7 @@ def segment_problems(
 
 
 def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
-    """Return problems with this partition, as (key, message)."""
+    """Return the problems of this partition, as (configuration key, message)."""
     block = block_lanes(lanes)
     blocks = steps * lanes // block
     if blocks % minibatches:
@@ -182,7 +192,7 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
 
 
 def _chunk_problems(layout: Layout, chunks: int | None) -> list[tuple[str, str]]:
-    """Return problems with this number of chunks, as (key, message)."""
+    """Return the problems of this number of chunks, as (configuration key, message)."""
     most = layout.shards * layout.shard_blocks
     if chunks is not None and (chunks & (chunks - 1) or not layout.shards <= chunks <= most):
         most = 1 << (most.bit_length() - 1)
@@ -192,11 +202,13 @@ def _chunk_problems(layout: Layout, chunks: int | None) -> list[tuple[str, str]]
 
 
 class Minibatches:
-    """Minibatches of a rollout, reshuffled every iteration."""
+    """Order of the blocks of a rollout in the minibatches of all epochs, reshuffled every iteration, and the gathering
+    of their samples.
+    """
 
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
-        """Allocate the order on the device of `iteration` (1) int64, which keys each shuffle. `cut` is the layout of
-        rank `rank`.
+        """Allocate the order on the device of `iteration` (1) int64, the counter that keys each shuffle. `cut` is the
+        layout of rank `rank`.
         """
         self.layout, device = cut, iteration.device
         # (E, M): block t N / block + n / block, minibatch after minibatch
@@ -210,7 +222,9 @@ class Minibatches:
         self._fill(self.order.numel(), self._clock, self._order)
 
     def gather(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the samples of blocks (m), in order: (T, N) -> (m block), (T, R, N) -> (R, m block)."""
+        """Gather the samples of the blocks numbered `blocks` (m), in order: (T, N) -> (m block), (T, R, N) -> (R, m
+        block).
+        """
         T, groups, block = self.layout.steps, self.layout.groups, self.layout.block
         if buffer.ndim == 2:
             return buffer.view(T * groups, block).index_select(0, blocks).flatten()
@@ -220,7 +234,9 @@ class Minibatches:
         ].flatten(1)
 
     def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the segments of blocks (m), in order: (T, N) -> (L, m block), (T, R, N) -> (R, L, m block)."""
+        """Gather the segments of the blocks numbered `blocks` (m), in order: (T, N) -> (L, m block), (T, R, N) -> (R,
+        L, m block).
+        """
         cut = self.layout
         if buffer.ndim == 2:
             return self.gather_segments(buffer[:, None], blocks)[0]
@@ -230,6 +246,8 @@ class Minibatches:
         return segments.permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the pictures of blocks (m), in order: (T, R, N), each contiguous in memory -> (R, m block)."""
+        """Gather the pictures of the blocks numbered `blocks` (m), in order: (T, R, N), each picture contiguous in
+        memory -> (R, m block).
+        """
         pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
         return pictures.index_select(0, blocks).flatten(0, 1).t()

@@ -31,8 +31,8 @@ class Order(NamedTuple):
 
 @device
 def order_body(i, clock, out, offset):
-    """Write the block at position i of all epochs. The permutation of a shard is keyed by (seed, iteration, epoch,
-    shard).
+    """Write the block at position i of the order of all epochs. The permutation of a shard is keyed by (seed,
+    iteration, epoch, shard).
     """
     size, shards = out.order.shape[1], out.shards
     index = int64(i)
@@ -65,14 +65,14 @@ def order_body(i, clock, out, offset):
 
 @device
 def _with_lane(key, word):
-    """Key with `word`, less than 2^_SHARD_BIT, in the low bits of the shard's word."""
+    """Return the Philox key with `word`, less than 2^_SHARD_BIT, in the low bits of the shard's word."""
     return key[0], key[1], uint32(key[2] | uint32(word)), key[3], key[4], key[5]
 
 
 @device
 def _ranked(key, epoch, value, size):
-    """Rank of key `value` among `size` random 64-bit keys, ties by index. All permutations are equally likely, except
-    for a tie once in 2^53.
+    """Return the rank of element `value` among `size` random 64-bit keys, ties by index. All permutations are equally
+    likely, except for a tie once in 2^53.
     """
     own = rng.block(_with_lane(key, value // 2), epoch * _ROUNDS)
     key_of_value = _word64(own, value % 2)
@@ -88,15 +88,15 @@ def _ranked(key, epoch, value, size):
 
 @device
 def _word64(words, half):
-    """First or last two of four 32-bit words as one of 64 bits."""
+    """Return the first (`half` 0) or last two of four 32-bit words as one of 64 bits."""
     high, low = (words[0], words[1]) if half == 0 else (words[2], words[3])
     return (uint64(high) << uint64(32)) | uint64(low)
 
 
 @device
 def _walked(key, epoch, value, size):
-    """Element `value` of a permutation of `size`: a Feistel network over the next power of two, iterated until the
-    result is below `size` (cycle walking, Black & Rogaway 2002).
+    """Return element `value` of a random permutation of `size`: a Feistel network over the next power of two, iterated
+    until the result is below `size` (cycle walking, Black & Rogaway 2002).
 
     It needs no sort, and threads are independent. A network of 4 bits and more yields only even permutations, so a few
     blocks are ranked instead.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OffPolicyConfig(Section):
-    """Keys of `[algo]` that every algorithm with a replay has."""
+    """Keys of `[algo]` shared by all algorithms with a replay buffer."""
 
     horizon: Count = Field(
         32, ge=1, le=65536, description="steps of each lane per iteration, T: what one record of the metrics is about"
@@ -75,20 +75,20 @@ class OffPolicyConfig(Section):
     )
 
     def trial(self) -> Self:
-        """Return this configuration for measuring memory on a CPU: torch kernels, a replay in device memory, and only
-        as many updates as allocate differently.
+        """Return a copy of this configuration for measuring memory on a CPU: torch kernels, a replay in device memory,
+        and only as many updates as allocate differently.
         """
         updates = min(self.updates_per_step, getattr(self, "actor_delay", 1) / self.horizon)
         return self.model_copy(update={"kernels": "torch", "replay_place": "device", "updates_per_step": updates})
 
     def completed(self, steps: int) -> Self:
-        """Return this configuration with `priority_steps` set, by default to the run's steps."""
+        """Return a copy of this configuration with `priority_steps` set, by default to the run's `steps`."""
         return self.model_copy(
             update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {}
         )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
         found = []
         updates = self.horizon * self.updates_per_step
         if abs(updates - round(updates)) > 1e-6 or updates < 0.5:
@@ -116,11 +116,13 @@ class OffPolicyConfig(Section):
         return found
 
     def shards(self, lanes: int) -> int:
-        """Number of shards of the lanes; a batch takes equally many transitions from each."""
+        """Number of shards (aligned ranges) of the lanes; a batch takes equally many transitions from each."""
         return shard_count(lanes, self.batch_size)
 
     def unshared(self) -> str | None:
-        """Return why several ranks cannot share the lanes, as a sentence about a key, or None if they can."""
+        """Return the reason why several ranks cannot share the lanes, as a sentence about a key, or None if
+        they can.
+        """
         if self.replay_sampling == "prioritised":
             return 'algo.replay_sampling = "prioritised" has priorities of one rank only (use "uniform")'
         return (
@@ -140,16 +142,16 @@ class OffPolicyConfig(Section):
 
     @property
     def updates(self) -> int:
-        """Updates per iteration."""
+        """Number of updates per iteration."""
         return round(self.horizon * self.updates_per_step)
 
     def due(self, t: int) -> range:
-        """Return the numbers of the updates that follow tick t of an iteration."""
+        """Return the numbers, counted within the iteration, of the updates that follow step t of the iteration."""
         return range(t * self.updates // self.horizon, (t + 1) * self.updates // self.horizon)
 
 
 class DelayedActorConfig(OffPolicyConfig):
-    """Keys of an algorithm whose actor may learn less often than its critics."""
+    """Keys of `[algo]` for an algorithm whose actor may learn less often than its critics."""
 
     actor_delay: Count = Field(
         1,
@@ -160,7 +162,7 @@ class DelayedActorConfig(OffPolicyConfig):
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
         found = super().problems(lanes)
         if not found and self.updates % self.actor_delay:
             found.append(
@@ -174,7 +176,7 @@ class DelayedActorConfig(OffPolicyConfig):
 
     @property
     def actor_updates(self) -> int:
-        """Updates per iteration in which the actor learns."""
+        """Number of updates per iteration in which the actor learns."""
         return self.updates // self.actor_delay
 
     def actor_learns(self, number: int) -> bool:
@@ -183,9 +185,10 @@ class DelayedActorConfig(OffPolicyConfig):
 
 
 class Cycle:
-    """Collector and replay of a world, and one iteration over both.
+    """Collector and replay of a world, and one iteration over both: act, step, store, and the updates that are due.
 
-    Its decisions, `warming` and `skip`, are made once an iteration and stay on the device.
+    Its decisions, `warming` (act randomly: the replay has too few transitions) and `skip` (change no parameter), are
+    made once an iteration and stay on the device.
     """
 
     def __init__(
@@ -203,8 +206,8 @@ class Cycle:
         """Allocate rollout and replay.
 
         `acting_noise` and `update_noise` are rows of uniform numbers per lane and per sample. `stored` is the type of
-        `action` if the replay stores other actions than the environment takes. `steps` is `run.steps`. With an
-        exchange, `world` and `config` are one rank's part.
+        `action` if the replay stores other actions than the environment takes. `steps` is `run.steps`. With an exchange
+        of several ranks, `world` and `config` are this rank's part.
         """
         T, device = config.horizon, world.device
         self.config, self.world, self.exchange = config, world, exchange
@@ -243,20 +246,20 @@ class Cycle:
         )  # 1 while the replay holds too few transitions: updates change nothing
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work` restricted to one thread on a CPU with small batches.
+        """Return `work`, restricted to one thread on a CPU with small batches.
 
         Torch's threads would synchronise in each of many small products, which takes longer than the products.
         """
         return threads.alone()(work) if self.world.device.type == "cpu" and self.config.batch_size <= 1024 else work
 
     def start(self) -> None:
-        """Start new episodes in all lanes. Transitions in the replay stay."""
+        """Reset all lanes and start new episodes. Transitions in the replay stay."""
         self.replay.cut(self.rollout.observation[0])
         self.collector.start()
 
     def run(self, steps: Steps) -> None:
-        """Run one iteration. If the environment fails, the stored ticks and the updates count, so that a checkpoint can
-        be saved.
+        """Run one iteration: T ticks (vectorised steps) and their updates, by the methods of `steps`. If the
+        environment raises, the stored ticks and the updates so far are counted, so that a checkpoint can be saved.
         """
         config, replay = self.config, self.replay
         if isinstance(self.sampler, Prioritised):
@@ -287,7 +290,9 @@ class Cycle:
         self.iteration.add_(1)
 
     def state(self, *, replay: bool) -> dict[str, Tensor]:
-        """Return what a checkpoint must hold, by the names it has there; `replay` includes the replay."""
+        """Return the tensors of a checkpoint by the names they have there; `replay` includes the contents of the
+        replay.
+        """
         named = {"iteration": self.iteration, "updates": self.replay.ring.updates, **self.collector.tensors()}
         stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
         held = {f"replay/{name}": tensor for name, tensor in stored.items()}
@@ -295,19 +300,26 @@ class Cycle:
 
 
 class Steps(Protocol):
-    """The work of a cycle: an `OffPolicy` algorithm, or the fused kernels that replace its methods."""
+    """Work of an iteration that a `Cycle` calls: an `OffPolicy` algorithm, or the fused kernels that replace its
+    methods.
+    """
 
     def act(self, t: int) -> None:
-        """Write the actions of tick t to the cycle's `action` and, as the environment takes them, to the rollout."""
+        """Write the actions of tick t (vectorised step) of the iteration to the cycle's `action` and, as the
+        environment takes them, to the rollout.
+        """
 
     def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
+        """Store tick t of the iteration in the replay, at the latest with the first update after it."""
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch; change nothing where `skip` is 1."""
+        """Learn from one batch, update `number` of the iteration, after `ticks` stored ticks. Changes nothing where the
+        cycle's `skip` is 1.
+        """
 
     def complete_update(self, ticks: int) -> int:
-        """Complete an update that `act` began, after a step that failed, and return the number of them: 0 or 1.
+        """Complete an update that `act` began, after an environment step that failed. Returns the number of completed
+        updates, 0 or 1.
 
         `ticks` includes the failed one. A checkpoint then holds no part of an update.
         """

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Experience:
-    """Numbers of each sample of a rollout, in one flat buffer, `samples`: rows of T N, then the values, (T + 1) N.
+    """Per-sample rows (log-probabilities, advantages, ...) of a rollout in one flat buffer, `samples`: rows of T N
+    numbers, then the values V, (T + 1) N.
 
     A kernel that gathers a sample reads its numbers at one stride.
     """
@@ -41,8 +42,8 @@ class Experience:
     log_probability: Tensor  # (T, N), of the actions by the policy that acted; PPO only
 
     def __init__(self, collector: Collector, rows: Sequence[str], raw: Tensor | None = None) -> None:
-        """Allocate the rows by their names, in this order. `raw` (T, A, N) holds actions as they were sampled; not set:
-        the environment's actions.
+        """Allocate the rows with these names, in this order. `raw` (T, A, N) holds actions as they were sampled; by
+        default they are the environment's actions.
         """
         T, N, device = collector.steps, collector.world.count, collector.world.device
         self.samples = torch.zeros((len(rows) * T + T + 1) * N, device=device)
@@ -57,7 +58,7 @@ class Experience:
 
 
 class Buffers(NamedTuple):
-    """Tensors of an iteration, as fused kernels take them."""
+    """Tensors of an iteration that fused kernels read and write."""
 
     rollout: Slot  # of T steps
     noise: Tensor  # (T, U, N), uniform in [0, 1)
@@ -72,7 +73,7 @@ class Buffers(NamedTuple):
 
 
 class OnPolicyCycle:
-    """Advantages, minibatches, learning rate and counter of an iteration."""
+    """Advantages, minibatch order, learning rate and counter of an iteration: the arithmetic around the gradient."""
 
     def __init__(
         self,
@@ -87,10 +88,10 @@ class OnPolicyCycle:
         steps: int,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Bind the advantage kernel to a rollout and allocate the order of minibatches.
+        """Bind the advantage kernel to the rollout of `collector`, and allocate the order of minibatches.
 
-        `layout` cuts the lanes of all ranks; `decay` is gamma lambda; `epochs` is rounded up; `steps` is `run.steps`.
-        `config` has `gamma`, `learning_rate`, `anneal` and `anneal_steps`.
+        `layout` partitions the lanes of all ranks; `decay` is gamma lambda; `epochs` is rounded up; `steps` is
+        `run.steps`. `config` has `gamma`, `learning_rate`, `anneal` and `anneal_steps`.
         """
         device, self.config, self.exchange = collector.world.device, config, exchange
         self.collector, self.rollout, self.experience = collector, collector.rollout, experience
@@ -123,11 +124,11 @@ class OnPolicyCycle:
 
     @property
     def shards(self) -> int:
-        """Shards of this rank's lanes."""
+        """Number of shards (aligned ranges) of this rank's lanes."""
         return self.minibatches.layout.shards
 
     def estimate_advantages(self) -> None:
-        """Write advantages and returns by GAE from `experience.reward`, values and ends of episodes."""
+        """Write advantages and returns of all samples by GAE, from `experience.reward`, values and ends of episodes."""
         self._estimate(self.collector.world.count, self._discount, self._trace)
 
     def explained_variance(self, residual: Tensor, *, cut: bool = False) -> Tensor:
@@ -138,14 +139,14 @@ class OnPolicyCycle:
         return explained
 
     def anneal(self) -> None:
-        """Set the learning rate of this iteration."""
+        """Set the learning rate on the device to that of this iteration."""
         if self.anneal_iterations is not None:
             remaining = 1.0 - self.iteration.float() / self.anneal_iterations
             self.learning_rate.copy_((self.config.learning_rate * remaining.clamp_min(0.0))[0])
 
 
 class OnPolicyAlgorithm(Protocol):
-    """Attributes of an algorithm that its backends use."""
+    """Attributes of an on-policy algorithm that its backends use."""
 
     config: Any
     policy: Any
@@ -156,7 +157,8 @@ class OnPolicyAlgorithm(Protocol):
 
 
 class OnPolicyBackend:
-    """Base of backends: one way to act on a rollout and to learn from it.
+    """Base class of backends (torch, manual backward on a CPU, fused kernels): how to act on a rollout and to learn
+    from it.
 
     A subclass writes `act`, `bootstrap` and `update`, and overrides the hooks that it needs. All backends of an
     algorithm work on the same buffers, with the same noise and the same order of minibatches.
@@ -172,7 +174,7 @@ class OnPolicyBackend:
     """Reason why the last bits depend on the number of ranks, as a clause; None: they do not."""
 
     def __init__(self, algo: OnPolicyAlgorithm) -> None:
-        """Use the policy, rollout and optimizer of `algo`, which creates its backend last."""
+        """Take policy, rollout and optimizer from `algo`, which creates its backend last."""
         self.config, self.policy, self.collector, self.cycle = algo.config, algo.policy, algo.collector, algo.cycle
         self.experience, self.optimizer, self.stats = algo.cycle.experience, algo.optimizer, algo.stats
         self.exchange, self.device = algo.cycle.exchange, algo.collector.world.device
@@ -181,46 +183,48 @@ class OnPolicyBackend:
     # TO BE WRITTEN
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write the actions of step t and what the algorithm stores with them, of all lanes or a slice."""
+        """Write the actions of step t, and what the algorithm stores with them, for all lanes or a slice of `lanes`."""
         raise NotImplementedError
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step, and of the true final observation of every truncated
+        """Write V of the observation after the last step, and V of the true final observation of every truncated
         episode.
         """
         raise NotImplementedError
 
     def update(self) -> None:
-        """Learn from the rollout, count the iteration, and write `stats`."""
+        """Learn from the rollout, count the iteration, and write the metrics to `stats`."""
         raise NotImplementedError
 
     # HOOKS
 
     def start(self) -> None:
-        """Start new episodes in all lanes."""
+        """Hook: prepare the backend for new episodes in all lanes."""
 
     def prepare(self) -> None:
-        """Load the policy's parameters and normalizer: before a rollout and its update."""
+        """Hook: load the policy's parameters and normalizer, before a rollout and before its update."""
 
     def after(self, t: int) -> None:
-        """Take in the outcome of step t."""
+        """Hook: process the outcome of step t, for instance the ends of episodes."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs, by names in a checkpoint."""
+        """Return the backend's own tensors for a resumed run, by their names in a checkpoint."""
         return {}
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work` with as many of torch's threads as the backend uses; by default all."""
+        """Return `work`, run with as many of torch's threads as the backend uses; by default all."""
         return work
 
     def over(self, policy: Any, collector: Collector, experience: Experience) -> Self:
-        """Return this backend over another policy, rollout and experience, to act beside an update."""
+        """Return a copy of this backend for another policy, rollout and experience, which acts while this one
+        updates.
+        """
         other = copy.copy(self)
         other.policy, other.collector, other.experience = policy, collector, experience
         return other
 
     def buffers(self) -> Buffers:
-        """Return the tensors that fused kernels read and write."""
+        """Return the tensors that fused kernels read and write in an iteration."""
         collector, experience, cycle = self.collector, self.experience, self.cycle
         return Buffers(
             collector.rollout,

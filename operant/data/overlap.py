@@ -20,7 +20,9 @@ MOST_GRAPHS = 8192
 
 
 class Overlap:
-    """Steps of a rollout, in the bound slots `slots`. On a CPU the order of work is the same, without streams."""
+    """Collection of a rollout, in the bound `slots` of its T steps, that overlaps acting on one buffer of lanes with
+    the stepping of others. On a CPU the order of work is the same, without streams.
+    """
 
     def __init__(self, world: BufferedWorld, slots: Sequence[Slot], *, eager: bool = False) -> None:
         self._world, self._slots, self._on_gpu = world, slots, world.device.type == "cuda"
@@ -32,7 +34,9 @@ class Overlap:
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer
 
     def collect(self, act: Callable[[int, slice], None]) -> None:
-        """Take all steps. `act(t, lanes)` writes the actions of a slice of lanes at step t to their slot."""
+        """Take all T steps of every lane. `act(t, lanes)` writes the actions of a slice of lanes at step t to their
+        slot.
+        """
         world = self._world
         if self._on_gpu:  # earlier launches do not count as time of these steps
             torch.cuda.current_stream(
@@ -46,7 +50,7 @@ class Overlap:
         self._join()
 
     def _drive_any(self, act: Callable[[int, slice], None]) -> None:
-        """Step all buffers, in the order in which they finish and their actions arrive."""
+        """Step all buffers, in the order in which the host finishes them and their actions arrive."""
         world, done = self._world, [0] * len(self._world.buffers)
         acting, stepping = set(range(len(done))), set[int]()
         while acting or stepping:
@@ -86,7 +90,9 @@ class Overlap:
                         self._launch(act, t + 1, k)
 
     def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        """Receive the outcome of step t - 1 of buffer k, then act on it and send the actions of step t to the host."""
+        """Receive the outcome of step t - 1 of buffer k (a group of lanes), then act on it and send the actions of step
+        t to the host.
+        """
         world, slots = self._world, self._slots
         if t > 0:
             world.receive(k, slots[t - 1])
@@ -116,7 +122,9 @@ class Overlap:
             torch.cuda.current_stream(self._world.device).wait_stream(stream)
 
     def _capture(self, act: Callable[[int, slice], None]) -> None:
-        """Capture all graphs while nothing else runs. Graphs of a buffer are replayed in sequence and share memory."""
+        """Capture the CUDA graphs of all steps and buffers while nothing else runs. Graphs of a buffer are replayed in
+        sequence and share memory.
+        """
         torch.cuda.synchronize(self._world.device)  # sync: once in a run
         gc.collect()
         collecting = gc.isenabled()

@@ -38,55 +38,53 @@ _SMALLEST_ERROR = 1e-6  # added to every error, so that a transition without err
 
 
 class Sampler(Protocol):
-    """A way to draw batches. Call `store` for each tick after the replay stored it; for each update call `sample`, then
-    `set_priorities`.
+    """Way to draw batches from a replay: uniform or prioritised. Call `store` for each tick after the replay stored it;
+    for each update call `sample`, then `set_priorities`.
     """
 
     def store(self, t: int) -> None:
-        """Give tick t of the iteration, which the replay has stored, its first priorities."""
+        """Set the first priorities of tick t (vectorised step) of the iteration, which the replay has stored."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of update number `update` from the stored transitions, `ticks` of this iteration among them.
-
-        Returns the batch and the samples' weights in the loss (B), or None if all are 1.
+        """Draw the batch of update number `update` of the iteration, after `ticks` of its ticks are stored. Returns the
+        batch and the samples' weights in the loss (B), or None if all are 1.
         """
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Set the priorities of the last batch from its errors (B), |TD error| or cross-entropy.
-
-        Changes nothing where `skip`, a scalar, is 1.
+        """Set the priorities of the last batch from its errors (B), |TD error| or cross-entropy. Changes nothing where
+        `skip`, a scalar, is 1.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint with the replay must hold, by name."""
+        """Return the tensors that a checkpoint with the replay must hold, by name."""
 
 
 class Uniform:
-    """Uniform sampling, which the replay does itself."""
+    """Uniform sampling, which the replay does itself: no priorities, no weights."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
     def store(self, t: int) -> None:
-        """Do nothing: there are no priorities."""
+        """Ignore tick t: uniform sampling has no priorities."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of an update. See `Sampler.sample`."""
+        """Draw the batch of an update uniformly, see `Sampler.sample`. Returns None for the weights."""
         return self.replay.sample(ticks, update), None
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Do nothing: there are no priorities."""
+        """Ignore `error` (B) and `skip`, the flag of a skipped update: uniform sampling has no priorities."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return {}: nothing to save."""
         return {}
 
 
 class Prioritised:
-    """Prioritised sampling; `importance` is beta, the exponent of the weights, a scalar on the device."""
+    """Prioritised sampling from a replay. `importance` is beta, the exponent of the weights, a scalar on the device."""
 
     def __init__(self, replay: Replay, exponent: float) -> None:
-        """`exponent` is alpha."""
+        """`exponent` is alpha, the exponent of the priorities."""
         self.replay, self._exponent, device = replay, exponent, replay.world.device
         C, N, S, B = replay.ticks_stored, replay.world.count, replay.shards, len(replay.index)
         r, M = block_shape(C, N // S)
@@ -107,11 +105,15 @@ class Prioritised:
         )
 
     def store(self, t: int) -> None:
-        """Give tick t of the iteration priority 0, and tick t - n, now complete, the largest priority."""
+        """Set the priority of tick t of the iteration to 0, and that of tick t - n, whose n-step return is now
+        complete, to the largest so far.
+        """
         self._mark(self.replay.world.count, self._sampling, self._priorities, t)
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of an update and return it with the samples' weights (B), the largest of which is 1."""
+        """Draw the batch of an update, see `Sampler.sample`. Returns the batch and the samples' weights (B), the
+        largest of which is 1.
+        """
         torch.sum(self.value.view(self._shape), dim=(1, 3), out=self.sums)
         self._sample(len(self.probability), self._sampling, self._priorities, ticks << TICK_BIT | update)
         weight = self.probability.clamp_min(1e-30).pow(-self.importance)
@@ -125,7 +127,7 @@ class Prioritised:
         self._write(len(self._new), self._sampling, self._priorities)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint with the replay must hold, by name.
+        """Return the tensors that a checkpoint with the replay must hold, by name.
 
         `n_step` is constant: the newest n ticks have priority 0.
         """
@@ -133,7 +135,8 @@ class Prioritised:
 
 
 def block_shape(rows: int, lanes: int) -> tuple[int, int]:
-    """Return (rows of a block, blocks of a shard) for a ring of `rows` and shards of `lanes`.
+    """Return (rows of a block, blocks of a shard) of the prefix sums, for a ring buffer of `rows` ticks and shards of
+    `lanes` lanes.
 
     A block holds about as many priorities as there are blocks, which makes the walk over both levels shortest.
     """

@@ -57,7 +57,7 @@ the others can learn meanwhile. And threads that gather the remaining transition
 
 
 class Batch(NamedTuple):
-    """B sampled transitions; `Replay.sample` overwrites them."""
+    """Buffers of B sampled transitions; the next `Replay.sample` overwrites them."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B)
@@ -72,7 +72,9 @@ class Batch(NamedTuple):
 
 
 def shard_count(lanes: int, batch: int) -> int:
-    """Return the shards that a batch samples equally: the largest power of two up to 8 that divides lanes and batch."""
+    """Return the number of shards that a batch samples equally: the largest power of two up to 8 that divides lanes and
+    batch.
+    """
     shards = MOST_SHARDS
     while lanes % shards or batch % shards:
         shards //= 2
@@ -80,7 +82,8 @@ def shard_count(lanes: int, batch: int) -> int:
 
 
 class Replay:
-    """Ring of ticks, stored from the rollout of an iteration, and buffers of one batch.
+    """Replay buffer: a ring of ticks (vectorised steps), stored from the rollout of an iteration, and the buffers of
+    one batch.
 
     In an iteration call `store` for each tick t after the world wrote it, `sample` for each update, and `advance` once
     at the end.
@@ -101,10 +104,11 @@ class Replay:
         place: Place = "auto",
         exchange: Exchange = SOLO,
     ) -> None:
-        """Allocate the ring for `capacity` transitions of an unbound slot of T ticks.
+        """Allocate a ring for `capacity` transitions from `rollout`, an unbound slot of T ticks. Raises MachineError if
+        host memory does not suffice.
 
         `action` (T, A, N) is stored instead of the rollout's actions; `place` is the memory of observations. With an
-        exchange this is one rank's part of lanes and batch. Raises MachineError if host memory does not suffice.
+        exchange of several ranks this is one rank's part of lanes and batch.
         """
         N, O = world.count, world.spec.observation.size
         action = rollout.action if action is None else action
@@ -146,7 +150,7 @@ class Replay:
         self._bind_store()
 
     def allocate_batch(self, batch: int) -> BatchBuffers:
-        """Allocate the buffers of a batch."""
+        """Allocate the buffers of a batch of `batch` samples."""
         ring, where, (_C, _N, P) = self.ring, self.world.device, self.ring.observation.shape
         O, H, kind = self.rollout.observation.shape[1], self.world.spec.mask_size, ring.observation.dtype
 
@@ -203,7 +207,9 @@ class Replay:
         return BatchBuffers(tensors, index, next_index, bind(sample), bind(rows, where), copies)
 
     def _bind_store(self) -> None:
-        """Bind the target of `store`: the ring, or for host memory a staging tick and the ring."""
+        """Bind the store kernel to its target: the ring on the device, or a staging tick and the ring in host
+        memory.
+        """
         ring, where = self.ring, self.world.device
         self._stored = self._ring
         if not self.on_host:
@@ -235,7 +241,7 @@ class Replay:
         )
 
     def _bind(self) -> None:
-        """Bind the kernels to their buffers."""
+        """Bind all kernels to the ring and to the buffers of the batch."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
         self._store, self._store_legal = (
@@ -263,16 +269,16 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """Memory of the ring in bytes."""
+        """Memory of the ring in bytes, on device and host together."""
         return sum(value.numel() * value.element_size() for value in self.ring if isinstance(value, Tensor))
 
     def fill(self, t: int) -> Tensor:
-        """Return the number of stored transitions after t ticks of the iteration, (1) int64."""
+        """Return the number of stored transitions after t ticks of the iteration, (1) int64 on the device."""
         transitions: Tensor = (self.ring.ticks + t) * self.world.count
         return transitions.clamp_max(self.capacity)
 
     def store(self, t: int) -> None:
-        """Store tick t of the iteration, as the world wrote it into the rollout."""
+        """Store tick t (vectorised step) of the iteration in the ring, as the world wrote it into the rollout."""
         self._store(self._pieces, self._source, self._stored, t)
         if self.on_host:
             self._move(self._words, self._staged, self._host, t)
@@ -280,20 +286,22 @@ class Replay:
             self._store_legal(self.world.count, self._source, self._ring, t)
 
     def sample(self, ticks: int, update: int) -> Batch:
-        """Return the batch of update `update` of the iteration, after `ticks` stored ticks."""
+        """Draw the batch of update number `update` of the iteration, after `ticks` of its ticks are stored."""
         if self._prefetched is not None:
             return self._prefetched.batch(update, ticks, self.draw)
         self.draw(ticks, update)
         return self.gather(ticks)
 
     def draw(self, ticks: int, update: int, buffers: BatchBuffers | None = None) -> None:
-        """Draw `index` (B) and the noise of a batch."""
+        """Draw the transitions `index` (B) and the noise of a batch into `buffers`, by default the replay's own.
+        Arguments as for `sample`.
+        """
         buffers = buffers or self._first
         self._draw(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, update))
 
     def gather(self, ticks: int, buffers: BatchBuffers | None = None) -> Batch:
         """Return the transitions at `index` (B), which the caller may have written (but not the noise), after `ticks`
-        stored ticks.
+        stored ticks of the iteration.
         """
         buffers = buffers or self._first
         self.compute_returns(ticks, buffers)
@@ -301,20 +309,22 @@ class Replay:
         return self.gather_legal(buffers)
 
     def compute_returns(self, ticks: int, buffers: BatchBuffers) -> None:
-        """Compute returns of the drawn transitions, and rows of next observations."""
+        """Write n-step returns of the drawn transitions, and the rows of their next observations in the ring, to
+        `buffers`.
+        """
         self._returns(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, 0))
 
     def gather_legal(self, buffers: BatchBuffers) -> Batch:
-        """Return the batch with its legal actions."""
+        """Return the batch in `buffers` with its legal actions."""
         if self.ring.legal is not None:
             self._legal(len(buffers.index), buffers.rows, buffers.rows)
         return buffers.batch
 
     def prefetch(self, stored: Sequence[int], *, sampling: bool = True) -> Prefetch | None:
-        """Gather batches from host memory one update early from now on; None if the ring is on the device.
+        """Gather batches from host memory one update early from now on. Returns None if the ring is on the device.
 
         `stored` (U) are the ticks stored before each update of an iteration. Without `sampling` only the caller takes
-        batches from the result.
+        batches from the result; `sample` does not.
         """
         if not self.on_host:
             return None
@@ -326,13 +336,13 @@ class Replay:
         return ticks << TICK_BIT | update
 
     def advance(self, ticks: int, updates: int) -> None:
-        """Count the ticks and updates of a finished iteration."""
+        """Count the ticks and updates of a finished iteration, on the device."""
         self.ring.ticks.add_(ticks)
         self.ring.updates.add_(updates)
 
     def cut(self, observation: Tensor) -> None:
-        """Truncate the running episodes at the last tick, because all lanes start new ones. `observation` (O, N) are
-        their final observations.
+        """Truncate the running episodes of all lanes at the last tick, because the lanes are reset. `observation` (O,
+        N) are their final observations.
 
         Only for a world whose lanes may be truncated in every tick, such as an outside environment: where ticks share a
         row of the side buffer, the cut would overwrite a final observation that is still in use.
@@ -350,7 +360,7 @@ class Replay:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint with replay, by name; `ring.updates` is in every checkpoint.
 
-        `window` is constant: the rows of final observations depend on it.
+        `window`, the ticks that share a row of final observations, is constant: those rows depend on it.
         """
         ring = {
             name: value
@@ -361,7 +371,7 @@ class Replay:
 
 
 class BatchBuffers(NamedTuple):
-    """Buffers of a batch, also as kernels take them."""
+    """Buffers of a batch: the tensors, and the same as kernels take them."""
 
     batch: Batch
     index: Any  # (B) int32; a Tensor, but tuples have a method of this name
@@ -391,7 +401,7 @@ class Prefetch:
         )
 
     def batch(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> Batch:
-        """Return the batch of an update, in the buffers of its parity, and begin to gather the next one.
+        """Return the batch of an update, in one of two alternating buffers, and begin to gather the next one.
 
         `settled` ticks of the iteration are stored completely. `draw(ticks, update, buffers)` draws samples.
         """
@@ -410,7 +420,7 @@ class Prefetch:
         return buffers.batch
 
     def _begin(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> None:
-        """Gather the transitions of stored ticks, concurrently with later work of the current stream."""
+        """Gather the transitions of ticks that are stored, concurrently with later work of the current stream."""
         buffers, ticks, current = self.buffers[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
         with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
@@ -431,19 +441,19 @@ class Prefetch:
 
 
 def padded(observation: int, dtype: torch.dtype) -> int:
-    """Return P, the features of a stored observation, whose row is a multiple of 16 bytes."""
+    """Return P, the number of features of a stored observation, padded so that its row is a multiple of 16 bytes."""
     multiple = _ROW_BYTES // dtype.itemsize
     return -(-observation // multiple) * multiple
 
 
 def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
-    """Return C, the whole ticks of `capacity` transitions, at least those of one sample."""
+    """Return C, the number of ticks in a ring of `capacity` transitions, at least those of one n-step sample."""
     return max(capacity // lanes, n_step + 1)
 
 
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
-    """Whether observations of `needed` bytes are stored in host memory rather than the GPU's. Raises MachineError if
-    host memory does not suffice.
+    """Whether observations of `needed` bytes are stored in host memory rather than the GPU's, by `place` and free
+    memory. Raises MachineError if host memory does not suffice.
     """
     on_gpu = device.type == "cuda"
     on_host = place == "host" or (

@@ -17,7 +17,7 @@ from operant.compute.kernel import bind, kernel
 
 
 class Trace(NamedTuple):
-    """Buffers of the advantage kernel."""
+    """Buffers of the advantage kernel: rewards, values and ends of episodes; advantages and returns are written."""
 
     reward: Any  # (T, N) float32
     value: Any  # (T + 1, N) float32, V of the observation before each step, and of the last one
@@ -29,7 +29,7 @@ class Trace(NamedTuple):
 
 
 class Discount(NamedTuple):
-    """Constants of the estimate."""
+    """Constants of the estimates: gamma, and gamma lambda."""
 
     gamma: float  # discount
     decay: float  # gamma * lambda
@@ -37,7 +37,9 @@ class Discount(NamedTuple):
 
 @device
 def _step_of(trace, t, i):
-    """Load step max(t, 0) of lane i. It is called four steps ahead, so that a GPU's thread does not wait for each."""
+    """Load the numbers of step max(t, 0) of lane i. It is called four steps ahead, so that a GPU's thread does not wait
+    for each load.
+    """
     t = max(t, 0)
     return (
         trace.reward[t, i],
@@ -50,8 +52,8 @@ def _step_of(trace, t, i):
 
 @device
 def advantage_body(i, discount, trace, offset):
-    """Advantages of lane i: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}, cut where
-    an episode ends.
+    """Write advantages and returns of lane i, backward in time: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t =
+    delta_t + gamma lambda A_{t+1}, cut where an episode ends.
     """
     last = trace.reward.shape[0] - 1
     following, next_value = float32(0.0), trace.value[last + 1, i]
@@ -127,6 +129,8 @@ class AccruedReturns:
         self._bound = bind(Accrual(reward, terminated, truncated, self.carried, self._accrued))
 
     def __call__(self) -> torch.Tensor:
-        """Return those of the current rollout, (T, N), overwritten by the next call. Call once per rollout."""
+        """Return the returns of the current rollout, (T, N), overwritten by the next call. Call exactly once per
+        rollout.
+        """
         self._kernel(self._accrued.shape[1], self._discount, self._bound)
         return self._accrued

@@ -22,19 +22,19 @@ FINAL_SAMPLES = 2**19
 
 
 class Collector:
-    """Buffers of T steps of a world's lanes. The world writes the outcome of each step in place; the next collection
-    begins where this one ended.
+    """Rollout buffers of T steps of a world's lanes, and the loop that fills them. The world writes the outcome of each
+    step in place; the next collection begins where this one ended.
     """
 
     def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
-        """Allocate rollout and noise; `eager`: without CUDA graphs."""
+        """Allocate the buffers of the rollout and `noise_rows` rows of noise per step. `eager`: without CUDA graphs."""
         self.world, self.steps = world, steps
         self.noise = torch.zeros(steps, noise_rows, world.count, device=world.device)  # (T, U, N), uniform in [0, 1)
         self._eager = eager
         self._bind(world.slot(steps))
 
     def _bind(self, rollout: Slot) -> None:
-        """Let the world write into a rollout."""
+        """Make the world write its outcomes into `rollout`."""
         world, self.rollout = self.world, rollout
         self._slots = [world.bind(rollout, t) for t in range(self.steps)]
         self._first = world.bind(rollout, -1)
@@ -43,13 +43,14 @@ class Collector:
             self._overlap = Overlap(world, self._slots, eager=self._eager)
 
     def start(self) -> None:
-        """Start new episodes in all lanes."""
+        """Reset all lanes and start new episodes."""
         self.world.reset(self._first)
 
     def collect(self, act: Act, after: Callable[[int], None] | None = None, *, sliced: bool = False) -> None:
-        """Take T steps of every lane: `act` writes the actions of step t to the rollout, `after` follows step t.
+        """Take T steps of every lane: `act` writes the actions of step t to the rollout, `after(t)` is called after
+        step t.
 
-        `sliced`: `act` takes slices of the lanes, and `after` has no effect. A GPU then acts on some lanes while the
+        `sliced`: `act` takes slices of the lanes, and `after` is not called. A GPU then acts on some lanes while the
         host steps others.
         """
         self.world.noise(self.noise)
@@ -65,15 +66,17 @@ class Collector:
         self.world.advance(self.steps)
 
     def carry_on(self) -> None:
-        """Copy the last observation to the beginning of the next rollout, once this one is learned from."""
+        """Copy the last observation to the beginning of the next rollout, after learning from this one."""
         for buffer in (self.rollout.observation, self.rollout.legal):
             if buffer is not None:
                 buffer[0].copy_(buffer[-1])
 
     def twin(self) -> Collector:
-        """Return a collector of the same world with its own observations, legal actions, rewards and ends of episodes.
+        """Return a second collector of the same world with its own observations, legal actions, rewards and ends of
+        episodes.
 
-        A rollout of one then outlives a collection by the other. Actions, final observations and noise are shared.
+        A rollout of one is then kept during a collection by the other. Actions, final observations and noise are
+        shared.
         """
         other, names = copy.copy(self), ("observation", "legal", "reward", "terminated", "truncated")
         own = {name: buffer.clone() for name in names if (buffer := getattr(self.rollout, name)) is not None}
@@ -81,15 +84,15 @@ class Collector:
         return other
 
     def legal(self, t: int) -> Tensor | None:
-        """Return the legal actions of step t, (H, N); None: all are legal."""
+        """Return the legal actions of step t, (H, N) uint8; None if all are legal."""
         return None if self.rollout.legal is None else self.rollout.legal[t]
 
     def final_values(self, value: Callable[[Tensor], Tensor], out: Tensor, *, shards: int, captured: bool) -> None:
         """Write values of the true final observations of truncated episodes to `out` (T, N); its other elements may be
         overwritten.
 
-        `value` maps observations (O, B) to (B). Each of `shards` of the lanes is evaluated separately, since the shape
-        of a product decides its last bits. `captured`: in a CUDA graph, which cannot branch.
+        `value` maps observations (O, B) to (B). Each of `shards` ranges of the lanes is evaluated separately, since the
+        shape of a product decides its last bits. `captured`: in a CUDA graph, which cannot branch.
         """
         rollout, world, window = self.rollout, self.world, self.world.final_window
         lanes = world.count // shards
@@ -113,6 +116,6 @@ class Collector:
                     out[step, lane] = value(rollout.final_observation[step // window, :, lane].t())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds, by name."""
+        """Return the tensors of a checkpoint, by name."""
         first = {"observation": self.rollout.observation[0]}
         return first if self.rollout.legal is None else {**first, "legal": self.rollout.legal[0]}

@@ -17,7 +17,7 @@ _DRAW = 1024  # the draw of a sample's own random numbers: those of `Replay.samp
 
 
 class Sampling(NamedTuple):
-    """Replay ring and sampled indices: tensors outside the kernels, arrays inside."""
+    """Indices of a batch and the replay ring's counters and sizes: tensors outside the kernels, arrays inside."""
 
     indices: Any  # (B) int32, written: row of the ring x N + lane
     ticks: Any  # (1) int64, ticks stored when the iteration began
@@ -72,7 +72,7 @@ def _ticks_to_sample(sampling, offset):
 
 @device
 def mark_tick_body(lane, sampling, priorities, offset):
-    """Set the priority of tick `offset` of the iteration to 0, and of the tick n before it to the largest so far.
+    """Set `lane`'s priority in tick `offset` of the iteration to 0, and in the tick n before it to the largest so far.
 
     The newest tick overwrote the oldest and has no n-step return yet; the tick n before it now has one.
     """
@@ -84,9 +84,8 @@ def mark_tick_body(lane, sampling, priorities, offset):
 
 @device
 def sample_by_priority_body(k, sampling, priorities, offset):
-    """Draw sample k: the transition where the prefix sum of priorities reaches a uniform number of range k.
-
-    Writes its index and its probability.
+    """Draw sample k: the transition where the prefix sum of priorities reaches a uniform number of range k. Writes its
+    index and its probability.
     """
     first, _, shard, number = _uniform_pair(k, sampling, offset)
     samples, lanes = sampling.indices.shape[0] // sampling.shards, sampling.lanes // sampling.shards
@@ -123,7 +122,7 @@ def sample_by_priority_body(k, sampling, priorities, offset):
 
 @device
 def write_priority_body(k, sampling, priorities, offset):
-    """Write sample k's new priority, unless a later sample of its shard is the same transition."""
+    """Write the new priority of sample k, unless a later sample of its shard is the same transition."""
     samples = sampling.indices.shape[0] // sampling.shards
     last = True
     for other in range(int64(k) + 1, (int64(k) // samples + 1) * samples):

@@ -29,7 +29,7 @@ LOW_32 = 0xFFFFFFFF
 
 
 class Ring(NamedTuple):
-    """Stored ticks."""
+    """Stored ticks of the replay: fields of C ticks, final observations, counters and sizes."""
 
     # (C, N, P) float32 or uint8, before the step; (1, N, P), the staging tick, where observations are in host memory
     observation: Any
@@ -46,7 +46,7 @@ class Ring(NamedTuple):
 
 
 class Source(NamedTuple):
-    """T ticks as a world writes them."""
+    """Rollout of T ticks as a world writes it, from which ticks are stored."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T / V, O, N)
@@ -60,7 +60,7 @@ class Source(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Staging tick: observations as 32-bit words, to be moved to host memory."""
+    """Staging tick on the device: observations as 32-bit words, to be moved to host memory."""
 
     observation: Any  # (N W) int32
     final: Any  # (N W) int32, read where the lane is truncated
@@ -69,7 +69,7 @@ class Staged(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Observations of the ring as 32-bit words, in host memory."""
+    """Observations of the replay ring as 32-bit words, in host memory."""
 
     observation: Any  # (C, N W) int32, written
     final: Any  # (F, N W) int32, written
@@ -78,7 +78,7 @@ class Host(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Samples of a batch."""
+    """Indices, noise and n-step returns of a batch's samples."""
 
     indices: Any  # (B) int32: row of the ring x N + lane
     # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of the ring as 32-bit words, and those of a batch."""
+    """Observations of the replay ring as 32-bit words, and those of a batch to be written."""
 
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
@@ -109,7 +109,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Constants of `part_body`."""
+    """Constants of `part_body`, which gathers a part of a batch."""
 
     ticks: Any  # (1) int64
     capacity: int  # C
@@ -120,8 +120,8 @@ class Part(NamedTuple):
 
 @device
 def store_body(i, source, ring, offset):
-    """Store tick `offset` of the iteration: PIECE features of lane i mod N from PIECE (i // N) on. The thread of the
-    first piece stores the other fields, too.
+    """Store a piece of tick `offset` of the iteration: PIECE features of lane i mod N from PIECE (i // N) on. The
+    thread of the first piece also stores the other fields.
     """
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
@@ -158,7 +158,7 @@ def move_body(i, staged, host, offset):
 
 @device
 def store_legal_body(i, source, ring, offset):
-    """Store the legal actions of lane i at tick `offset` of the iteration."""
+    """Store the legal actions of lane i at tick `offset` of the iteration in the replay ring."""
     row = (ring.ticks[0] + offset) % ring.reward.shape[0]
     for k in range(ring.legal.shape[2]):
         ring.legal[row, i, k] = source.legal[offset, k, i]
@@ -198,7 +198,7 @@ def draw_body(k, ring, out, offset):
 
 @device
 def returns_body(k, ring, out, offset):
-    """Write action, n-step return and discount of sample k, and the row of its next observation."""
+    """Write action, n-step return and discount of sample k, and the ring's row of its next observation."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
     row, lane = int64(out.indices[k]) // N, int64(out.indices[k]) % N
@@ -244,8 +244,8 @@ def rows_body(i, rows, unused, offset):
 
 @device
 def part_body(i, rows, part, offset):
-    """Copy words i, i + threads, ... of both observations of a batch: of samples that need only the first `settled`
-    ticks of the iteration, or (`late`) of the others.
+    """Copy words i, i + threads, ... of both observations of those samples of a batch that need only the first
+    `settled` ticks of the iteration, or (`late`) of the others.
     """
     ticks, settled = part.ticks[0] + (int64(offset) >> TICK_BIT), part.ticks[0] + ((int64(offset) & LOW_32) >> 1)
     late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes

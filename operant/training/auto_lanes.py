@@ -38,12 +38,12 @@ FREE_SHARE = 1 / 16
 
 
 def resolve(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
-    """Replace `env.lanes = "auto"` by a number; return any other configuration unchanged.
+    """Replace `env.lanes = "auto"` by a number of lanes (parallel environments); return any other configuration
+    unchanged. Raises DeviceError if no number fits and ConfigError if the ranks cannot share the lanes.
 
     The number is the largest power of two up to 65,536 (CPU: 512 per torch thread) that the algorithm can divide, that
     leaves at least 100 iterations, and that fits into memory. With several ranks each rank gets that many. `report`
-    receives one line per candidate. Raises DeviceError if none fits and ConfigError if the ranks cannot share the
-    lanes.
+    receives one line per candidate.
     """
     if config.env.lanes != "auto":
         return config
@@ -75,8 +75,8 @@ def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[i
 
 
 def _fits_by_estimate(config: Config, device: torch.device) -> bool:
-    """Whether a run needs at most half of the free memory. Estimated: a CPU allocator promises pages before they exist,
-    so a trial proves nothing.
+    """Whether a run of this configuration needs at most half of the free CPU memory, by estimate: a CPU allocator
+    promises pages before they exist, so a trial proves nothing.
     """
     return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
 
@@ -98,8 +98,8 @@ def _fits_by_trial(config: Config, device: torch.device) -> bool:
 
 
 def _run_trial(config: Config, device: torch.device) -> bool:
-    """Run two iterations (eager, then captured), after which a trainer allocates nothing more; return whether enough
-    memory is left. Raises any error.
+    """Train two iterations (eager, then captured in a CUDA graph), after which a trainer allocates nothing more; return
+    whether enough GPU memory is left. Raises any error, out-of-memory included.
     """
     algo = building.build(config, device)
     algo.start()

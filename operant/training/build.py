@@ -28,12 +28,12 @@ def build(
     chosen: Mapping[str, Any] | None = None,
     exchange: Exchange = SOLO,
 ) -> Algorithm:
-    """Build the algorithm of a configuration on its world. Call `start`, or load a checkpoint's tensors into its
-    `state`.
+    """Build the algorithm of a configuration on its world. Before its first iteration call `start`, or load a
+    checkpoint's tensors into its `state`. Raises ConfigError if the ranks cannot share the lanes.
 
     With several ranks in `exchange` the world holds this rank's share of the lanes. `eager` launches kernels one by one
     instead of replaying CUDA graphs. `chosen` holds values that an earlier session selected for keys the configuration
-    leaves open: see `Algorithm.chosen`. Raises ConfigError if the ranks cannot share the lanes.
+    leaves open: see `Algorithm.chosen`.
     """
     settings, changing = _completed(config.algo, chosen), {}
     for key, schedule in config.scheduled.items():
@@ -77,8 +77,8 @@ def build(
 
 
 def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
-    """Set scheduled scalars to their values at `step` and at the newest evaluation's mean return. Captured graphs read
-    them from memory and need no new capture.
+    """Set scheduled scalars on the device to their values at `step` environment steps and at `score`, the newest
+    evaluation's mean return (NaN: none yet). Captured graphs read them from memory and need no new capture.
     """
     for schedule, scalar in algo.scheduled.values():
         scalar.fill_(schedule.at(step, score))
@@ -114,7 +114,9 @@ def require_shared(config: Config, ranks: int) -> None:
 
 
 def _completed(settings: Any, chosen: object) -> Any:
-    """Algorithm configuration with `chosen` values for the keys it leaves open, validated like any other value."""
+    """Algorithm configuration with the `chosen` values (a mapping, from a run's document) for the keys it leaves open,
+    validated like any other value.
+    """
     left_open = {key for key, value in settings if value in ("", None)}
     values = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
     try:
@@ -126,7 +128,7 @@ def _completed(settings: Any, chosen: object) -> Any:
 
 
 def make_actor(config: Config, device: torch.device) -> Actor:
-    """Actor of a configuration with initial parameters, without training buffers."""
+    """Actor (the policy without its training buffers) of a configuration, with initial parameters."""
     actor = algos.load(config.algo_name).make_actor(
         config.environment, config.algo, config.net, device, seed=config.run.seed
     )
@@ -134,7 +136,7 @@ def make_actor(config: Config, device: torch.device) -> Actor:
 
 
 def estimate(config: Config, lanes: int | None = None) -> Estimate:
-    """Bytes and FLOPs of an iteration, by default with the configuration's own number of lanes."""
+    """Bytes and FLOPs of an iteration with `lanes` lanes, by default the configuration's."""
     result = algos.load(config.algo_name).estimate(
         config.environment, config.algo, config.net, config.lanes if lanes is None else lanes
     )
@@ -142,5 +144,5 @@ def estimate(config: Config, lanes: int | None = None) -> Estimate:
 
 
 def with_lanes(config: Config, lanes: int) -> Config:
-    """Configuration with another number of lanes."""
+    """Copy of a configuration with `env.lanes` set to `lanes`."""
     return replace(config, env=config.env.model_copy(update={"lanes": lanes}))

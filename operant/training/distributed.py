@@ -72,7 +72,7 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes; only their tot
 
 
 class GroupExchange:
-    """`Exchange` over a process group (gloo or NCCL)."""
+    """`Exchange` over a process group (gloo or NCCL): every tensor is gathered by one collective call."""
 
     counts = True
 
@@ -82,7 +82,7 @@ class GroupExchange:
 
     @property
     def untimed(self) -> str:
-        """Reason why exchange time is unknown: the host does not wait for a GPU."""
+        """Reason why the time spent in the exchange is unknown: the host does not wait for a GPU. Empty on a CPU."""
         return "" if self.device.type == "cpu" else f"not measured with {self.name}"
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class GroupExchange:
         return gathered
 
     def agree(self, text: str) -> str:
-        """Broadcast rank 0's text, up to 255 bytes."""
+        """Broadcast rank 0's text, up to 255 bytes of UTF-8, and return it. A collective call."""
         local = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
         counts, self.counts = self.counts, False  # not part of an iteration
         first = self.gather(local.to(self.device)[None])[0].cpu()  # sync: before a run begins
@@ -113,7 +113,7 @@ class GroupExchange:
         return bytes(first.tolist()).rstrip(b"\0").decode()  # sync: the same
 
     def link(self, width: int, programs: int) -> Link | None:
-        """None: process groups have no memory that kernels share."""
+        """Return None: process groups have no memory that kernels share."""
         return None
 
     def spent_s(self) -> float | None:
@@ -149,7 +149,7 @@ class SymmetricExchange(GroupExchange):
 
     @property
     def untimed(self) -> str:
-        """Reason why exchange time may be unknown: only kernels that count are timed."""
+        """Reason why the time spent in the exchange may be unknown: only kernels that count their waiting are timed."""
         return (
             f"no value yet; not measured where an iteration exchanges more than {MAX_KERNEL_WORDS:,} numbers at once"
             if self._in_kernel
@@ -219,7 +219,7 @@ class SymmetricExchange(GroupExchange):
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
     def _mark_untimed(self, reason: str) -> None:
-        """Mark the exchange time as unknown from now on: a part of it would be too low."""
+        """Mark the exchange time as unknown from now on, and log `reason`: a part of it would be too low."""
         if self._in_kernel and not self._untimed:
             log.info(
                 "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", reason
@@ -227,8 +227,8 @@ class SymmetricExchange(GroupExchange):
         self._untimed = True
 
     def spent_s(self) -> float | None:
-        """Seconds that the kernels' first programs have waited; NaN if iterations also exchange larger tensors, None
-        with torch's barriers.
+        """Seconds that the first program of each kernel has waited for other ranks; NaN if iterations also exchange
+        larger tensors, None with torch's barriers.
         """
         if not self._in_kernel or self._untimed:
             return math.nan if self._in_kernel else None
@@ -238,8 +238,8 @@ class SymmetricExchange(GroupExchange):
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool) -> GroupExchange:
-    """Fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel, symmetric or
-    nccl.
+    """Create the fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel,
+    symmetric or nccl. A collective call.
     """
     torch.cuda.set_device(device)
     # No multicast through the NVSwitch is needed, and a container may not be allowed to set it up.
@@ -266,7 +266,9 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
 
 
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool = False) -> GroupExchange:
-    """Join the exchange for a device type; a collective call. `multi_node`: ranks run on several hosts."""
+    """Join the exchange of all ranks: gloo on CPUs, symmetric memory or NCCL on GPUs. A collective call; `multi_node`:
+    ranks run on several hosts.
+    """
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, multi_node=multi_node)
     # gloo resolves the host name by default, which may fail
@@ -276,7 +278,9 @@ def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, mult
 
 
 def host_store(address: str) -> dist.TCPStore:
-    """TCPStore on rank 0's host for the process group's rendezvous, bound to one address, or to all with ""."""
+    """Open a TCPStore on rank 0's host for the process group's rendezvous, on a free port of one `address`, or of all
+    interfaces with "".
+    """
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -291,12 +295,12 @@ def host_store(address: str) -> dist.TCPStore:
 
 
 def reach_store(address: str, port: int) -> dist.TCPStore:
-    """Client of rank 0's TCPStore."""
+    """Connect to rank 0's TCPStore."""
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
 class RankGroup(Protocol):
-    """All ranks of a run, as checkpoints and meters use them."""
+    """Interface of all ranks of a run that checkpoints and meters use."""
 
     exchange: Exchange
 
@@ -305,11 +309,11 @@ class RankGroup(Protocol):
         """Newest metrics of the other ranks, by rank."""
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """Tensors of a tier on the CPU, with the lanes of all ranks."""
+        """Tensors of a tier ("policy", "train" or "all") on the CPU, with the lanes of all ranks."""
 
 
 class SingleRank:
-    """A run of one rank."""
+    """`RankGroup` of a run of one rank."""
 
     exchange, rank_metrics = SOLO, dict[int, dict[str, float]]()
 
@@ -322,19 +326,21 @@ SINGLE: Final[RankGroup] = SingleRank()
 
 
 class EpisodeSums:
-    """Sums over the episodes that ended in an iteration, over all ranks' lanes: (3 + K) float64. A collective call."""
+    """Sums over the episodes that ended since the last call, over all ranks' lanes: count, length, return and K
+    tallies, (3 + K) float64. A collective call.
+    """
 
     def __init__(self, algo: Algorithm, exchange: Exchange) -> None:
         self._algo, self._exchange = algo, exchange
 
     def __call__(self) -> Tensor:
-        """Sums since the last call."""
+        """Return the sums since the last call."""
         own = self._algo.world.episode_sums(self._algo.rollout)
         return own if self._exchange.ranks == 1 else self._exchange.gather(own[None]).sum(0)
 
 
 class RankMetrics:
-    """Columns of a record per rank: memory, and the recent share of an iteration spent in the exchange."""
+    """Columns of a metrics record for each rank: memory, and the recent share of an iteration spent in the exchange."""
 
     def __init__(self, device: torch.device, group: RankGroup) -> None:
         self._device, self._exchange, self._group = device, group.exchange, group
@@ -347,7 +353,7 @@ class RankMetrics:
     def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
         """Values by column; {} with one rank, NaN for a rank that has not reported yet.
 
-        `done` iterations so far; `iterations` and `training_s` of this record.
+        `done` is the number of iterations so far; `iterations` and `training_s` cover the record.
         """
         values = {}
         self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
@@ -389,7 +395,7 @@ def _lane_axis(name: str, tensor: Tensor, lanes: int) -> int | None:
 
 
 def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
-    """Gather the lanes of all ranks to the CPU, a part at a time."""
+    """Gather the lanes of all ranks into one CPU tensor, a limited number of bytes at a time. A collective call."""
     columns = tensor.movedim(axis, 0)  # (N, ...)
     rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
     width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
@@ -400,7 +406,7 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
 
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
-    """A tier's tensors on the CPU as a single rank would have them. A collective call."""
+    """Tensors of a tier on the CPU, by name, as a single rank with all lanes would have them. A collective call."""
     tensors, exchange.counts = {}, False
     for name, tensor in algo.state(tier).items():
         if exchange.ranks == 1:
@@ -427,7 +433,7 @@ def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -
 
 
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Slice of whole tensors that belongs to this rank, as views."""
+    """Views of this rank's lanes in tensors of all lanes."""
     if exchange.ranks == 1:
         return dict(whole)
     lanes = algo.world.count

@@ -28,7 +28,7 @@ _PARTS = 16  # parts of an evaluation's ticks, with different episodes
 
 
 class Evaluation(NamedTuple):
-    """Result of an evaluation."""
+    """Mean, spread and tallies of the returns of all episodes of an evaluation."""
 
     mean: float
     # half-width of the 95 % confidence interval of the mean (normal approximation); None for one episode
@@ -43,16 +43,18 @@ class Evaluation(NamedTuple):
 
 
 def ci95(deviation: float, episodes: int) -> float:
-    """Half-width of the 95 % confidence interval of a mean (normal approximation)."""
+    """Half-width of the 95 % confidence interval of a mean (normal approximation), from the standard deviation of an
+    episode's return.
+    """
     return 1.96 * deviation / math.sqrt(episodes)
 
 
 class EvaluationInterruptedError(Exception):
-    """An evaluation was interrupted and has no result."""
+    """An evaluation was interrupted by its caller and has no result."""
 
 
 class Evaluator:
-    """World of `episodes` lanes and an actor that plays it, greedily or by sampling.
+    """Evaluation world of `episodes` lanes, one episode each, and the actor that plays it: greedily or by sampling.
 
     `max_steps` cuts an episode off, rounded up to whole chunks of 32 steps. The default is 100,000, or 20,000 if the
     environment has no time limit.
@@ -84,9 +86,8 @@ class Evaluator:
         self._play = Graphed(self._play_chunk, device, eager=not self.rollout.world.capturable)
 
     def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Play evaluation `number`: reproducible by its number, with other episodes for each of 16 parts.
-
-        `interrupted` is polled every 32 steps. Raises BrokenOffError when it returns True.
+        """Play evaluation `number` and return its result. Its number fixes its episodes; each `part` of 0 to 15 has
+        other ones. Raises EvaluationInterruptedError if `interrupted`, polled every 32 steps, returns True.
         """
         world = self.rollout.world
         world.seek(number * _TICKS + part * (_TICKS // _PARTS))
@@ -117,7 +118,9 @@ class Evaluator:
         )
 
     def _tallies(self) -> dict[str, float]:
-        """Means over episodes of the environment's tallies; a cut-off episode counts with its tallies so far."""
+        """Means over episodes of the environment's tallies (its own statistics of an episode); a cut-off episode counts
+        with its tallies so far.
+        """
         world = self.rollout.world
         sums = torch.where(self._playing, world.running_tallies, self._tally)
         return dict(zip(world.spec.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result

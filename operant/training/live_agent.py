@@ -40,10 +40,12 @@ log = logging.getLogger("operant")
 
 
 class FrameWriter(Protocol):
-    """Destination of frames: a `metricsfile.Writer`."""
+    """Destination of live frames: a `metricsfile.Writer`."""
 
     def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
-        """Copy the frames of one moment: (lanes, height, width, 3) bytes."""
+        """Copy the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the
+        acting mode.
+        """
 
 
 class _Request(NamedTuple):
@@ -55,7 +57,7 @@ class _Request(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Frame whose copy to the host is under way."""
+    """Training step, size and mode of the frame that is being copied to the host."""
 
     step: int
     size: int
@@ -63,7 +65,7 @@ class _Drawn(NamedTuple):
 
 
 class Stage:
-    """Watched lanes and their frames on the device and on the host."""
+    """A few lanes stepped by the policy for a viewer, and the buffers of their frames on the device and on the host."""
 
     def __init__(
         self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int
@@ -90,7 +92,9 @@ class Stage:
         self._rollout.reset()
 
     def draw(self, size: int, mode: Mode) -> None:
-        """Step every lane and start copying `size` x `size` frames to the host, without waiting."""
+        """Step every lane and start copying `size` x `size` frames to the host, without waiting; `arrived` reports the
+        end. `mode` is "greedy" or "sampled".
+        """
         self._plays[mode]()
         self._painter(self._canvases(size))
         if self._event is not None:
@@ -123,7 +127,8 @@ class Stage:
 
 
 class Watcher:
-    """Live view on demand, at most once in `minimum_interval_s` seconds. `params` are the environment's.
+    """Live view on demand: draws frames while a request lasts, at most one per `minimum_interval_s` seconds. `params`
+    are the environment's.
 
     An error ends the live view with a line in the log, never the training. (A `pixel_shader` that writes out of bounds
     is beyond this guard.)
@@ -160,12 +165,12 @@ class Watcher:
 
     @property
     def available(self) -> bool:
-        """Whether frames can be drawn; `absence` gives the reason if not."""
+        """Whether frames can be drawn; `unavailable_reason` gives the reason if not."""
         return not self.unavailable_reason
 
     def request(self, mode: Mode, size: int, until_s: float) -> None:
-        """Request frames of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`).
-        Thread-safe; the newest request counts.
+        """Request frames of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`), of a
+        "greedy" or "sampled" policy. Thread-safe; the newest request counts.
         """
         if self.available:
             self._request = _Request(
@@ -173,7 +178,9 @@ class Watcher:
             )
 
     def after(self, step: int) -> None:
-        """Called once per iteration by the training thread, with the environment steps so far."""
+        """Serve the current request, if any. Called once per iteration by the training thread, with the environment
+        steps so far.
+        """
         request = self._request
         if request is not self._served:
             assert request is not None

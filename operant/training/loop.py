@@ -55,7 +55,9 @@ class _Save(NamedTuple):
 
 
 class Trainer:
-    """Trainer of a run, from its resolved configuration to its end."""
+    """Trainer of one session of a run. The constructor builds world, algorithm, metrics file and checkpoints; `run`
+    trains until the run's terminal state.
+    """
 
     def __init__(
         self,
@@ -67,8 +69,9 @@ class Trainer:
         requests: Requests,
         team: Team,
     ) -> None:
-        """`start` is the checkpoint of a resumed session with the configuration it was made with. `team` is the group
-        of all ranks.
+        """Build everything up to the first iteration in the run folder `folder`, whose document is `document`. `start`
+        is the checkpoint of a resumed session with the configuration it was made with, None for a new run. `team` is
+        the group of all ranks.
         """
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
@@ -151,23 +154,23 @@ class Trainer:
     # LOG, EVENTS AND STATE
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the log and to the events. Thread-safe."""
+        """Write a line to the log and to the run's events. Thread-safe."""
         log.log(_LEVELS[level], "%s", line)
         self._event(line, level=level, code=code)
 
     def _event(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the events only, for text that the log lacks or already has in other words."""
+        """Write a line to the run's events only, for text that the log lacks or already has in other words."""
         self.writer.event(line, level=level, code=code, step=self.step)
 
     def _set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """Set the run's state, unless it is already terminal. Thread-safe."""
+        """Set the run's state in the metrics file, unless it is already terminal. Thread-safe."""
         with self._state_lock:
             if not self._ended:
                 self._ended = state in TERMINAL
                 self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def _update_document(self, **fields: Any) -> None:
-        """Update fields of the run's document. A full disk costs the note, not the run."""
+        """Update fields of the run's document. A full disk loses the fields, not the run."""
         try:
             runs.update_document(self.folder, **fields)
         except MachineError as error:
@@ -176,7 +179,7 @@ class Trainer:
     # REQUESTS (called by the request thread)
 
     def ending(self) -> None:
-        """Announce that the run stops after its current iteration."""
+        """Set the run's state to "stopping": it stops after its current iteration."""
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
     def leaving(self, exit_code: int) -> None:
@@ -185,11 +188,13 @@ class Trainer:
         self.say("a second Ctrl-C: exited at once without a checkpoint", level="warn", code="stop")
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Publish the result of request number `sequence`."""
+        """Publish the `result` (a code of `control`) of request number `sequence` in the metrics file."""
         self.writer.acknowledge(sequence, result)
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
+        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the pixels a
+        side.
+        """
         self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
         if self.watcher.unavailable_reason and "live view" not in self._reported:
             self._reported.add("live view")
@@ -198,8 +203,9 @@ class Trainer:
     # LOOP
 
     def run(self, lock: runs.Lock) -> None:
-        """Train until all steps are done, the target is reached or a stop is requested. Leaves a last checkpoint and a
-        terminal state.
+        """Train until all steps are done, the target is reached or a stop is requested, then write a last checkpoint
+        and a terminal state. Holds `lock`, the run folder's lock. Raises DivergedError for non-finite values, and any
+        error of training.
         """
         self._lock = lock
         self.requests.reporter = self.team.reporter = self
@@ -328,8 +334,8 @@ class Trainer:
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:
-        """Write the last event and the terminal state, after the pending checkpoint is complete and the history is on
-        disk.
+        """Write the last event and the terminal state, after the pending checkpoint is complete and the metrics history
+        is on disk. `error` is the cause of a failed run.
         """
         self.store.wait()
         self._report_write_errors()
@@ -348,8 +354,8 @@ class Trainer:
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
     def _restore_files(self) -> None:
-        """Restore files that were deleted or replaced from outside. Raises BusyError if another trainer holds the
-        folder, MachineError if it cannot be locked.
+        """Restore files of the run folder that were deleted or replaced from outside. Raises BusyError if another
+        trainer holds the folder, MachineError if it cannot be locked.
         """
         now_s = time.monotonic()
         if now_s - self._files_checked_s > _FILE_LOOK_S:
@@ -375,7 +381,7 @@ class Trainer:
     # EVALUATION
 
     def _evaluate(self) -> bool:
-        """Play greedy episodes and save a new best. Returns True if the target is reached."""
+        """Play greedy episodes, publish their mean and save a new best. Returns True if the target is reached."""
         evaluator, target = self.evaluator, self.config.run.target
         assert evaluator is not None
         self.writer.set_phase("eval")
@@ -427,7 +433,7 @@ class Trainer:
     # CHECKPOINTS
 
     def _document(self) -> dict[str, Any]:
-        """Scalars that a resumed run needs in addition to the tensors."""
+        """Scalars of a checkpoint that a resumed run needs in addition to its tensors."""
         progress = {
             "step": self.step,
             "iteration": self.iteration,
@@ -444,7 +450,9 @@ class Trainer:
         return waited_s >= self.snapshots.cost_s / SAVE_SHARE
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
-        """Save a checkpoint and answer the requests for one."""
+        """Save a checkpoint and answer the requests for one. `best`: it is the best evaluated one; `wait`: return after
+        it is on disk.
+        """
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
         save = _Save(self.step, time.clock_gettime_ns(_BOOTTIME), best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
@@ -459,7 +467,9 @@ class Trainer:
             self.store.wait()
 
     def _confirm_save(self, save: _Save, path: Path | None, replay_s: float | None) -> None:
-        """Report a checkpoint's success or failure; called by the thread that wrote it."""
+        """Report a checkpoint's success, or its failure (`path` is None); called by the thread that wrote it.
+        `replay_s`: seconds spent on the replay, None if it was not saved.
+        """
         if path is None:
             self._failures += 1
             self.requests.answer_all(save.requests, "failed", self._problem)
@@ -478,14 +488,16 @@ class Trainer:
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:
-        """Report of the checkpoint store: a failed save, a checkpoint skipped on load, or a file that could not be
-        deleted. Thread-safe.
+        """Log a report of the checkpoint store: a failed save, a checkpoint skipped on load, or a file that could not
+        be deleted. Thread-safe.
         """
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
     def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
-        """Load a checkpoint. Returns the reason if returns before and after it are not comparable, else None."""
+        """Load a checkpoint, made with configuration `before`. Returns the reason if returns before and after it are
+        not comparable, else None.
+        """
         changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
         document, incomparable = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
@@ -500,7 +512,9 @@ class Trainer:
         return incomparable
 
     def _diverged(self, not_finite: NotFinite) -> None:
-        """Quarantine the non-finite state for a post-mortem and raise DivergedError; earlier checkpoints stay."""
+        """Save the non-finite state apart from the checkpoints, for a post-mortem, and raise DivergedError; earlier
+        checkpoints stay.
+        """
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()

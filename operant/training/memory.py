@@ -38,7 +38,7 @@ _FREE_SHARE = 2 / 3
 
 
 class Footprint(NamedTuple):
-    """Bytes held for the whole run, and the peak that an update adds."""
+    """Memory of a run in bytes: what it holds from start to end, and the peak that an update adds."""
 
     fixed_bytes: int
     update_bytes: int
@@ -46,7 +46,7 @@ class Footprint(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Sum of both."""
+        """Permanent bytes and peak of an update together."""
         return self.fixed_bytes + self.update_bytes
 
 
@@ -80,7 +80,8 @@ class _Storages(TorchDispatchMode):
 
 
 def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None:
-    """Raise MachineError if a run's permanent memory exceeds the free memory. Free of cost when it certainly fits.
+    """Raise MachineError if a run's permanent memory exceeds the free memory of its device. Costs nothing when the run
+    certainly fits.
 
     With several ranks each GPU holds its share of the lanes. A GPU fails at allocation, so only an iteration's traffic
     is checked first there; a CPU allocator promises memory it does not have.
@@ -100,7 +101,8 @@ def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None
 
 
 def estimate(config: Config, *, updates: bool = True) -> Footprint:
-    """Footprint of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes seconds.
+    """Memory footprint of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes
+    seconds.
 
     Without `updates` only the permanent memory is measured, in about one second.
     """

@@ -28,14 +28,14 @@ _BETWEEN = ("evaluate", "checkpoint")  # timed sections outside the algorithm's 
 
 
 class NotFinite(NamedTuple):
-    """First iteration with a NaN or infinite value."""
+    """First iteration with a NaN or infinite value in the algorithm's metrics or in the rollout."""
 
     iteration: int
     first: FirstNonFinite | None  # non-finite action, reward or observation
     columns: tuple[str, ...]  # columns of the record that are not finite
 
     def advice(self, config: Any) -> str:
-        """Advice for the user. `config` is an `operant.config.load.Config`."""
+        """Sentence of advice for the user on this value's likely cause. `config` is an `operant.config.load.Config`."""
         return advice(config, self.first)
 
 
@@ -48,7 +48,7 @@ def _sections(algo: Algorithm) -> tuple[str, ...]:
 
 
 def _scheduled_keys(algo: Algorithm) -> list[str]:
-    """Scheduled keys, except those that the algorithm reports as metrics itself."""
+    """Configuration keys with a schedule, except those that the algorithm reports as metrics itself."""
     return [key for key in getattr(algo, "scheduled", {}) if key not in {spec.name for spec in algo.metrics}]
 
 
@@ -100,7 +100,7 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
 
 
 def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
-    """Metric specs of one rank."""
+    """Metric specs of one rank: its memory and its share of time spent in the exchange."""
     return (
         MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
         MetricSpec(
@@ -123,7 +123,7 @@ def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
 
 
 class _Pending(NamedTuple):
-    """Copy under way, with the host's values at its start."""
+    """Copy of the sums to the host that is under way, with the host's values at its start."""
 
     step: int
     iterations: int
@@ -133,8 +133,8 @@ class _Pending(NamedTuple):
 
 
 class Meters:
-    """Accumulates an algorithm's metrics and publishes records. Call `measure` around each phase and `after` once per
-    iteration.
+    """Sums of an algorithm's metrics over iterations, published as records of the metrics file. Call `measure` around
+    each phase and `after` once per iteration.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class Meters:
     # MEASURE
 
     def measure(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Run `work` and add its duration to the phase: CUDA events for the algorithm's phases on a GPU, else the
-        host's clock.
+        """Run `work`, add its duration to the phase, and return its result. Timed by CUDA events for the algorithm's
+        phases on a GPU, else by the host's clock.
         """
         if self._cuda and phase in self._phases:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -197,11 +197,13 @@ class Meters:
         return result
 
     def set_evaluation(self, mean: float, best: float) -> None:
-        """Set the evaluation of the previous session, shown by the following records."""
+        """Set the evaluation of the previous session, mean and best return, which the following records repeat."""
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a marked record of an evaluation at the step of the evaluated policy. Returns the same as `flush`."""
+        """Publish a record marked as an evaluation, at the step of the evaluated policy. Returns the same as
+        `flush`.
+        """
         not_finite = self._publish_arrived(wait=True)  # of an earlier step
         self.set_evaluation(mean, best)
         self._unpublished_evaluation = True
@@ -221,8 +223,8 @@ class Meters:
     # RECORD
 
     def after(self, step: int) -> NotFinite | None:
-        """Called once per iteration with the environment steps so far. Returns the first non-finite value as soon as
-        the host knows it.
+        """Add up the metrics of an iteration, and publish a record if one is due. Called once per iteration with the
+        environment steps so far; returns the first non-finite value as soon as the host knows it, else None.
         """
         self._accumulate()
         self._iterations += 1
@@ -236,7 +238,9 @@ class Meters:
         return not_finite
 
     def flush(self, step: int) -> NotFinite | None:
-        """Publish the remaining sums and wait for the copy: the last record of a run."""
+        """Publish the remaining sums and wait for the copy: the last record of a run. Returns the first non-finite
+        value, None if all are finite.
+        """
         not_finite = self._publish_arrived(wait=True)
         if self._iterations:
             self._drain(keep=0)
@@ -263,7 +267,7 @@ class Meters:
             self._drain(keep=2)
 
     def _drain(self, keep: int) -> None:
-        """Convert recorded event pairs to seconds, except the newest `keep`."""
+        """Convert the recorded pairs of CUDA events to seconds of their phase, except the newest `keep`."""
         while len(self._timed) > keep:
             phase, begin, end = self._timed.popleft()
             end.synchronize()  # sync: waits for the iteration before the one just launched

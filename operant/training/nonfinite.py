@@ -26,7 +26,7 @@ _KINDS = ("action", "reward", "observation")
 
 
 class FirstNonFinite(NamedTuple):
-    """First non-finite value of an iteration."""
+    """Location of the first non-finite value of an iteration."""
 
     kind: str  # "action" comes from the policy, "reward" and "observation" from the environment
     value: float
@@ -36,7 +36,7 @@ class FirstNonFinite(NamedTuple):
 
     def words(self, began: int, lanes: int) -> str:
         """Sentence naming the value, its lane and its step. `began`: environment steps before the iteration; `lanes`:
-        all lanes.
+        number of lanes of all ranks.
         """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
         others = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
@@ -44,7 +44,9 @@ class FirstNonFinite(NamedTuple):
 
 
 def advice(config: Any, first: FirstNonFinite | None) -> str:
-    """Advice on non-finite values by their origin. `config` is an `operant.config.load.Config`."""
+    """Advice for the user by the origin of `first`, the first non-finite value in the rollout (None: only the update
+    has one). `config` is an `operant.config.load.Config`.
+    """
     if first is not None and first.kind != "action":
         file = config.environment_file
         look = (
@@ -60,7 +62,9 @@ def advice(config: Any, first: FirstNonFinite | None) -> str:
 
 
 class Checked(NamedTuple):
-    """Checked buffers as float32 bit patterns. Integer buffers cannot be non-finite and are passed with 0 rows."""
+    """Buffers of the rollout to be checked, as float32 bit patterns. Integer buffers cannot be non-finite and are
+    passed with 0 rows.
+    """
 
     action: Any  # (T, A, N) int32
     reward: Any  # (T, N) int32
@@ -68,7 +72,7 @@ class Checked(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Output buffers. The check is skipped once `first` names an iteration."""
+    """Output buffers of the check: a flag, and the location. The check is skipped once `first` names an iteration."""
 
     first: Any  # (1) int64, below 0: none yet
     # (T, N) int8, written: 4 kind + 0 for NaN, 1 for +inf, 2 for -inf; kinds are 1 (action), 2, 3
@@ -103,11 +107,13 @@ def nonfinite_body(i, checked, result, offset):
 
 
 class NonFiniteCheck:
-    """Check of a rollout. After a non-finite value `any` (1) int32 is 1, and `result` locates it."""
+    """Check of a rollout for NaN and infinity, on its device. After a non-finite value `any` (1) int32 is 1, and
+    `result` locates it.
+    """
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
-        """`first` (1) int64: index of the first bad iteration, below 0 while there is none; later iterations are
-        skipped.
+        """`first` (1) int64 is the index of the first bad iteration, below 0 while there is none; later iterations are
+        not checked.
         """
         device, (steps, lanes) = rollout.reward.device, rollout.reward.shape
         checked = (rollout.action, rollout.reward, rollout.observation)
@@ -120,7 +126,7 @@ class NonFiniteCheck:
         self._seen, self._found = bind(Checked(*bits)), bind(Result(first, self._code, self.any))
 
     def __call__(self) -> None:
-        """Check the rollout."""
+        """Check the rollout, without waiting for the device."""
         # If a sum of finite values overflows, the kernel runs and finds nothing.
         if not self._on_cpu or not math.isfinite(
             sum(float(tensor.sum()) for tensor in self._floats)

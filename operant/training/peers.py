@@ -46,7 +46,7 @@ log = logging.getLogger("operant")
 
 
 class Lost(NamedTuple):
-    """A rank that has exited or failed."""
+    """A rank that has exited or failed, and its message."""
 
     rank: int
     message: str
@@ -54,7 +54,7 @@ class Lost(NamedTuple):
 
 
 class _Wire:
-    """Connection that carries lines of JSON."""
+    """TCP connection between two ranks that carries one JSON object per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,7 +65,7 @@ class _Wire:
         self.opened_s = self._looked_s = time.monotonic()
 
     def send(self, **message: Any) -> None:
-        """Send a message. A closed connection is noticed by `read`."""
+        """Send a message with these fields. A closed connection is not an error here; `read` notices it."""
         with self._lock, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
@@ -113,8 +113,8 @@ class Leader:
     def __init__(
         self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, multi_node: bool = False
     ) -> None:
-        """`multi_node`: listen on all interfaces. `versions` must be equal on all ranks. Raises MachineError if no port
-        can be opened.
+        """`multi_node`: listen on all interfaces, else on this machine only. `versions` must be equal on all ranks; a
+        connection is lost after `timeout_s` of silence. Raises MachineError if no port can be opened.
         """
         self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
         self.on_lost: Callable[[Lost], None] = lambda lost: None
@@ -146,8 +146,8 @@ class Leader:
         self._thread.start()
 
     def wait(self, timeout_s: float, look: Callable[[], None]) -> None:
-        """Wait until all ranks have joined, calling `look` meanwhile. Raises MachineError at the timeout, and whatever
-        `look` raises.
+        """Wait until all ranks have joined, calling `look` several times a second. Raises MachineError after
+        `timeout_s`, and whatever `look` raises.
         """
         deadline_s = time.monotonic() + timeout_s
         while not self._joined.wait(_TICK_S) and time.monotonic() < deadline_s:
@@ -164,13 +164,13 @@ class Leader:
             )
 
     def command(self, do: str, **fields: Any) -> None:
-        """Send a command to all other ranks."""
+        """Send the command `do` with its fields to all other ranks."""
         for wire in tuple(self._wires.values()):
             wire.send(do=do, **fields)
 
     def end(self, cause: str | None = None, code: int = 1, goodbye_s: float = GOODBYE_S) -> None:
-        """End the other ranks, with `cause` if the work is not done. Returns once they have exited, or after
-        `goodbye_s` seconds.
+        """End the other ranks, with `cause` and exit code `code` if the work is not done. Returns once they have
+        exited, or after `goodbye_s` seconds.
         """
         self._closing = True
         for wire in tuple(self._wires.values()):
@@ -186,7 +186,7 @@ class Leader:
         self._file.unlink(missing_ok=True)
 
     def _watch(self) -> None:
-        """Body of the watching thread. A failure of it ends the run: a lost rank would no longer be noticed."""
+        """Body of the watching thread. An error in it ends the run, because a lost rank would no longer be noticed."""
         try:
             self._watch_ranks()
         except Exception as error:
@@ -224,7 +224,7 @@ class Leader:
             self._refuse(self._strangers[0])
 
     def _refuse(self, wire: _Wire) -> None:
-        """Close a connection that has not been admitted."""
+        """Close a connection that has not been admitted as a rank."""
         self._strangers.remove(wire)
         self._selector.unregister(wire.socket)
         wire.left = True
@@ -253,7 +253,9 @@ class Leader:
                 self._lose(wire, f"{wire.name}: {message['failed']}", runs.integer_of(message, "code"))
 
     def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
-        """Authenticate a connection and admit its rank."""
+        """Authenticate a connection by the token in its first message `hello`, and admit its rank, or refuse it with
+        the reason.
+        """
         rank, token = hello.get("rank"), str(hello.get("token")).encode(errors="replace")
         if (
             not isinstance(rank, int)
@@ -308,7 +310,9 @@ def _addresses() -> list[str]:
 
 
 class Follower:
-    """Another rank's end: receives rank 0's commands. The listening thread calls `on_lost` at most once."""
+    """Connection of another rank to rank 0, whose commands it receives. The listening thread calls `on_lost` at most
+    once, when rank 0 is gone.
+    """
 
     def __init__(
         self,
@@ -340,11 +344,11 @@ class Follower:
             thread.start()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for rank 0's next command."""
+        """Wait for rank 0's next command, and return its fields; `do` is its name."""
         return self._commands.get()
 
     def ask_stop(self, name: str) -> None:
-        """Report a signal that requests a stop."""
+        """Report to rank 0 the signal `name`, which requests a stop of the run."""
         self._wire.send(stop=name)
 
     def fail(self, message: str, code: int) -> None:
@@ -359,7 +363,7 @@ class Follower:
         self._wire.close()
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Body of a thread. A failure of it ends this rank: it could no longer answer rank 0."""
+        """Run `work`, the body of a thread. An error in it ends this rank, because it could no longer answer rank 0."""
         try:
             work()
         except Exception as error:
@@ -398,7 +402,9 @@ class Follower:
 
 
 def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
-    """Connection to rank 0 after admission, and the messages received after it."""
+    """Connect to rank 0 and wait for admission. Returns the connection and the messages received after admission.
+    Raises MachineError after `join_s` seconds, or with rank 0's refusal.
+    """
     deadline_s, has_address = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
         address_file = runs.read_json(folder / ADDRESS_FILE)

@@ -26,7 +26,9 @@ _UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
 def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
-    """Train the run of a folder with its log as stdout and stderr; returns the exit code."""
+    """Train the run of a folder with its log.txt as stdout and stderr, and return the exit code. `own_log` is the
+    descriptor of this process's own stderr; `trusted`: code in the run folder may run.
+    """
     try:
         descriptor = launch.open_log(folder)
     except (OSError, MachineError) as error:
@@ -46,7 +48,9 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
 
 
 def _broken_off(folder: Path, code: int) -> bool:
-    """Whether a run was stopped before its first iteration; its document then names no process (`worker.train`)."""
+    """Whether a run that ended with exit code `code` was stopped before its first iteration; its document then names no
+    process (`worker.train`).
+    """
     return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
 
 

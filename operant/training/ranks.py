@@ -27,7 +27,7 @@ JOIN_S = 120.0
 
 
 class Placement(NamedTuple):
-    """Rank of this process in a run."""
+    """Rank of this process among the ranks of its run and of its host."""
 
     rank: int
     ranks: int
@@ -45,8 +45,8 @@ SINGLE = Placement(0, 1, 0, 1)
 
 
 def placement(environment: Mapping[str, str]) -> Placement:
-    """Rank according to the launcher's variables; `SINGLE` without a launcher. Raises UsageError for an unsupported
-    number of ranks or a malformed variable.
+    """Rank of this process according to the variables of its launcher (torchrun or srun); `SINGLE` without one. Raises
+    UsageError for an unsupported number of ranks or a malformed variable.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names, launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"
@@ -71,7 +71,7 @@ def placement(environment: Mapping[str, str]) -> Placement:
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    """Raise UsageError if a launcher restarts ranks of a run that has already trained, which would begin the run
+    """Raise UsageError if a launcher restarts the ranks of a run that has already trained, which would begin the run
     again.
     """
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -86,7 +86,7 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
 
 
 def way_on(folder: Path) -> str:
-    """Advice after the end of a run."""
+    """Advice after the end of a run of several ranks: the command that resumes it."""
     if _resumes(folder):
         return f"To continue from the last checkpoint: operant resume {folder.name}"
     return "It has no checkpoint to continue from: start a new run"
@@ -112,10 +112,11 @@ def versions() -> dict[str, str]:
 def assign_gpus(
     run: Any, this: Placement, visible: int, *, resume: bool
 ) -> tuple[Placement, tuple[int, ...], str | None]:
-    """Rank of this process, GPU indices of this host's ranks in order (empty: `run.device` decides), and a note.
-    `visible` GPUs exist.
+    """Rank of this process, GPU indices of this host's ranks in order (empty: `run.device` decides), and a note for the
+    log or None. `run` is the section [run], `visible` the number of GPUs. Raises ConfigError and MachineError if the
+    requested ranks are not possible.
 
-    Raises ConfigError and MachineError if the requested ranks are not possible.
+    `resume`: the run has trained before, so a GPU that is missing is noted rather than refused.
     """
     if this.launcher is not None:
         if run.gpus and _count(run.gpus, visible) != this.ranks:
@@ -163,7 +164,9 @@ def assign_gpus(
 
 
 def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placement, str, str | None]:
-    """Rank of this process, its device name, and a note. Raises the errors of `assign_gpus`."""
+    """Rank of this process, its device name, and a note for the log or None. Arguments and errors are those of
+    `assign_gpus`.
+    """
     import torch
 
     this, gpus, note = assign_gpus(
@@ -173,7 +176,7 @@ def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placemen
 
 
 def resume_keys(run: Any, this: Placement, device: torch.device) -> dict[str, Any]:
-    """Configuration keys by which a resume selects the same number of ranks."""
+    """Keys of section [run] by which a resume selects the same number of ranks."""
     if this.ranks > 1 and device.type == "cuda":
         return {"gpus": run.gpus or this.ranks, "ranks": 1, "device": "auto"}
     return {"ranks": this.ranks, "device": "auto" if run.gpus else str(device)}
@@ -195,7 +198,7 @@ ADDRESS_FILE = "ranks.json"
 
 
 class LocalRanks:
-    """Processes of ranks 1 to W - 1, started by rank 0 on its own machine before its heavy imports, so that all import
+    """Processes of ranks 1 to W - 1 on rank 0's own machine, started before rank 0's heavy imports, so that all import
     in parallel.
     """
 
@@ -212,13 +215,13 @@ class LocalRanks:
                 )
 
     def ended(self) -> tuple[int, str] | None:
-        """First rank whose process has exited, and its exit in words; None if all run."""
+        """First rank whose process has exited, and its exit in words; None while all run."""
         return next(
             ((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None
         )
 
     def ending(self, rank: int) -> str:
-        """Exit of a rank's process in words; "" if it runs or is not a child of this process."""
+        """Exit of a rank's process in words; "" while it runs, or if it is not a child of this process."""
         process = self._processes.get(rank)
         if process is None:
             return ""
@@ -240,5 +243,5 @@ class LocalRanks:
 
 
 def log_name(rank: int) -> str:
-    """Log file of a rank in the run folder."""
+    """File name of a rank's log in the run folder."""
     return "log.txt" if rank == 0 else f"log.{rank}.txt"

@@ -34,15 +34,15 @@ _LAST_WORD_S = 1.0
 
 
 class Stop(NamedTuple):
-    """Origin of a stop: signal number (0 for a request), and the signal's or person's name."""
+    """Origin of a stop: number of a signal (0 for a request), and the name of the signal or of the person."""
 
     number: int
     by: str
 
 
 class SignalThread:
-    """Thread that receives each signal at once. Python's own handlers wait until the main thread leaves C code,
-    possibly for a whole iteration.
+    """Thread that receives each signal at once and calls `on_signal` with its number. Python's own handlers wait until
+    the main thread leaves C code, possibly for a whole iteration.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
@@ -69,7 +69,7 @@ class SignalThread:
 
 @functools.cache
 def _disable_in_children() -> None:
-    """Disable the wakeup descriptor in forked children."""
+    """Disable the signals' wakeup descriptor in forked children; registered once per process."""
 
     def disable() -> None:
         with contextlib.suppress(ValueError):
@@ -79,7 +79,8 @@ def _disable_in_children() -> None:
 
 
 class Requests:
-    """Pending requests.
+    """Requests that wait for the training loop, from signals and from request files, and their answers. Handlers and
+    threads add them; the loop takes and completes them between two iterations.
 
     Before training begins a stop interrupts at once, since there is nothing to save; leaving the `with` block raises
     StoppedError. From then on the loop stops after its iteration, however long it takes; a second SIGINT ends the
@@ -144,7 +145,7 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
-        """Restore the previous signal handlers in a process that continues, and release the trainer."""
+        """Restore the previous signal handlers, and release the trainer, in a process that continues after the run."""
         self.reporter = None
         if self._signals is not None:
             self._signals.close()
@@ -194,7 +195,7 @@ class Requests:
 
     @property
     def began(self) -> bool:
-        """Whether training has begun."""
+        """Whether training has begun (`begin`)."""
         return not self._starting
 
     @property
@@ -203,12 +204,14 @@ class Requests:
         return self.checkpoint or self.stop is not None or self.paused_by is not None
 
     def ask_stop(self, stop: Stop) -> None:
-        """Request the end of the run; the first caller counts. Thread- and signal-safe."""
+        """Request the end of the run; of several the first counts. Thread- and signal-safe."""
         if self.stop is None:
             self.stop = stop
 
     def ask(self, request: Request) -> str:
-        """Register a request that the loop completes later. Returns a sentence for the requester. One thread only."""
+        """Register a request that the loop completes later. Returns a sentence for the requester. Called by one thread
+        only.
+        """
         with self._lock:
             self._unanswered.setdefault(request.verb, []).append(request)
         if request.verb == "stop":
@@ -237,23 +240,25 @@ class Requests:
     # ANSWERING
 
     def take(self, verb: str) -> list[Request]:
-        """Remove and return all requests of a verb; the caller answers them with `answer_all`."""
+        """Remove and return all requests of a verb ("checkpoint", "pause", ...); the caller answers them with
+        `answer_all`.
+        """
         with self._lock:
             return self._unanswered.pop(verb, [])
 
     def answer_all(self, requests: Iterable[Request], result: str, text: str) -> None:
-        """Answer removed requests with a `result` of control.RESULTS and a sentence. Thread-safe; does not wait for a
-        disk.
+        """Answer removed requests with a `result` of control.RESULTS and the sentence `text`. Thread-safe; another
+        thread writes the answers to disk.
         """
         self._answers.extend((request, result, text) for request in requests)
         self.answered.set()
 
     def answer(self, verb: str, result: str, text: str) -> None:
-        """Answer all pending requests of a verb."""
+        """Answer all pending requests of a verb with a `result` of control.RESULTS and the sentence `text`."""
         self.answer_all(self.take(verb), result, text)
 
     def take_answer(self) -> tuple[Request, str, str] | None:
-        """Next answer to write to disk: request, result, sentence."""
+        """Remove and return the next answer to write to disk: request, result, sentence. None if there is none."""
         with contextlib.suppress(IndexError):
             return self._answers.popleft()
         return None
@@ -267,10 +272,10 @@ def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
 
 
 class Reporter(Protocol):
-    """Interface to the run's log, events and state: a trainer."""
+    """Interface of a trainer to its log, events and state."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the log and to the events."""
+        """Write a line to the log and to the run's events."""
 
     def ending(self) -> None:
         """Announce that the run stops after its current iteration."""
@@ -279,15 +284,17 @@ class Reporter(Protocol):
         """Announce that the process exits immediately, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Show the agent to a viewer until `until_s` (`time.monotonic`)."""
+        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the pixels a
+        side.
+        """
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Publish the result of request number `sequence`."""
+        """Publish the `result` (a code of `control`) of request number `sequence` in the metrics file."""
 
 
 class RequestThread:
-    """Thread that accepts and answers requests while the loop is busy. It is separate from the heartbeat, which must
-    not wait for a disk.
+    """Thread that accepts request files from `inbox` and writes their answers while the loop is busy. It is separate
+    from the heartbeat, which must not wait for a disk.
     """
 
     def __init__(self, inbox: Inbox, requests: Requests, reporter: Reporter) -> None:
@@ -301,7 +308,7 @@ class RequestThread:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Answer the remaining requests and stop."""
+        """Answer the remaining requests and stop the thread."""
         self._over = True
         self._requests.answered.set()
         self._thread.join()
@@ -343,7 +350,7 @@ class RequestThread:
 
 
 class Heartbeat:
-    """Thread that reports four times a second that the process is alive."""
+    """Thread that calls `beat` four times a second, which records that the process is alive."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat, self._over = beat, threading.Event()

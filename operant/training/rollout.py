@@ -11,10 +11,10 @@ from operant.worlds import Slot, World
 
 
 class Rollout:
-    """Lanes of a world stepped by an actor over fixed buffers, so that a CUDA graph can capture a step.
+    """Lanes of a world, stepped by an actor over fixed buffers, so that a CUDA graph can capture a step.
 
-    `steps` is the largest number of steps between two calls of `draw`. `slot` receives the outcome of a step; by
-    default a new one.
+    `steps` is the largest number of steps between two calls of `draw`. `slot` holds the buffers of one step
+    (observation, action, reward, ...); by default new ones.
     """
 
     def __init__(self, actor: Actor, world: World, *, steps: int = 1, slot: Slot | None = None) -> None:
@@ -30,13 +30,13 @@ class Rollout:
             state.copy_(first)
 
     def draw(self) -> None:
-        """Fill the noise buffer for the next `steps` sampled actions."""
+        """Fill the noise buffer for the next `steps` actions sampled by `choose`."""
         self.world.noise(self._noise)
 
     @torch.no_grad()
     def choose(self, t: int = 0, *, greedy: bool) -> torch.Tensor:
-        """Actions (A, N) of every lane, written to the slot: greedy, or sampled with the noise of step t since
-        `draw`.
+        """Write the actions (A, N) of every lane to the slot and return them: with `greedy` the policy's mode, else
+        sampled with the noise of step t since `draw`.
         """
         slot = self.slot
         if self._state:  # recurrent state does not cross episodes
@@ -50,6 +50,8 @@ class Rollout:
         return slot.action
 
     def step(self, t: int = 0, *, greedy: bool) -> None:
-        """Step every lane, t steps after the last `World.advance`, which the caller calls."""
+        """Choose actions and step every lane, t steps after the last `World.advance`, which the caller calls. With
+        `greedy` the actions are the policy's mode, else sampled.
+        """
         self.choose(t, greedy=greedy)
         self.world.step(self._bound, t)

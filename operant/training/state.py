@@ -30,7 +30,9 @@ _ENVIRONMENTS_OWN = "world/state"
 
 
 class Snapshots:
-    """Checkpoints of one session. Each holds its configuration and the task since which its returns are comparable."""
+    """Saves and loads the checkpoints of one session. Each holds its configuration, and names the task since which its
+    returns are comparable.
+    """
 
     def __init__(
         self,
@@ -43,8 +45,8 @@ class Snapshots:
         environment_code: str | None,
         saves: Literal["auto"] | bool = "auto",
     ) -> None:
-        """`config` is the configuration file to store in a checkpoint's folder, `environment_code` the hash of the
-        user's environment file, `saves` the value of `checkpoint.replay`.
+        """`config` is the text of the configuration file to store in a checkpoint's folder, `environment_code` the hash
+        of the user's environment file, `saves` the value of `checkpoint.replay`.
         """
         self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
@@ -66,7 +68,7 @@ class Snapshots:
 
     @property
     def replay_size(self) -> str | None:
-        """Size and location of the replay in words; None if there is none."""
+        """Size and location of the replay buffer in words; None if the algorithm has none."""
         from operant.text import size
 
         if not self.replay_bytes:
@@ -76,7 +78,7 @@ class Snapshots:
         )
 
     def _decide_replay(self, replay: Literal["auto"] | bool) -> bool:
-        """Whether the replay is saved; adds a note if it is not."""
+        """Whether the replay is saved with checkpoints; adds a note for the log if it is not."""
         from operant.text import size
 
         if replay is True or not self.replay_bytes:
@@ -110,10 +112,10 @@ class Snapshots:
         last: bool = False,
         done: Callable[[Path | None, float | None], None],
     ) -> None:
-        """Start saving the current state. A thread calls `done` with the checkpoint's folder, None if it failed, and
-        with the seconds spent on the replay, None if it was not saved.
+        """Start saving the current state. A thread then calls `done` with the checkpoint's folder (None: the save
+        failed) and the seconds spent on the replay (None: not saved).
 
-        `last`: the checkpoint may be the session's last, or was requested.
+        `best`: also keep it as the best checkpoint. `last`: the checkpoint may be the session's last, or was requested.
         """
         # A run may be resumed from its best checkpoint, so that is not policy-only. The replay is left out of it,
         # unless it replaces a checkpoint of this step that holds all.
@@ -145,13 +147,13 @@ class Snapshots:
         )
 
     def _is_time(self) -> bool:
-        """Whether saving the replay, during which training waits, costs at most a twentieth of the time since the last
-        save.
+        """Whether a replay may be saved now: training waits for it, which may cost at most a twentieth of the time
+        since the last save.
         """
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
     def _whole_replay(self) -> Mapping[str, Tensor]:
-        """Replay tensors in place; with several ranks those of all ranks on the CPU."""
+        """Replay tensors by name: the algorithm's own with one rank, copies of all ranks' on the CPU with several."""
         own = replay_tensors(self._algo)
         return (
             own
@@ -163,7 +165,7 @@ class Snapshots:
         """Load a checkpoint. Returns its document, and the reason if its best return is not comparable with later ones,
         else None. Raises the errors of the module's `restore`.
 
-        `task_changes` are reasons found by comparing configurations.
+        `task_changes` are reasons for that found by comparing configurations.
         """
         reset_reason = restore(self._algo, checkpoint, self._group.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
@@ -195,9 +197,10 @@ def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
 def restore_replay(
     algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange, reset_reason: str | None
 ) -> str | None:
-    """Load the replay saved with a checkpoint. Returns the reason if it stays empty, on all ranks or on none.
+    """Load the replay saved with a checkpoint. Returns None, or the reason if it stays empty; all ranks load it or
+    none.
 
-    `reset_reason` is that of `restore`. Transitions of an environment whose state has changed are not loaded.
+    `reset_reason` is the result of `restore`. Transitions of an environment whose state has changed are not loaded.
     """
     if reset_reason == _OTHER_STATE:
         return reset_reason
@@ -223,10 +226,10 @@ def must_be_finite(algo: Algorithm) -> list[str]:
 
 def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> str | None:
     """Load a checkpoint's tensors into an algorithm except its replay; with several ranks each loads its own lanes.
+    Returns None if episodes continue, else the reason why the lanes must be reset by `algo.start`: their state is not
+    saved, or does not match.
 
-    Returns None if episodes continue, else the reason why the lanes must be reset by `algo.start` (not saved, or not
-    matching). Raises ConfigError if other tensors do not fit and BadFileError if they are not finite; nothing is loaded
-    then.
+    Raises ConfigError if other tensors do not fit and BadFileError if they are not finite; nothing is loaded then.
     """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
@@ -274,7 +277,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
-    """Load the checkpoint of a step, chosen by rank 0, on another rank."""
+    """Load the checkpoint of `step`, chosen by rank 0, on another rank. Raises the errors of `restore`."""
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)
     reset_reason = restore(algo, checkpoint, exchange)

@@ -32,14 +32,16 @@ _TWO_MEANS = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
-    """Result of an evaluation, with its confirmation if there was one."""
+    """Evaluation of a run; with a target that it seemed to reach, also its confirmation and the verdict."""
 
     evaluation: Evaluation  # of the confirmation if there was one: unbiased by selection
     first: Evaluation | None = None  # the evaluation to be confirmed
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
-        """Fields of its line in evaluations.jsonl; a confirmation also records the evaluation it confirms."""
+        """Fields of this evaluation's line in evaluations.jsonl; a confirmation also records the evaluation it
+        confirms.
+        """
         fields: dict[str, Any] = self.evaluation._asdict()
         if self.first is not None:
             fields["confirmation"] = {
@@ -62,7 +64,9 @@ class TargetEvaluator:
         self.max_steps = self._first.max_steps
 
     def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Outcome | None:
-        """Evaluation `number`, reproducible by its number; None if `interrupted` ended it."""
+        """Play evaluation `number`, whose number fixes its episodes, and its confirmation if it reaches the target.
+        Returns None if `interrupted`, polled every 32 steps, returned True.
+        """
         try:
             first = self._first.run(number, interrupted=interrupted)
             if self._target is None or not first.mean >= self._target:
@@ -103,7 +107,7 @@ def describe(outcome: Outcome, target: float) -> str:
 
 
 def pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """Pool several evaluations with equal numbers of episodes."""
+    """Evaluation of all episodes of several evaluations with equal numbers of episodes."""
     count, episodes = len(parts), sum(part.episodes for part in parts)
     mean = sum(part.mean for part in parts) / count
     deviation = None
@@ -128,7 +132,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 def _next_lower_bound(evaluation: Evaluation) -> float:
-    """Lower bound (97.5 %) of the mean of another evaluation of the same size."""
+    """Lower bound (97.5 %) of the mean return of another evaluation of the same size."""
     return evaluation.mean - _TWO_MEANS * (evaluation.ci95 or 0.0)
 
 

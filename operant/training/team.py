@@ -43,7 +43,7 @@ class Reporter(Protocol):
 
 
 class Team:
-    """Rank 0's handle on all ranks; does nothing in a run of one rank."""
+    """Rank 0's control of all ranks of a run: start, join, commands, end. Does nothing in a run of one rank."""
 
     def __init__(self, folder: Path, request_stop: Callable[[str], object], local_ranks: ranks.LocalRanks) -> None:
         """`request_stop` is called with a signal that another rank received. `local_ranks` are the ranks already
@@ -58,8 +58,8 @@ class Team:
     # START
 
     def open(self, placement: ranks.Placement, command: Sequence[str], timeout_s: float) -> None:
-        """Accept connections from the other ranks. Without a launcher, restart them by `command` if their number is
-        wrong.
+        """Accept connections from the other ranks, which are lost after `timeout_s` of silence. Without a launcher,
+        restart them by `command` if their number is wrong.
         """
         if self._leader is not None:
             return
@@ -85,11 +85,11 @@ class Team:
         step: int | None,
         document: Mapping[str, Any],
     ) -> None:
-        """Wait for the other ranks, send them the configuration and the checkpoint step (None: a fresh run), and join
-        the exchange.
+        """Wait for the other ranks, send them the configuration and the checkpoint step (None: a new run), and join the
+        exchange. Raises ConfigError if the ranks cannot share the lanes, MachineError if one does not join.
 
         `config` is an `operant.config.load.Config`, `values` the keys that must be equal on all ranks, `document` the
-        run's. Raises ConfigError if the ranks cannot share the lanes, MachineError if one does not join.
+        run's.
         """
         if self._leader is None:
             return
@@ -120,18 +120,18 @@ class Team:
     # COLLECTIVE OPERATIONS
 
     def command(self, do: str, **fields: Any) -> None:
-        """Send the other ranks' next command: "iterate" or "state"."""
+        """Send the other ranks' next command: "iterate" (one iteration) or "state" (their part of a checkpoint)."""
         if self._leader is not None:
             self._leader.command(do, **fields)
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """Tensors of a tier on the CPU, with the lanes of all ranks."""
+        """Tensors of a tier ("policy", "train" or "all") on the CPU, with the lanes of all ranks."""
         self.command("state", tier=tier)
         return distributed.whole_state(algo, tier, self.exchange)
 
     def words(self, algo: Algorithm) -> str:
-        """Log sentence: number of ranks, exchange method, and whether the bits equal those of one rank. Also recorded
-        in the run's document.
+        """Sentence for the log: number of ranks, exchange method, and whether results are bit-identical to those of one
+        rank. Also recorded in the run's document.
         """
         if self.exchange.ranks == 1:
             return ""
@@ -157,7 +157,7 @@ class Team:
     # END
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the other ranks, with the error if the work is not done."""
+        """End the other ranks; with `error`, as the cause, if the work is not done."""
         if self._leader is not None:
             leader, self._leader = self._leader, None
             code = error.exit_code if isinstance(error, OperantError) else 1
@@ -165,15 +165,15 @@ class Team:
         self._local_ranks.close()
 
     def _stop(self, name: str) -> None:
-        """Stop after the current iteration: another rank received a signal."""
+        """Stop the run after the current iteration, because another rank received the signal `name`."""
         self._request_stop(name)
         if self.reporter is not None:
             self.reporter.ending()
             self.reporter.say(f"{name}: stops after this iteration with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
-        """Report a lost rank and exit; called by the watching thread. The run's state stays open, which marks it as
-        crashed, unless the rank reported its error.
+        """Report a lost rank and exit the process; called by the watching thread. The run's state stays open, which
+        marks it as crashed, unless the rank reported its error.
         """
         how = self._local_ranks.ending(lost.rank) if lost.code is None else ""
         cause = f"{lost.message} ({how})" if how else lost.message
@@ -194,7 +194,7 @@ class Team:
 
 
 class Member:
-    """Another rank: joins rank 0, builds its share of the run and executes commands."""
+    """Rank other than 0: joins rank 0, builds its share of the run and executes commands."""
 
     def __init__(self, folder: Path, placement: ranks.Placement, parent: int) -> None:
         """`parent` is the process that started this one. Raises MachineError if rank 0 is not found or refuses this
@@ -215,12 +215,12 @@ class Member:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def receive_setup(self) -> dict[str, Any]:
-        """Wait for rank 0's description of the run."""
+        """Wait for rank 0's description of the run: fields for `train` and the checkpoint to load."""
         return self._peer.receive()
 
     def train(self, setup: dict[str, Any], config: Any, values: Mapping[str, Any], device: torch.device) -> None:
-        """Build this rank's share of the run and execute commands until the end. Raises ConfigError if its
-        configuration differs from rank 0's.
+        """Build this rank's share of the run and execute commands until the end. `values` are the keys that must be
+        equal on all ranks; raises ConfigError if they differ from rank 0's.
         """
         own, theirs = values, setup["values"]
         problems = [
@@ -250,7 +250,7 @@ class Member:
         self._work(algo, exchange)
 
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
-        """Execute rank 0's commands until the end."""
+        """Execute rank 0's commands ("iterate", "state", "end") until the end."""
         done = 0
         self._peer.rank_metrics = lambda: distributed.rank_metrics(algo.device, exchange, done)
         episode_sums = distributed.EpisodeSums(algo, exchange)
@@ -271,7 +271,7 @@ class Member:
                 distributed.whole_state(algo, command["tier"], exchange)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave the run, reporting `error` to rank 0 if there is one."""
+        """Leave the run and close the connection, after reporting `error` to rank 0 if there is one."""
         if error is None:
             self._peer.leave()
         else:

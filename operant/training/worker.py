@@ -48,8 +48,8 @@ def _device_error(error: Exception) -> DeviceError | None:
 
 
 def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
-    """Copy the user's own files into the run folder for later evaluations and resumes. Returns their names there by
-    configuration key.
+    """Copy the user's own source files into the run folder for later evaluations and resumes. Returns the names of the
+    copies by configuration key.
     """
     from operant.config.load import copies
 
@@ -86,8 +86,10 @@ def prepare(
     trusted: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> tuple[Trainer, Team]:
-    """Set up a run up to its first iteration: the trainer and the ranks. Raises OperantError for every expected
+    """Set up a run up to its first iteration; return the trainer and all ranks. Raises OperantError for every expected
     failure.
+
+    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
     """
     document = runs.read_json(folder / "run.json")
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
@@ -129,7 +131,7 @@ def prepare(
 
 
 def _request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
-    """Configuration request in a run's document."""
+    """Configuration that a run's document requests; for a resume, that of the run's folder."""
     from operant.config import request
 
     return request.of_run(folder, document.get("request"), resume=resume is not None)
@@ -142,7 +144,9 @@ def load_config(
     phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
 ) -> Config:
-    """Load the requested configuration after the heavy imports, which run within `held`. Raises ConfigError."""
+    """Load the requested configuration after the heavy imports, which run within `held` and report to `phase`.
+    `trusted`: code in the run folder may run. Raises ConfigError.
+    """
     wake_gpu(request.device(local_rank))
     with importing():
         with held or contextlib.nullcontext():
@@ -155,8 +159,8 @@ def load_config(
 def _resolve_lanes(
     config: Config, device: torch.device, count: int, phase: Callable[[str], object]
 ) -> tuple[Config, list[str]]:
-    """Check the user's environment and resolve `env.lanes` for `count` ranks. Returns the configuration and
-    warnings.
+    """Check the user's environment file, and resolve `env.lanes = "auto"` for `count` ranks. Returns the configuration
+    and warnings.
     """
     from operant.training import auto_lanes, memory
     from operant.worlds import quick_check
@@ -174,7 +178,9 @@ def _resolve_lanes(
 
 
 def _start(folder: Path, uuid: str, request: Request, config: Config, resume: str, trusted: bool) -> Start:
-    """Checkpoint of a resume and its configuration, checked for compatibility. Raises OperantError."""
+    """Checkpoint of a resume and its configuration, checked for compatibility with `config`. `resume` is "last", "best"
+    or a step; `trusted`: code in the run folder may run. Raises OperantError.
+    """
     from operant.config import resuming
     from operant.runs.checkpoints import Store
 
@@ -196,7 +202,9 @@ def _build_trainer(
     requests: Requests,
     trusted: bool,
 ) -> Trainer:
-    """Build the trainer of a configuration once all ranks have joined."""
+    """Build the trainer of a configuration once all ranks have joined. `where` is the device, the team and this rank's
+    placement; `trusted`: code in the run folder may run.
+    """
     import numba
     import torch
 
@@ -273,7 +281,9 @@ def _train(
     trusted: bool,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> None:
-    """Train the run of a folder whose lock this process holds. Raises OperantError."""
+    """Train the run of a folder whose lock this process holds. `resume` names a checkpoint, None: a new run; `trusted`:
+    code in the run folder may run. Raises OperantError.
+    """
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
     runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
     quiet_threads()
@@ -300,7 +310,7 @@ def train(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
     """Train the run of a folder in a process that continues afterwards: lock and signal handlers are released. Raises
     OperantError.
 
-    `trusted`: see `config.load`.
+    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
     """
     if (run := runs.load(folder)) is not None and not runs.has_trainer(folder):
         launch.forget_ending(run)
@@ -329,8 +339,8 @@ def train_with_exit_code(
     reused: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> int:
-    """Train, log the outcome and return the exit code. `reused`: the process trains further runs and releases the
-    lock.
+    """Train the run of a folder, log the outcome and return the exit code; `resume` and `trusted` as for `train`. With
+    `reused` the process trains further runs, and releases the lock.
     """
     try:
         if placement.rank > 0:
@@ -357,7 +367,9 @@ def train_with_exit_code(
 
 
 def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> None:
-    """Train as a rank other than 0, which owns the run. Raises OperantError."""
+    """Train the share of a rank other than 0 by the commands of rank 0, which owns the run folder; `resume` and
+    `trusted` as for `train`. Raises OperantError.
+    """
     parent = os.getppid()
     quiet_threads()
     config, problem = None, None
@@ -386,7 +398,9 @@ def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: 
 
 
 def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> int:
-    """Train as one of a launcher's ranks: each rank logs to its own file, and rank 0 records the exit code."""
+    """Train as one of the ranks that torchrun or srun started, and return the exit code; `resume` and `trusted` as for
+    `train`. Each rank logs to its own file, and rank 0 records the exit code.
+    """
     document, began = runs.read_json(folder / "run.json"), launch.ExitRecord()
     try:
         if not document:
@@ -425,7 +439,7 @@ class _Plain(logging.Formatter):
 
 
 def write_log() -> None:
-    """Configure logging to stderr: Operant's lines and other packages' warnings, escaped for a terminal."""
+    """Configure logging to stderr: Operant's lines and other packages' warnings, with control characters escaped."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -433,7 +447,7 @@ def write_log() -> None:
 
 
 def main() -> NoReturn:
-    """Command line of the worker: exit with the code of the training's outcome."""
+    """Run the worker's command line, and exit with the code of the training's outcome."""
     parser = argparse.ArgumentParser(
         prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)"
     )
