@@ -101,6 +101,25 @@ def check_fits(before: Config, after: Config, source: Path | None) -> None:
         raise ConfigError(COMMAND_LINE if source is None else shown(source), problems, advice=_ADVICE)
 
 
+_OLD_ORDER_UNTIL_NS = 1_795_403_893 * 10**9  # 2026-11-23 03:18:13 UTC
+"""Time of the last checkpoints whose lanes hold the state of a network of places in another order."""
+
+
+def check_order(config: Config, created_ns: int) -> None:
+    """Raise ConfigError if a checkpoint made at `created_ns` (wall clock) holds the memory of its lanes in an order
+    that this version would read wrongly.
+    """
+    if config.net.kind == "places" and config.net.is_recurrent and created_ns < _OLD_ORDER_UNTIL_NS:
+        raise ConfigError(
+            "the checkpoint",
+            [
+                "net.kind: a checkpoint from before 2026-11-23 03:18 UTC of a network of places with a memory holds "
+                "the memory in another order: it can be evaluated, but not trained on"
+            ],
+            advice=_ADVICE,
+        )
+
+
 _OWN_KEYS = frozenset({"run.device", "run.gpus", "run.ranks", "run.threads", "run.name", "env.lanes"})
 """Keys that may differ between ranks, or that rank 0 determines for all."""
 

@@ -78,6 +78,7 @@ class Observation(NamedTuple):
     columns: tuple[str, ...] = ()  # names of `record.values`
     heartbeat_age_s: float | None = None
     record_age_s: float | None = None
+    still_s: float | None = None  # since the session began, without a record
     usual_s: float | None = None  # usual time between records, only if the last one is old
     exit: Mapping[str, Any] | None = None  # exit.json, if the lock is not held
     phase_text: str | None = None
@@ -118,11 +119,12 @@ def assess(observation: Observation, previous: Assessment | None, now_s: float) 
         return Assessment(_table_state(observation, 0.0, 0.0, None))
     if previous is None or previous.main_count < 0:
         heartbeat_s = now_s - max(0.0, observation.heartbeat_age_s or 0.0)
-        main_s = now_s - max(0.0, observation.record_age_s or 0.0)
+        main_s = now_s - max(0.0, observation.record_age_s or 0.0, observation.still_s or 0.0)
         usual: tuple[float, ...] = () if observation.usual_s is None else (observation.usual_s,)
     else:
         heartbeat_s = now_s if status.heartbeat_count != previous.heartbeat_count else previous.heartbeat_s
-        moved, usual, main_s = status.main_count - previous.main_count, previous.usual_s, previous.main_s
+        moved, main_s = status.main_count - previous.main_count, previous.main_s
+        usual = previous.usual_s or (() if observation.usual_s is None else (observation.usual_s,))
         if moved > 0:
             usual = (*usual, (now_s - main_s) / moved)[-_GAPS:]
         if moved:
@@ -307,15 +309,18 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
     record = reader.latest()
     same_boot = header.boot_id.hex() == runfolder.boot_id().replace("-", "") != ""
     now_ns, wall_ns = time.clock_gettime_ns(_BOOTTIME), time.time_ns()
-    heartbeat_age_s = record_age_s = usual_s = paused_s = None
+    heartbeat_age_s = record_age_s = still_s = usual_s = paused_s = None
     if same_boot and status.heartbeat_boottime_ns:
         heartbeat_age_s = max(0.0, (now_ns - status.heartbeat_boottime_ns) / 1e9)
     if same_boot and (paused_ns := runfolder.integer_of(document, "paused_boottime_ns")) is not None:
         paused_s = max(0.0, (now_ns - paused_ns) / 1e9)
-    if record is not None:
+    if record is None:
+        still_s = max(0.0, (status.heartbeat_boottime_ns - header.start_boottime_ns) / 1e9)
+    else:
         record_age_s = max(0.0, (now_ns - record.boottime_ns if same_boot else wall_ns - record.realtime_ns) / 1e9)
         if look.held and record_age_s > _STALLED_S:
             times = [one.boottime_ns for one in reader.since(max(0, record.n - 16), _LOOK_BACK)]
+            times = times if len(times) > 1 else [header.start_boottime_ns, *times]  # the first iteration
             gaps = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
             usual_s = _median(gaps) if gaps else None
     look = look._replace(
@@ -324,6 +329,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
         columns=tuple(metric.name for metric in reader.metrics),
         heartbeat_age_s=heartbeat_age_s,
         record_age_s=record_age_s,
+        still_s=still_s,
         usual_s=usual_s,
         earlier=another and (look.exit is not None if pid is None else ticks is not None),
         paused_s=paused_s,

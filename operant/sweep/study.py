@@ -68,7 +68,9 @@ class Study(Trials):
 
         self._plan, self._lock = plan, plan.folder / "sweep.lock"
         with self.turn():
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
+            path = plan.folder / "journal.log"
+            journal = _File(path, JournalFileBackend(str(path)))
+            storage = optuna.storages.JournalStorage(cast("Any", journal))
             super().__init__(plan, _open(plan, plan.name, storage, _sampler(plan), _pruner(plan)))
 
     @contextlib.contextmanager
@@ -165,6 +167,26 @@ def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
     complete = len(values) == objectives and all(isinstance(value, float) for value in values)
     plain = all(isinstance(value, str | int | float | None) for value in trial.params.values())
     return plain and (complete or trial.state.name != "COMPLETE")
+
+
+class _File:
+    """Journal file of the engine, which writes it by `backend`."""
+
+    def __init__(self, path: Path, backend: Any) -> None:
+        self._path, self._backend = path, backend
+        self.read_logs = backend.read_logs
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Add records. Raises MachineError if they cannot be written; the file then ends with its last whole line."""
+        try:
+            self._backend.append_logs(logs)
+        except OSError as error:
+            with contextlib.suppress(OSError), open(self._path, "rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+            raise MachineError(
+                f"{runs.display_path(self._path)} cannot be written ({error.strerror}): free some disk space, then "
+                f"continue: operant sweep --join {runs.display_path(self._path.parent)}"
+            ) from None
 
 
 class _Copy:

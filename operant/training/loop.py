@@ -207,7 +207,7 @@ class Trainer:
         and a terminal state. Holds `lock`, the run folder's lock. Raises DivergedError for non-finite values, and any
         error of training.
         """
-        self._lock = lock
+        self._lock, first = lock, self.iteration
         self.requests.reporter = self.team.reporter = self
         self.history.start()
         with Heartbeat(self.writer.heartbeat), RequestThread(self.inbox, self.requests, self):
@@ -224,6 +224,11 @@ class Trainer:
                 self._end(states.get(type(error), "failed"), error)
                 raise
             except Exception as error:
+                if (stop := self.requests.stop) is not None and self.iteration == first:
+                    # A signal to the whole process group also ends compilers, which fails the compilation.
+                    stopped = StoppedError(f"stopped by {stop.by} in the first iteration, with nothing to save")
+                    self._end("stopped", stopped)
+                    raise stopped from error
                 fault = device_error(error)
                 self._end(("oom" if out_of_memory(error) else "gpu_fault") if fault else "failed", fault or error)
                 if fault is not None:

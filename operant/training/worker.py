@@ -184,10 +184,11 @@ def _start(folder: Path, uuid: str, request: Request, config: Config, resume: st
     from operant.config import resuming
     from operant.runs.checkpoints import Store
 
-    checkpoint = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning).load(
-        int(resume) if resume.isdecimal() else resume
-    )
+    store = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning)
+    checkpoint = store.load(int(resume) if resume.isdecimal() else resume)
     before = resuming.of_checkpoint(request, checkpoint.config, trusted)
+    if (info := store.newest(checkpoint.step)) is not None:
+        resuming.check_order(before, info.manifest.created_realtime_ns)
     resuming.check_fits(before, config, request.source)
     return checkpoint, before
 

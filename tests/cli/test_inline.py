@@ -117,6 +117,19 @@ def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here,
         assert (reader.status().state, reader.status().exit_code) == ("failed", 1)
 
 
+def test_a_stop_that_also_ends_a_compiler_is_a_stop(here, tmp_path, monkeypatch):
+    """A signal to the whole process group, as Ctrl-C sends it."""
+
+    def compiling(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("`ptxas` failed with error code -15")
+
+    monkeypatch.setattr(PPO, "_update", compiling)
+    done = inline(here)
+    assert done.code == 130 and "stopped by SIGTERM in the first iteration, with nothing to save" in done.err
+    assert "ptxas" not in done.err and runs.state(the_run(tmp_path)) == ("stopped", "by SIGTERM")
+
+
 def test_records_that_cannot_be_written_are_told_once(here, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Writer, "write_errors", 3)
     with caplog.at_level(logging.WARNING):

@@ -9,16 +9,25 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from processes import ITERATION, environment, go_on, inline, operant_process, the_run, wait_for
+from processes import (
+    ITERATION,
+    environment,
+    go_on,
+    inline,
+    operant_process,
+    the_run,
+    wait_for,
+)
 from toys import MY_ENV
 
 from operant import runs
 from operant.algos.ppo import PPO
-from operant.config import load
+from operant.config import load, resuming
 from operant.errors import BadFileError, ConfigError
 from operant.runs import launch
 from operant.runs.checkpoints import Store
@@ -118,6 +127,19 @@ def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, c
         ConfigError, match=r"does not fit checkpoint step-0+4096: world/tick: the checkpoint has nothing"
     ):
         go_on(run, f"run.steps={6 * ITERATION}")
+
+
+def test_a_memory_of_places_in_another_order_is_refused(here, tmp_path, monkeypatch):
+    assert inline(here, f"run.steps={ITERATION}").code == 0
+    created, check, places = [], resuming.check_order, load.load(None, ["env.name=concentration", "net.kind=places"])
+    monkeypatch.setattr(resuming, "check_order", lambda config, created_ns: created.append(created_ns))
+    go_on(the_run(tmp_path), f"run.steps={2 * ITERATION}")
+    assert time.time_ns() - 600 * 10**9 < created[0] < time.time_ns(), "the time of the checkpoint"
+    remembers = load.load(None, ["env.name=concentration", "net.kind=places", "net.memory=gru"])
+    for config, created_ns in ((places, 0), (remembers, created[0])):
+        check(config, created_ns)
+    with pytest.raises(ConfigError, match=r"from before 2026-11-23 03:18 UTC .* can be evaluated, but not trained on"):
+        check(remembers, 1_795_000_000 * 10**9)  # 2026-11-18
 
 
 def test_a_checkpoint_that_is_damaged_or_gone_ends_every_command_with_3(here, tmp_path):

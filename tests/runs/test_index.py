@@ -720,6 +720,35 @@ def test_stalled_is_measured_against_the_usual_iteration():
     assert judged.state.word == "running", "the time of a long phase is no part of an iteration"
 
 
+def test_a_run_whose_iterations_take_minutes_is_not_stalled(root, monkeypatch):
+    run, clock, moved_s = make(root), time.clock_gettime_ns, 0
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: clock(which) + moved_s * 10**9)
+    lock = runs.acquire(run.path)
+    run = run._replace(document=runs.update_document(run.path, **runs.identity()))
+    try:
+        with Writer(run.path / "metrics.mm", [Metric("return")], run_uuid=run.uuid, version="0.1.0") as writer:
+            writer.set_state("running")
+
+            def state(previous=None):
+                writer.heartbeat()
+                return states.assess(states.observe(run), previous, float(moved_s))
+
+            moved_s = 90
+            watched = state()  # since the middle of the first iteration
+            for minutes in (1, 2, 3):
+                moved_s = 100 * minutes
+                writer.publish(minutes, [1.0])
+                writer.tick()
+                watched, attached = state(watched), state()
+                for moved_s in range(100 * minutes + 1, 100 * minutes + 99, 7):
+                    watched, attached = state(watched), state(attached)
+                    assert [one.state.word for one in (watched, attached, state())] == ["running"] * 3, moved_s
+            moved_s = 900
+            assert state(watched).state.word == state().state.word == "stalled"
+    finally:
+        lock.release()
+
+
 def test_a_crash_is_seen_before_and_after_the_first_record(root):
     run = make(root)
     assert runs.state(run).word == "starting"

@@ -5,6 +5,7 @@ pruning of trials.
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from waiting import DEADLINE_S, wait_until
 
 from operant import runs
 from operant.config import request
+from operant.errors import MachineError
 from operant.runs import pool, sweeps
 from operant.runs.scheduler import Scheduler
 
@@ -267,6 +269,22 @@ def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp
     assert f"my-sweep.0 is not a run of this trial: it stays as it is, and the trial's is {first}" in said
     assert [line for line in said if line.startswith("trial")] == [f"trial {k} failed: no evaluation" for k in (0, 1)]
     assert runs.load(other.path) is not None and {run.id for run in sweeps.trials(plan.folder)} == {first, second}
+
+
+def test_a_full_disk_under_the_journal_is_named_and_loses_no_trial(planned):
+    plan = planned("trials = 4")
+    search, path = journal.SweepJournal(plan, devices=1, say=print, trusted=False), plan.folder / "journal.log"
+    search.next_trial()
+    content, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 10, limits[1]))  # room for a part of a line
+    try:
+        with pytest.raises(MachineError, match=r"journal.log cannot be written \(File too large\): free some"):
+            search.next_trial()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == content
+    again = journal.SweepJournal(plan, devices=1, say=print, trusted=False)
+    assert again.next_trial().number == 1
 
 
 def test_a_sweep_does_not_begin_in_a_folder_of_other_files(tmp_path, here):
