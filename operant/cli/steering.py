@@ -65,8 +65,8 @@ def stop(
 
 
 def _named(name: str, scope: Scope, now: bool) -> list[Run]:
-    """Run with a name, or the runs of a group or sweep, which is asked to start no further run. `now`: see
-    `_RunStopper`.
+    """Run with a name, or the runs of a group or sweep, which is asked to start no further run. `now`: without
+    checkpoints.
     """
     from operant import runs
     from operant.cli import grouped
@@ -76,8 +76,9 @@ def _named(name: str, scope: Scope, now: bool) -> list[Run]:
 
 
 class _RunStopper:
-    """Stop of one run: a request, and signals if the trainer does not answer. The constructor sends the request, or
-    prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop that failed.
+    """Procedure that stops one run: a request, then signals if the trainer does not answer. The constructor sends the
+    request, or prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop
+    that failed.
     """
 
     def __init__(self, run: Run) -> None:

@@ -36,8 +36,8 @@ HIDDEN_NAME = re.compile(r"\.(tmp|replaced|trash)-([a-z][a-z0-9-]{0,63})-([0-9]{
 
 
 class Hidden(NamedTuple):
-    """Leftover or work in progress. `kind`: tmp, replaced or trash; `target`: the name of the folder it belongs to;
-    `pid`: its process.
+    """Hidden entry of a root folder: work in progress or a leftover of process `pid`. `kind` is tmp, replaced or trash;
+    `target` is the name of the folder it belongs to.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Hidden(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
-    """Open a folder by its path, or by its name in `root`; yields the descriptor. Raises OSError if it is missing or a
-    symbolic link.
+    """Open a folder by its path, or by its name in the open folder `root`; yields the descriptor. Raises OSError if it
+    is missing or a symbolic link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     try:
@@ -59,7 +59,7 @@ def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
 
 
 def make_root(path: Path) -> None:
-    """Make the root folder, for the owner alone, unless it exists. Raises OSError."""
+    """Make the root folder, for its owner alone, unless it exists. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -69,9 +69,7 @@ def make_root(path: Path) -> None:
 
 
 def free_bytes(where: int | Path) -> int | None:
-    """Free bytes of the filesystem of a folder; None if unknown: some FUSE filesystems report no blocks, and only a
-    write shows.
-    """
+    """Free bytes of a folder's filesystem; None if unknown, as for some FUSE filesystems."""
     stats = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
     return stats.f_bavail * stats.f_frsize if stats.f_blocks else None
 
@@ -88,7 +86,7 @@ def check_room(root: int, need_bytes: int) -> None:
 
 
 def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and fsync a new file in an open folder, whole or in pieces; returns {bytes, sha256} of the written bytes.
+    """Write and fsync a new file in the open folder. Returns the {bytes, sha256} of what was written.
 
     Raises OSError if it exists, or if any call including close() fails (NFS and quotas report late).
     """
@@ -120,7 +118,8 @@ def commit(
     *,
     read_back: bool = True,
 ) -> None:
-    """Commit a folder `name` with these files and a manifest of `fields` to the root, atomically.
+    """Write a folder `name` with these files, and a manifest with `fields`, into the open folder `root`: complete, or
+    not at all.
 
     A folder of the same name is replaced after the new one is committed and, with `read_back`, read back. Raises
     OSError or BadFileError (read back with other content); the former folder is then still there, under its name or as
@@ -156,7 +155,7 @@ def commit(
 
 
 def _move_aside(root: int, name: str) -> str | None:
-    """Rename a folder to its `.replaced-` name and return that; None if there is no folder."""
+    """Rename a folder to `.replaced-NAME-PID` and return that name; None if there is no folder."""
     former = f".replaced-{name}-{os.getpid()}"
     try:
         os.rename(name, former, src_dir_fd=root, dst_dir_fd=root)
@@ -176,8 +175,8 @@ def encode_manifest(fields: Mapping[str, Any]) -> bytes:
 
 
 def decode_manifest(raw: bytes) -> dict[str, Any]:
-    """Fields of a manifest. Raises BadFileError unless every byte is as `encode_manifest` writes it and all file names
-    are valid.
+    """Fields of a manifest. Raises BadFileError unless the text is byte for byte that of `encode_manifest`, with valid
+    file names.
     """
     try:
         fields = json.loads(raw)
@@ -215,8 +214,8 @@ def read_manifest(root: int, name: str) -> dict[str, Any]:
 
 
 def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read the manifest and all files of a committed folder (a path if `root` is None), checked. Raises BadFileError
-    with the reason.
+    """Read and check the manifest and all files of a committed folder. `name` is a path if `root` is None. Raises
+    BadFileError with the reason.
     """
     with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
@@ -236,7 +235,7 @@ def verify(root: int, name: str) -> dict[str, Any]:
 
 
 def signature(root: int, name: str) -> tuple[Any, ...] | None:
-    """Inodes, sizes and change times of the entries of a folder: equal if nothing has changed; None if unreadable."""
+    """Inodes, sizes and change times of a folder's entries, equal as long as nothing changes; None if unreadable."""
     try:
         with opened(name, root=root) as folder:
             entries = [
@@ -249,7 +248,7 @@ def signature(root: int, name: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _reported(name: str) -> Iterator[None]:
-    """Raise BadFileError with a message for an OSError of opening or reading the folder `name`."""
+    """Turn an OSError inside the block into a BadFileError about a folder that cannot be read."""
     try:
         yield
     except OSError as error:
@@ -270,8 +269,8 @@ def _manifest(folder: int) -> dict[str, Any]:
 
 
 def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[bytes]:
-    """Bytes of a file in pieces. Raises BadFileError, at the latest after the last piece, if size or hash differ from
-    the manifest.
+    """Yield the bytes of a file in pieces. Raises BadFileError, at the latest after the last piece, if size or hash
+    differ from `record`, the file's entry in the manifest.
     """
     descriptor, size_bytes = _open_regular(folder, name)
     try:
@@ -288,7 +287,9 @@ def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[byte
 
 
 def _open_regular(folder: int, name: str) -> tuple[int, int]:
-    """Open a regular file; returns descriptor and size. O_NONBLOCK: a FIFO in its place must not block the reader."""
+    """Open a regular file for reading without blocking, even on a FIFO. Returns descriptor and size; raises
+    BadFileError.
+    """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -304,7 +305,7 @@ def _open_regular(folder: int, name: str) -> tuple[int, int]:
 
 
 def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """Read at most `size_bytes` bytes: a file that keeps growing must not fill the memory."""
+    """Yield at most `size_bytes` bytes of a file in pieces: one that keeps growing must not fill the memory."""
     while size_bytes > 0 and (piece := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
         size_bytes -= len(piece)
         yield piece
@@ -314,7 +315,7 @@ def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def discard(root: int, name: str) -> None:
-    """Delete an entry of the root in two phases: rename it out of sight, then delete its files. Raises OSError."""
+    """Delete a folder or file of the root: rename it to `.trash-NAME-PID`, then delete its files. Raises OSError."""
     hidden = HIDDEN_NAME.fullmatch(name)
     trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
     os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
@@ -342,14 +343,14 @@ def list_names(root: int) -> list[str]:
 
 
 def list_hidden(root: int) -> list[Hidden]:
-    """All entries of the root with one of our hidden names."""
+    """Hidden entries of the root that this module made: work in progress and leftovers."""
     matches = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
     return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in matches if match]
 
 
 def sweep(root: int) -> None:
-    """Clean up after dead writers and failed commits of this process: delete temporary folders and trash, settle each
-    `.replaced-`.
+    """Delete temporary folders and trash of dead processes and of failed commits of this one, and settle each
+    `.replaced-` folder.
 
     Only for the one writer of the root, between its commits. Leftovers of another living process stay. Raises OSError
     if the root cannot be listed; entries that cannot be deleted stay until the next call.
@@ -365,7 +366,7 @@ def sweep(root: int) -> None:
 
 
 def _settle(root: int, former: Hidden) -> None:
-    """Delete a former folder if its successor is committed and valid; otherwise give it its name back."""
+    """Delete a replaced folder if its successor is valid; otherwise rename it to its former name."""
     try:
         verify(root, former.target)
     except BadFileError:

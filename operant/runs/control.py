@@ -53,32 +53,32 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
-    """A request could not be written into the run folder: full or read-only disk. The run is the caller's own and
-    alive.
+    """A request could not be written into the run folder, since the disk is full or read-only. The run is the caller's
+    own and alive.
     """
 
 
 class Ticket(NamedTuple):
-    """Handle of a sent request, for its answer."""
+    """Handle of a sent request, with which the sender finds its answer."""
 
     name: str
     verb: str
 
 
 class Answer(NamedTuple):
-    """Answer of the trainer: one of RESULTS, and a message (printable)."""
+    """Answer of the trainer to a request: a result, one of RESULTS, and a printable message."""
 
     result: str
     text: str
 
     @property
     def final(self) -> bool:
-        """Whether no other answer follows."""
+        """Whether this answer is the last: not "accepted"."""
         return self.result != "accepted"
 
 
 class Request(NamedTuple):
-    """A valid request of this run that has not expired."""
+    """A valid request to this run that has not expired. `name` is its file; `left_s` the seconds until it expires."""
 
     name: str
     verb: str
@@ -142,7 +142,9 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
 
 
 def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -> Answer | None:
-    """Answer of the trainer within `timeout_s`; None if there is none. With `final`, `accepted` does not count."""
+    """Wait up to `timeout_s` for the trainer's answer to a request; None without one. With `final` "accepted" does not
+    count.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         document = runfolder.read_json(run.path / "ctl" / "done" / ticket.name, _ANSWER_BYTES)
@@ -158,7 +160,8 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
 
 
 def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
-    """Send a request and wait for its result: `accepted` or `none` if the run ends or `timeout_s` passes first.
+    """Send a request and wait for its final answer. The result is "accepted" or "none" if the run ends or `timeout_s`
+    passes first.
 
     `waiting` is called once with the answer so far if it takes longer than a second. An interrupt withdraws the
     request. Raises like `send`.
@@ -183,7 +186,7 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:
-    """Withdraw a request that has not been taken yet."""
+    """Delete a request that the trainer has not read yet."""
     with contextlib.suppress(OSError), _opened(run.path / "ctl") as folder:
         os.unlink(ticket.name, dir_fd=folder)
 
@@ -207,12 +210,12 @@ def _check_reach(run: Run, verb: str) -> None:
 
 
 def own_name() -> str:
-    """Sender of requests: user@host."""
+    """Sender in the requests of this process: user@host."""
     return f"{user_name(os.geteuid())}@{safe(runfolder.host(), 64)}"
 
 
 def _sender() -> str:
-    """Name of this process, unique at its time over all pid namespaces."""
+    """Identifier of this process, unique among those alive in all pid namespaces."""
     namespace = 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -237,7 +240,7 @@ def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
 
 
 def _write(folder: int, name: str, raw: bytes) -> None:
-    """Write a file that appears complete. Without fsync: no request outlives a boot."""
+    """Write a file in the open folder that appears complete. No fsync: no request is valid after a reboot."""
     temporary = f".{os.urandom(16).hex()}.tmp"
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
@@ -257,8 +260,8 @@ def _write(folder: int, name: str, raw: bytes) -> None:
 
 
 class Inbox:
-    """Requests to one run, for its trainer. `folder` is the run folder; `report` takes a line for the log. Never raises
-    for the content of the folder.
+    """Requests to one run, as its trainer receives and answers them. `folder` is the run folder; `report` takes a line
+    for the log. Never raises for the folder's content.
 
     For one thread at a time.
     """
@@ -302,7 +305,7 @@ class Inbox:
             return []
 
     def settle(self, request: Request, result: str, text: str = "") -> None:
-        """Answer a request with one of RESULTS and a message. A later call replaces the answer."""
+        """Answer a request with `result`, one of RESULTS, and a message. A later call replaces the answer."""
         document = {
             **request.document,
             "result": result,
@@ -327,7 +330,9 @@ class Inbox:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
     def _take(self, ctl: int, name: str) -> Request | None:
-        """Read the request in a file; None if it was taken before, is refused, or is not a request."""
+        """Read the request in a file of the open folder; None if it was read before, is refused (answered here), or is
+        not a request.
+        """
         try:
             stats = os.stat(name, dir_fd=ctl, follow_symlinks=False)
             signature = (stats.st_ino, stats.st_size, stats.st_mtime_ns, stats.st_mode)
@@ -351,7 +356,9 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """Parse a request; returns it and the reason to refuse it, or ''. Raises ValueError if it is not a request."""
+        """Parse a request. Returns it and the reason to refuse it, "" if it is valid. Raises ValueError for content
+        that is not a request.
+        """
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):
             raise ValueError("not a request")
@@ -380,7 +387,7 @@ class Inbox:
                     os.unlink(name, dir_fd=done)
 
     def _report_once(self, about: str, line: str) -> None:
-        """Report a line once for each subject."""
+        """Report a line unless one `about` the same subject was reported before."""
         if about not in self._reported and len(self._reported) < _MOST_NAMES:
             self._reported.add(about)
             self._report(line)

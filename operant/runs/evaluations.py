@@ -23,8 +23,8 @@ _MOST_BYTES = 64 << 20
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
-    """Evaluations of the run in `folder` so far, by step; a confirmed evaluation replaces the first one. Skips half a
-    line at the end, and lines whose step or mean is not a finite number.
+    """Evaluations in the file of a run folder, by step; a confirmed evaluation replaces the first one of its step.
+    Skips half a line at the end, and lines without a finite step and mean.
     """
     by_step: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(_opened(folder / _PATH, os.O_RDONLY), "rb") as file:
@@ -38,15 +38,15 @@ def evaluated(folder: Path) -> list[dict[str, Any]]:
 
 
 class Evaluations:
-    """Evaluations of the run in `folder`. A file that cannot be written, is a symbolic link or not a regular file is
-    reported; training continues without the line.
+    """Appends evaluations to the file of a run folder. If the file cannot be written, is a symbolic link or not a
+    regular file, that is reported and the line is lost.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self._path, self._report = folder / _PATH, report
 
     def append(self, evaluation: Mapping[str, Any]) -> None:
-        """Append a line."""
+        """Append an evaluation as a line of JSON."""
         with self._reported():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = _opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -59,9 +59,7 @@ class Evaluations:
                 os.close(descriptor)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of steps after `step`, and half a line at the end. Replaces the file as a whole, only if it
-        changes.
-        """
+        """Remove evaluations after `step` and half a line at the end, by replacing the file; not if nothing changes."""
         with self._reported(), contextlib.suppress(FileNotFoundError):
             with open(_opened(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.readlines()

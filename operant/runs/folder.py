@@ -52,9 +52,7 @@ forked child, which holds no lock.
 
 
 class Run(NamedTuple):
-    """A run folder: its id (the name of the folder), its path, and its document as it was read (untrusted; {} if
-    unreadable).
-    """
+    """A run folder: its id (the folder's name), its path, and run.json as it was read (untrusted; {} if unreadable)."""
 
     id: str
     path: Path
@@ -62,48 +60,48 @@ class Run(NamedTuple):
 
     @property
     def metrics_path(self) -> Path:
-        """Metrics file."""
+        """Path of the metrics file."""
         return self.path / "metrics.mm"
 
     @property
     def log_path(self) -> Path:
-        """Output of the waiter and the worker."""
+        """Path of the log: output of the waiter and the worker process."""
         return self.path / "log.txt"
 
     @property
     def lock_path(self) -> Path:
-        """File that the worker locks. Do not open it: use `acquire` and `probe`."""
+        """Path of the file that the worker locks. Do not open it: use `acquire` and `probe`."""
         return self.path / "run.lock"
 
     @property
     def exit_path(self) -> Path:
-        """End of the worker: exit.json."""
+        """Path of exit.json, which records how the worker ended."""
         return self.path / "exit.json"
 
     @property
     def config_path(self) -> Path:
-        """Resolved configuration."""
+        """Path of the resolved configuration."""
         return self.path / "config.toml"
 
     @property
     def checkpoints_path(self) -> Path:
-        """Folder of checkpoints."""
+        """Path of the folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def source_path(self) -> Path:
-        """Copies of the user's own environment and network files."""
+        """Path of the copies of the user's own code files."""
         return self.path / "source"
 
     @property
     def short(self) -> str:
-        """Short name for a person to type: the hexadecimal end of a generated id, or else the id."""
+        """Short name to type: the hexadecimal suffix of a generated id, else the id."""
         suffix = _SUFFIX.search(self.id)
         return self.id[suffix.start() + 1 :] if suffix and suffix.end() == len(self.id) else self.id
 
     @property
     def uuid(self) -> bytes:
-        """Identity of the run in its metrics file and checkpoints, 16 bytes; zeros if the document has none."""
+        """Identity of the run in its metrics file and checkpoints, 16 bytes; zeros if run.json has none."""
         value = text_of(self.document, "uuid") or ""
         return bytes.fromhex(value) if re.fullmatch(r"[0-9a-f]{32}", value) else bytes(16)
 
@@ -113,8 +111,8 @@ class Run(NamedTuple):
 
 
 def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, Any]:
-    """Read the JSON object in a file; {} if it is absent, not a regular file, too large, or not a JSON object. Never
-    raises.
+    """Read the JSON object in a file of at most `limit_bytes`; {} if it is absent, not a regular file, too large, or
+    not an object. Never raises.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,8 +135,8 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
 
 
 def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a JSON file atomically, mode 0600: a kill at any moment, and with `durable` a power cut, leaves the old
-    or the new file. Raises MachineError.
+    """Replace a JSON file (mode 0600) atomically: a kill at any moment leaves the old or the new file, with `durable`
+    (fsync) a power cut too. Raises MachineError.
     """
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
@@ -159,8 +157,8 @@ def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True)
 
 
 def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
-    """Set fields of run.json in the run folder `path`; returns the new document. Only for the process that owns the
-    run.
+    """Set `fields` of run.json in the run folder `path` and return the new document. Only for the process that owns the
+    run. Parameters as in `write_json`.
     """
     document = read_json(path / "run.json") | fields
     write_json(path / "run.json", document, durable=durable)
@@ -168,19 +166,19 @@ def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[
 
 
 def text_of(document: Mapping[str, Any], key: str) -> str | None:
-    """Text field of an untrusted document, made printable; None if absent, empty or not a text."""
+    """Printable text of a field of an untrusted document; None if it is absent, empty or not a text."""
     value = document.get(key)
     return text.safe(value) or None if isinstance(value, str) else None
 
 
 def integer_of(document: Mapping[str, Any], key: str) -> int | None:
-    """Integer field of an untrusted document, in [0, 2^63); otherwise None."""
+    """Integer of a field of an untrusted document, 0 to 2^63 - 1; otherwise None."""
     value = document.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
 def number_of(document: Mapping[str, Any], key: str) -> float | None:
-    """Finite number of an untrusted document; otherwise None."""
+    """Finite number of a field of an untrusted document; otherwise None."""
     value = document.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -200,7 +198,7 @@ def host() -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """Kernel's identity of this boot, equal in all containers of a machine; empty if unknown."""
+    """Identifier of this boot of the kernel, equal in all containers of a machine; "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -217,7 +215,7 @@ def start_ticks(pid: int | None = None) -> int | None:
 
 
 def _process(pid: int | None) -> list[bytes]:
-    """Fields of /proc/PID/stat from the third on."""
+    """Fields of /proc/PID/stat from the third on. Raises OSError without such a process."""
     # `self` is right even if /proc belongs to another pid namespace, where this pid names another process.
     raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
     return raw.rpartition(b")")[2].split()  # the name in brackets may hold any character
@@ -255,7 +253,7 @@ def worker(path: Path) -> int | None:
 
 
 def is_local(document: Mapping[str, Any]) -> bool:
-    """Whether the worker of a run ran on this machine, so that a free lock means that it has ended."""
+    """Whether the worker in a run's document ran on this machine, so that a free lock means that it has ended."""
     its_host, its_boot = text_of(document, "host"), text_of(document, "boot_id")
     return its_host is None or its_host == text.safe(host()) or (bool(its_boot) and its_boot == boot_id())
 
@@ -265,15 +263,17 @@ def is_local(document: Mapping[str, Any]) -> bool:
 
 
 class Lock:
-    """Lock of a run, held by this process until `release` or its end. Forked children do not hold it."""
+    """Lock of a run folder, held by this process from `acquire` until `release` or its end. Forked children do not hold
+    it.
+    """
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.path, self._descriptor, self._key = path, descriptor, _key(os.fstat(descriptor))
         _HELD[self._key] = path
 
     def restore(self) -> bool:
-        """Create `run.lock` again, locked, if it was deleted or replaced; True if so. Called by the main loop every few
-        seconds.
+        """Create the lock file again, locked, if it was deleted or replaced. Returns whether it was. The main loop
+        calls this every few seconds.
 
         Raises BusyError if another process has locked the file in its place, MachineError if no lock can be created.
         """
@@ -317,7 +317,7 @@ class Lock:
 
 
 def acquire(path: Path) -> Lock:
-    """Lock the run in the folder `path` for its worker: once, before any large import.
+    """Lock the run folder `path` for this process, its worker: once, before any large import.
 
     Raises BusyError, naming the holder, if a trainer is alive; MachineError if the folder is not writable or does not
     support locks.
@@ -358,8 +358,7 @@ def _locked(lock_path: Path) -> int:
 
 
 def probe(path: Path) -> bool | None:
-    """Whether a trainer holds the run in the folder `path`; None if unknown. Does not disturb the trainer and writes
-    nothing.
+    """Whether a trainer holds the run in the folder `path`; None if unknown. Changes nothing.
 
     Decided by the lock; if its file was deleted, by the worker named in run.json, which will create it again. For a run
     of another machine only True is reliable (see `is_local`).
@@ -371,14 +370,14 @@ def probe(path: Path) -> bool | None:
 
 
 def has_trainer(path: Path) -> bool:
-    """Whether a trainer of the run in the folder `path` may be alive: its lock is held, or the worker named in run.json
-    lives. A second trainer must not start.
+    """Whether a trainer of the run in the folder `path` may be alive, so that no other may start: its lock is held, or
+    the worker named in run.json lives.
     """
     return bool(probe(path)) or worker(path) is not None
 
 
 def holder(path: Path) -> int | None:
-    """Pid of the process that holds the lock of the run in the folder `path`, 0 for one of another pid namespace; None
+    """Pid of the process that holds the lock of the run in the folder `path`, 0 if it is of another pid namespace; None
     if the lock is free.
 
     Raises OSError if unknown.
@@ -403,8 +402,8 @@ def holder(path: Path) -> int | None:
 
 
 def _flock_fields(fields: tuple[int, ...], *, back: bool = False) -> tuple[int, ...]:
-    """Reorder the fields of struct flock from this system's order to Linux's (type, whence, start, length, pid), or
-    with `back` the other way.
+    """Reorder the fields of struct flock from this system's order to Linux's (type, whence, start, length, pid);
+    `back`: from Linux's to this system's.
     """
     if sys.platform != "darwin":
         return fields
@@ -429,7 +428,7 @@ def busy_message(path: Path) -> str:
 
 
 def signal_worker(run: Run, number: int) -> bool:
-    """Send a signal to the worker of a run; True if sent.
+    """Send signal `number` to the worker of a run. Returns whether it was sent.
 
     The process must hold the lock of this run and match run.json by pid, start ticks and boot. It is signalled through
     a pidfd, so that a reused pid is never hit. Not possible for another machine or pid namespace.

@@ -24,8 +24,8 @@ _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 
 
 
 def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = False) -> bool:
-    """Write the meaning of a run's metrics to metrics.json; with `again` only if the file is gone. True if written.
-    Raises MachineError.
+    """Write the names, units and meaning of a run's metrics to metrics.json. Returns whether it was written. `again`:
+    only if the file is missing. Raises MachineError.
     """
     if again and os.path.lexists(folder / spec.FILE):
         return False
@@ -34,17 +34,19 @@ def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = Fals
 
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:
-    """Meaning of a run's metrics by name; {} if metrics.json is missing or unreadable."""
+    """Specifications of a run's metrics by name; {} if metrics.json is missing or unreadable."""
     return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
 
 
 def _limit(reader: Reader) -> int:
-    """Most records to read at once: fewer if each has many values."""
+    """Maximum number of records to read at once: 4,096, fewer if each has many values."""
     return max(_FEWEST_RECORDS, min(_MOST_RECORDS, _MOST_VALUES // len(reader.metrics)))
 
 
 class Follower:
-    """Repeated look at a run: `poll` looks, the fields hold the result. Records and events are returned once each."""
+    """View of a run for a program that shows it: each `poll` updates `look`, `state` and the metrics reader.
+    `new_records` and `new_events` return each record and event once.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run, self.look = run, Observation(None)
@@ -60,11 +62,11 @@ class Follower:
 
     @property
     def state(self) -> State:
-        """State of the run at the last look."""
+        """State of the run at the last `poll`."""
         return self.assessment.state
 
     def poll(self, now_s: float) -> None:
-        """Look once; `now_s` is any monotonic clock of this viewer."""
+        """Read the run's documents and metrics file once. `now_s` is any monotonic clock of the viewer."""
         self.notice = ""
         self._reload_document()
         self._attach()
@@ -82,7 +84,9 @@ class Follower:
                 )
 
     def _attach(self) -> None:
-        """Open the metrics file that is in the folder now; keep the old one while there is none."""
+        """Open the metrics file that is in the folder now, if it is another one; keep the former while there is
+        none.
+        """
         self.restarted = False
         if self.reader is not None and not self.reader.replaced():
             return
@@ -104,7 +108,9 @@ class Follower:
             self.next, self._next_event, self.restarted = 0, 0, True
 
     def new_records(self) -> list[Record]:
-        """Records since the last call, as far back as the ring reaches; limited to the newest."""
+        """Metrics records since the last call, oldest first. Those that the metrics file's ring buffer no longer holds
+        are lost; of more than 4,096 (fewer with many metrics) only the newest are returned.
+        """
         records: list[Record] = []
         try:
             if self.reader is not None and self.reader.status().head > self.next:
@@ -116,7 +122,9 @@ class Follower:
         return records
 
     def new_events(self) -> list[Event]:
-        """Events since the last call, as far back as the ring reaches; limited to the newest."""
+        """Events since the last call, oldest first. Those that the metrics file's ring buffer no longer holds are lost;
+        of too many only the newest are returned.
+        """
         events: list[Event] = []
         try:
             if self.reader is not None and (head := self.reader.status().event_head) > self._next_event:
@@ -127,13 +135,15 @@ class Follower:
         return events
 
     def frame(self, after: int) -> RawFrame | None:
-        """Newest picture of the agent if its number is above `after`."""
+        """Newest frame of the agent if its number is greater than `after`; else None."""
         with contextlib.suppress(BadFileError):
             return None if self.reader is None else self.reader.frame(after)
         return None
 
     def records_from(self, n: int) -> list[Record] | None:
-        """Records from number `n` on, returned before or not; None if unreadable. `new_records` continues there."""
+        """Records from number `n` on, whether returned before or not; None if unreadable. `new_records` continues after
+        them.
+        """
         records: list[Record] = []
         try:
             records = [] if self.reader is None else self.reader.since(n, _limit(self.reader))
@@ -143,7 +153,7 @@ class Follower:
         return records
 
     def forget(self) -> None:
-        """Judge the next look without the previous ones: the folder was gone in between."""
+        """Assess the next `poll` without the previous one: the run folder was missing in between."""
         self._previous = None
 
     def close(self) -> None:

@@ -43,7 +43,9 @@ _T95: Final = (
 
 
 class Group(NamedTuple):
-    """A group: its id (the name of the folder), its folder, its document as it was read."""
+    """A group, the runs of one configuration with several seeds: its id (the folder's name), its folder, and group.json
+    as it was read.
+    """
 
     id: str
     path: Path
@@ -51,7 +53,7 @@ class Group(NamedTuple):
 
     @property
     def members(self) -> dict[int, str]:
-        """Run ids by seed, also of runs that have not been made yet."""
+        """Run ids by seed, including runs that have not been made yet."""
         members = self.document.get("members")
         named = members.items() if isinstance(members, dict) else ()
         return {
@@ -62,18 +64,18 @@ class Group(NamedTuple):
 
     @property
     def uuid(self) -> str:
-        """Identity in the runs of the group; "" for a group from before there was one."""
+        """Identity of this group, which its runs record; "" for a group of an early version."""
         return membership.uuid_in(self.document, self.path / FILE)
 
     @property
     def content(self) -> bytes:
-        """Entries of the document that decide which code is run, for the index."""
+        """Entries of group.json that decide which code is run, as bytes for the index to hash."""
         own = {key: self.document.get(key) for key in ("request", "trusted")}
         return json.dumps(own, sort_keys=True).encode()
 
     @property
     def runs(self) -> dict[int, Run]:
-        """Existing runs by seed, without those of others that merely have the id of a member."""
+        """Existing runs of this group by seed, without other runs that merely have the id of a member."""
         uuid = self.uuid
         loaded = {seed: runs.load(self.path.parent / id_) for seed, id_ in self.members.items()}
         return {
@@ -84,12 +86,12 @@ class Group(NamedTuple):
 
     @property
     def unchanged(self) -> dict[int, Run]:
-        """Existing runs by seed, without those that were resumed with other values: the runs of which means are."""
+        """Existing runs by seed, without those resumed with other values: the runs that means are taken over."""
         return {seed: run for seed, run in self.runs.items() if membership.is_unchanged(run, self.request(seed))}
 
     @property
     def taken(self) -> dict[int, str]:
-        """Ids by seed that cannot be used: the run or folder of that name is not one of `unchanged`."""
+        """Ids by seed that cannot be used, since a run or folder of that name exists that is not one of `unchanged`."""
         own = self.unchanged
         return {
             seed: id_
@@ -98,7 +100,7 @@ class Group(NamedTuple):
         }
 
     def request(self, seed: int) -> dict[str, Any]:
-        """Request of the run of a seed, as run.json stores it."""
+        """Request for the run with `seed`, as run.json stores it."""
         request = self.document.get("request")
         request = request if isinstance(request, dict) else {}
         own = [f"run.seed={seed}", "run.seeds=1", f"run.name={self.members.get(seed)}"]
@@ -106,13 +108,13 @@ class Group(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a process trains the group."""
+        """Whether a process trains this group."""
         supervisor = self.document.get("supervisor")
         return isinstance(supervisor, dict) and runs.is_alive(supervisor) is True
 
 
 class Band(NamedTuple):
-    """Mean over seeds and its confidence interval."""
+    """Mean over `seeds` runs, and half the width of its 95 % confidence interval; None for a single run."""
 
     seeds: int
     mean: float
@@ -120,7 +122,7 @@ class Band(NamedTuple):
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """Mean of values and its 95 % interval; None without values."""
+    """Mean of values with its 95 % confidence interval (Student's t); None without values."""
     if not values:
         return None
     freedom = len(values) - 1
@@ -139,8 +141,8 @@ def band(values: Sequence[float]) -> Band | None:
 def create(
     root: Path, name: str | None, prefix: str, request: Mapping[str, Any], seeds: Sequence[int], **fields: Any
 ) -> Group:
-    """Make the folder of a group; its runs are made when they start. Raises UsageError for a name that exists already,
-    and MachineError.
+    """Make the folder of a group, with group.json; `fields` are further entries. Its runs are made when they start.
+    `request` is that of `Request.document`. Raises UsageError if the name exists already, and MachineError.
     """
     if name is not None and (not runs.ID.fullmatch(name) or len(name) > 56):
         raise UsageError(
@@ -179,13 +181,13 @@ def create(
 
 
 def load(path: Path) -> Group | None:
-    """Load the group in a folder, or None."""
+    """Load the group in a folder; None if there is none."""
     document = runs.read_json(path / FILE) if runs.ID.fullmatch(path.name) else {}
     return Group(path.name, path, document) if document else None
 
 
 def changed_files(group: Group) -> list[str]:
-    """Files named on the command line of a group that have changed since it began."""
+    """Paths of code files named on the command line of a group that have changed since the group was made."""
     files = group.document.get("files")
     return [path for path, sha256 in files.items() if _sha256(path) != sha256] if isinstance(files, dict) else []
 
@@ -206,13 +208,15 @@ def _sha256(path: str) -> str:
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
-    """Groups in `root`, with `everywhere` also in the parent folders of the index, newest first."""
+    """Groups in the folder `root`, newest first; with `everywhere` also those next to the runs of the index."""
     groups = [group for path in folders_with(FILE, root, everywhere) if (group := load(path)) is not None]
     return sorted(groups, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """Find a group by its id, an end of one that no run has, or a path; None if no group or several match."""
+    """Find a group by its id, by the end of an id if no run has that end, or by a path. None if no group or several
+    match. Scope as in `list_groups`.
+    """
     if (path := path_of(text)) is not None:
         return load(path)
     groups = list_groups(root, everywhere) if text else []
@@ -224,7 +228,7 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
 
 
 def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
-    """Folders in `root` that hold a file, with `everywhere` also in the parent folders of the index."""
+    """Folders in `root` that hold a file with this name; with `everywhere` also those next to the runs of the index."""
     roots = dict.fromkeys([root, *(runs.index_roots() if everywhere else ())])
     return [parent / name for parent in roots for name in names_in(parent) if os.path.lexists(parent / name / file)]
 
@@ -235,7 +239,7 @@ def path_of(text: str) -> Path | None:
 
 
 def remove(group: Group) -> None:
-    """Delete a group and its runs. Raises BusyError while a run trains."""
+    """Delete a group and its runs. Raises BusyError while one of them trains."""
     busy = [run for run in group.runs.values() if runs.has_trainer(run.path)]
     if busy or group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
@@ -245,7 +249,9 @@ def remove(group: Group) -> None:
 
 
 def describe(group: Group) -> dict[str, Any]:
-    """Summary of a group, as `operant show --json` prints it: its runs (`states.describe`) and means over seeds."""
+    """Summary of a group for `operant show --json`: its runs, as `states.describe` returns them, and means over
+    seeds.
+    """
     existing, unchanged = group.runs, group.unchanged
     bands: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -266,8 +272,8 @@ def describe(group: Group) -> dict[str, Any]:
 
 
 def start(group: Group) -> None:
-    """Train the unfinished runs of a group in a separate process without a terminal. Raises BusyError and
-    MachineError.
+    """Start a process without a terminal that trains the unfinished runs of a group, and return once it has begun.
+    Raises BusyError and MachineError.
     """
     if group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
@@ -278,7 +284,7 @@ def start(group: Group) -> None:
 
 
 def ask_stop(group: Group) -> bool:
-    """Ask the process that trains a group to end with a checkpoint of each run; True if one was signalled."""
+    """Ask the process that trains a group to end, with a checkpoint of each run. Returns whether it was signalled."""
     supervisor = group.document.get("supervisor")
     if not group.live or not isinstance(supervisor, dict):
         return False
@@ -289,20 +295,20 @@ def ask_stop(group: Group) -> bool:
 
 
 def kill(group: Group) -> None:
-    """Kill the workers of a group, without a checkpoint."""
+    """Kill the trainers of a group's runs, without checkpoints."""
     for run in group.runs.values():
         runs.signal_worker(run, signal.SIGKILL)
 
 
 class SeedJournal(Journal[Trial]):
-    """Journal of a group: group.json. A trial is the run of one seed."""
+    """Journal of a group for the scheduler, kept in group.json. Each trial is the run of one seed."""
 
     def __init__(self, group: Group) -> None:
         self.root, self.trusted, self.uuid = group.path.parent, group.document.get("trusted") is True, group.uuid
         self._group, self._seeds = group, list(group.members)
 
     def next_trial(self) -> Trial | None:
-        """The next seed whose run has not finished and is not trained by another process."""
+        """Trial of the next seed whose run has not finished and is not trained by another process; None without one."""
         while self._seeds:
             seed = self._seeds.pop(0)
             trial = Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
@@ -320,17 +326,19 @@ class SeedJournal(Journal[Trial]):
         return None
 
     def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
-        """The request of the group, with the seed."""
+        """Request of the group for the trial's seed."""
         return self._group.request(trial.number)
 
     def save_ids(self, trial: Trial) -> None:
-        """Record the id of a run in group.json."""
+        """Record the id of the trial's run in group.json."""
         members = {**self._group.document["members"], str(trial.number): trial.ids[0]}
         self._group = self._group._replace(document=self._group.document | {"members": members})
         self.write(members=members)
 
     def run_ended(self, trial: Trial, index: int, run: Run, code: int) -> None:
-        """Record why a run could not begin: the other seeds would fail alike, and are not started."""
+        """Delete a run that could not begin, record its problem, and start no other seed, since all would fail
+        alike.
+        """
         problem = runs.log_end(run)
         if runs.discard_unstarted(run, code):
             self._seeds.clear()
@@ -343,7 +351,9 @@ class SeedJournal(Journal[Trial]):
 
 
 def train(group: Group) -> None:
-    """Train a group in this process until all runs have ended, or until SIGTERM or SIGINT, with a checkpoint each."""
+    """Train the runs of a group in this process until all have ended, or until SIGTERM or SIGINT, which end each with a
+    checkpoint.
+    """
     stops: list[int] = []
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -359,7 +369,7 @@ def train(group: Group) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Program of the process that trains a group: FOLDER."""
+    """Run the process that trains a group: `arguments` is its folder. Returns the exit code."""
     group = load(Path(arguments[0])) if len(arguments) == 1 else None
     if group is None:
         return UsageError.exit_code

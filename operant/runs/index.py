@@ -48,24 +48,28 @@ _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
 def root(override: str | None = None) -> Path:
-    """Folder of new runs, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need not exist."""
+    """Absolute path of the folder for new runs: `override` (--runs), else $OPERANT_RUNS, else ./runs. It need not
+    exist.
+    """
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
 class Scope(NamedTuple):
-    """Search scope of a command: a root, and whether the index counts."""
+    """Runs that a command searches: those in the folder `root`, and with `everywhere` those in the user's index."""
 
     root: Path
     everywhere: bool = True  # include the runs of the index
 
 
 def scope(override: str | None = None) -> Scope:
-    """Search scope: the root named by `override` (--runs) or $OPERANT_RUNS alone; otherwise ./runs and the index."""
+    """Runs to search: those in the folder `override` (--runs) or $OPERANT_RUNS alone; without either ./runs and the
+    user's index.
+    """
     return Scope(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
 def display_path(path: Path) -> str:
-    """A path for messages: relative if below the working directory; printable."""
+    """Path as text for messages: relative if it lies below the working directory; printable."""
     with contextlib.suppress(ValueError, OSError):
         return safe(path.relative_to(Path.cwd()), 400)
     return safe(path, 400)
@@ -76,7 +80,8 @@ def display_path(path: Path) -> str:
 
 
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any], **fields: Any) -> Run:
-    """Make a run folder (0700) with its run.json, in which `fields` are set, and enter it in the index.
+    """Make a run folder (0700) in `root` with its run.json, to which `fields` are added, and enter it in the user's
+    index.
 
     Its id is `name`, with a suffix of four hexadecimal digits only if another run has that name; or else `prefix`
     (`<env>-<algo>`) with such a suffix. Raises UsageError for an invalid name, MachineError if the folder cannot be
@@ -118,7 +123,9 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
 
 
 def _make_folder(root: Path, name: str | None, stem: str) -> Path:
-    """Make the folder under a free name; mkdir decides between two processes that choose the same one."""
+    """Make a folder in `root` with a free name and return its path. mkdir decides between processes that choose the
+    same name.
+    """
     names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, target in _index() if os.path.lexists(target)]
     endings = {used[-4:] for used in names}
     if name is not None and name not in names:
@@ -137,7 +144,7 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
 
 
 def remove(run: Run) -> None:
-    """Delete a run folder: renamed first, so that half a run is never listed. Symbolic links are not followed.
+    """Delete a run folder. It is renamed first, so that half a run is never listed. Symbolic links are not followed.
 
     Raises BusyError while a trainer holds the run, MachineError if the folder cannot be renamed.
     """
@@ -163,7 +170,7 @@ def _index_folder() -> Path | None:
 
 
 def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
-    """Entries of the index, unordered: (name of the link, id, path)."""
+    """Yield entries of the user's index, unordered: (name of the link, id, path)."""
     folder = _index_folder()
     names: list[str] = []
     if folder is not None:
@@ -178,12 +185,12 @@ def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
 
 
 def index_roots() -> list[Path]:
-    """Parent folders of all runs in the index."""
+    """Folders that hold the runs of the user's index."""
     return [Path(folder) for folder in sorted({os.path.dirname(target) for _, _, target in _index()})]
 
 
 def is_indexed(run: Run) -> bool:
-    """Whether this user's index holds the run: with this path and the creation time of its document."""
+    """Whether the user's index holds the run, with this path and this creation time."""
     folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
     if folder is None or created_ns is None:
         return False
@@ -193,14 +200,14 @@ def is_indexed(run: Run) -> bool:
 
 
 def add_to_index(folder: Path, content: bytes) -> None:
-    """Enter the folder of a sweep or group in the index, with content of it, such as sweep.toml: both are this
-    user's.
+    """Enter the folder of a sweep or group in the user's index, with the hash of `content`, such as its sweep.toml.
+    Both are then known to be this user's.
     """
     _link(_content_link(folder, content), folder)
 
 
 def is_in_index(folder: Path, content: bytes) -> bool:
-    """Whether this user's index holds the folder of a sweep or group at this path, with this content."""
+    """Whether the user's index holds the folder of a sweep or group at this path with this `content`."""
     index = _index_folder()
     if index is not None:
         with contextlib.suppress(OSError):
@@ -209,14 +216,14 @@ def is_in_index(folder: Path, content: bytes) -> bool:
 
 
 def _content_link(folder: Path, content: bytes) -> str:
-    """Name of the link for a folder and content of it."""
+    """Name of an index entry for a folder and its `content`: their hash, then the folder's name."""
     real = os.path.realpath(folder)
     return f"{hashlib.sha256(os.fsencode(real) + bytes(1) + content).hexdigest()}-{os.path.basename(real)}"
 
 
 def _add_run(path: Path, created_ns: int) -> None:
-    """Add a run to the index and drop entries of deleted folders. Entries stay if their whole root is missing (a disk
-    that is not mounted).
+    """Add a run to the user's index, and drop entries of deleted folders; not if the folder around them is missing too,
+    as on a disk that is not mounted.
     """
     _link(f"{created_ns:020d}-{path.name}", path)
     folder = _index_folder()
@@ -229,7 +236,7 @@ def _add_run(path: Path, created_ns: int) -> None:
 
 
 def _link(name: str, target: Path) -> None:
-    """Add a link to the index, if it can be written."""
+    """Add a link to the user's index. A failure is ignored."""
     folder = _index_folder()
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -242,7 +249,9 @@ def _link(name: str, target: Path) -> None:
 
 
 def load(path: Path, id_: str | None = None) -> Run | None:
-    """Load the run in a folder; None if the folder is missing, is a symbolic link, or has no run.json."""
+    """Load the run in a folder. None if the folder is missing, is a symbolic link, or has no run.json. `id_`: default
+    the folder's name.
+    """
     try:
         if not (
             stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)
@@ -254,7 +263,9 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
-    """Runs in `root`, with `everywhere` also of the index, newest first. Skips all other folders; never raises."""
+    """Runs in the folder `root`, newest first; with `everywhere` also those of the user's index. Skips all other
+    folders; never raises.
+    """
     runs: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         _collect(runs, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
@@ -264,7 +275,7 @@ def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
 
 
 def misnamed(root: Path) -> list[str]:
-    """Folders in `root` that are runs but for their name, which cannot be an id: only their path selects them. Never
+    """Names of folders in `root` that hold a run but cannot be an id, so that only the path selects the run. Never
     raises.
     """
     return sorted(
@@ -275,8 +286,8 @@ def misnamed(root: Path) -> list[str]:
 
 
 def list_ids(root: Path, everywhere: bool = True) -> list[str]:
-    """Ids of the runs in `root`, with `everywhere` also of the index, newest folder first. Reads no document; never
-    raises.
+    """Ids of the runs in the folder `root`, newest first; with `everywhere` also of the user's index. Reads no
+    document; never raises.
     """
     ages: dict[str, int] = {}
     paths = [(os.path.join(root, name), name) for name in names_in(root)]
@@ -290,7 +301,7 @@ def list_ids(root: Path, everywhere: bool = True) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names in a folder, unordered; empty if it is unreadable."""
+    """Names in a folder, unordered; [] if it is unreadable."""
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []
@@ -307,7 +318,7 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     """Find a run by its id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that
-    trains).
+    trains). Scope as in `list_runs`.
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.
@@ -359,7 +370,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
 
 
 def _check_readable(folder: Path) -> None:
-    """Raise MachineError for a folder that exists and is not readable."""
+    """Raise MachineError if a folder exists and is not readable."""
     try:
         with os.scandir(folder):
             os.stat(folder / "run.json", follow_symlinks=False)
@@ -386,7 +397,7 @@ def _at_path(text: str) -> Run:
 
 
 def _collection(text: str, roots: Iterable[Path]) -> str | None:
-    """Kind of a folder of this name in one of the roots: a sweep, a group, or None for anything else."""
+    """Kind of the folder with this name in one of the roots: "sweep" or "group"; None for anything else."""
     for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
         if ID.fullmatch(text) and any(os.path.isfile(root / text / file) for root in roots):
             return kind
@@ -402,7 +413,7 @@ def _ambiguous(text: str, fits: list[Run]) -> str:
 
 
 def _when(run: Run) -> str:
-    """`live`, or such as `finished 2 h ago`."""
+    """State of a run and its age for messages: `live`, or such as `finished 2 h ago`."""
     if probe(run.path):
         return "live"
     word = state(run).word
@@ -427,7 +438,9 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
 
 
 def discard_unstarted(run: Run, code: int) -> bool:
-    """Delete the folder of a new run that ended with `code` 2, 3 or 4 before its first record; True if deleted."""
+    """Delete the folder of a new run that ended before its first record with exit code 2, 3 or 4: a mistake of the
+    user. Returns whether it was deleted.
+    """
     look = observe(run)
     if (
         code not in (2, 3, 4)
@@ -443,7 +456,7 @@ def discard_unstarted(run: Run, code: int) -> bool:
 
 
 def is_alive(identity: Mapping[str, Any]) -> bool | None:
-    """Whether the process of an identity (see `folder.identity`) is alive; None for one of another machine."""
+    """Whether the process of an identity (`folder.identity`) is alive; None if it is of another machine."""
     if identity.get("boot_id") != boot_id():
         return False if identity.get("host") in (None, host()) else None  # an earlier boot of this machine
     pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")

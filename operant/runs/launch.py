@@ -56,8 +56,8 @@ _BUSY_CODE = BusyError.exit_code
 
 
 def start(run: Run, worker_argv: Sequence[str]) -> None:
-    """Start the worker of a run, detached from this process, its terminal and its session. Returns when the worker
-    holds the lock of the run, or has ended.
+    """Start the worker process of a run, detached from this process and its terminal. Returns when the worker holds the
+    lock of the run, or has ended.
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
@@ -73,7 +73,7 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
 
 
 def announce(run: Run) -> None:
-    """Record in the run folder that a worker starts, and remove the end of the previous one.
+    """Record in run.json that a worker is about to start, and remove exit.json of the previous one.
 
     Raises BusyError if the run has a living trainer.
     """
@@ -92,9 +92,7 @@ def announce(run: Run) -> None:
 
 
 def forget_ending(run: Run) -> None:
-    """Remove the end of the previous worker, after adding its duration to the run's document. A second call changes
-    nothing.
-    """
+    """Remove exit.json of the previous worker, after adding its duration to run.json. A second call changes nothing."""
     if (took_s := runs.observe(run).took_s) is not None:
         runs.update_document(run.path, durable=False, earlier_s=took_s, pid=None)
     with contextlib.suppress(OSError):
@@ -103,7 +101,8 @@ def forget_ending(run: Run) -> None:
 
 @contextlib.contextmanager
 def claimed(run: Run) -> Iterator[Callable[[], None]]:
-    """Hold a run so that no other command starts a trainer of it: between a look at the run and the lock of its worker.
+    """Hold a run from the decision to start its trainer until the worker has the lock, so that no other command starts
+    one.
 
     Yields a function that releases it early. Raises BusyError if another command holds it.
     """
@@ -143,7 +142,7 @@ def _await_worker(run: Run, waiter: int) -> None:
 
 
 def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
-    """Start the waiter, whose parent ends at once; returns its pid."""
+    """Start the waiter process and return its pid. Its parent ends at once."""
     command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
         log = open_log(run.path)
@@ -167,8 +166,8 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
 
 
 def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.Popen[bytes]:
-    """Start a process in a session without a terminal, which outlives this one; `log` takes its output. Raises
-    MachineError.
+    """Start a process in a session of its own without a terminal, which outlives this one; its output goes to the file
+    `log`, opened with `mode`. Raises MachineError.
     """
     try:
         with open(log, mode) as output:
@@ -185,8 +184,8 @@ def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.
 
 
 def module_command(module: str) -> list[str]:
-    """Command that runs a module like `python -m`, but never imports from the working directory (`python -P`, which
-    3.10 lacks).
+    """Command line that runs a module like `python -m`, but never imports from the working directory (`python -P`,
+    which 3.10 lacks).
     """
     program = (
         f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, "
@@ -196,8 +195,8 @@ def module_command(module: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Environment of the waiter, the worker and their children: this package, no modules of the working directory,
-    unbuffered output.
+    """Environment variables for the waiter, the worker and their children: this package is found, modules of the
+    working directory are not, output is unbuffered.
     """
     variables = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
@@ -207,7 +206,7 @@ def environment() -> dict[str, str]:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Whether a process has ended, whether or not its parent has waited for it."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
@@ -219,8 +218,8 @@ def _is_gone(pid: int) -> bool:
 
 
 def open_log(folder: Path, name: str = "log.txt") -> int:
-    """Open the log of a folder for appending; returns the descriptor. Raises OSError, and MachineError if it is not a
-    regular file.
+    """Open a log file for appending; returns the descriptor. Raises OSError, and MachineError if it is not a regular
+    file.
     """
     path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
@@ -231,12 +230,12 @@ def open_log(folder: Path, name: str = "log.txt") -> int:
 
 
 def torchrun_line(folder: Path | str, ranks: int, trusted: bool = False) -> str:
-    """Command that starts a prepared run on the given number of ranks of one machine."""
+    """Command line that starts a prepared run on `ranks` processes of one machine; `trusted` adds --trust."""
     return f"torchrun --nproc-per-node={ranks} -m operant.training.worker {text.safe(folder)}{' --trust' * trusted}"
 
 
 def detach_problem() -> str | None:
-    """Reason why a detached run would not outlive this login, and the way out; None if no reason is known.
+    """Reason why a detached run would not outlive this login, and the remedy; None if no reason is known.
 
     Raises UsageError under Slurm and Kubernetes, which kill all processes of a job at its end.
     """
@@ -250,9 +249,7 @@ def detach_problem() -> str | None:
 
 
 def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
-    """Message for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no lingering),
-    or None.
-    """
+    """Message if logind kills this user's processes at logout (KillUserProcesses=yes and no lingering); else None."""
     if not os.environ.get("XDG_SESSION_ID"):
         return None
     kills = False
@@ -279,19 +276,19 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 
 
 def mark_session() -> None:
-    """Write the line of the log that precedes the output of one worker."""
+    """Write the line that separates the output of this worker from earlier ones in the log."""
     _say(f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}")
 
 
 class ExitRecord:
-    """Start of a worker; writes exit.json at its end."""
+    """Measurements from the start of a worker on, for the exit.json that is written at its end."""
 
     def __init__(self) -> None:
         self._killed, self._begin_s = oom_kills(), time.monotonic()
 
     def write_ending(self, folder: Path, code: int, pid: int | None) -> dict[str, Any]:
-        """Write exit.json and return its content. `code` follows `subprocess`: below 0 for a signal. Raises
-        MachineError.
+        """Write exit.json and return its content. `code` is the worker's exit code, negative for a signal, as in
+        `subprocess`. Raises MachineError.
         """
         ending: dict[str, Any] = {
             "exit": code if code >= 0 else None,
@@ -314,7 +311,7 @@ class ExitRecord:
 
 
 class _Waiter:
-    """Process that starts the worker, waits for it, and writes exit.json."""
+    """Parent process of the worker: starts it, passes signals on, waits for its end, and writes exit.json."""
 
     def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder, self._argv = folder, list(argv)
@@ -383,8 +380,8 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Program of the waiter: RUN_DIR -- ARGV... Prints the pid of the waiter and ends at once; the waiter continues in
-    a session without a leader.
+    """Run the waiter: `arguments` are RUN_DIR -- ARGV... Prints the waiter's pid and returns at once; the waiter
+    continues in a forked process.
     """
     if len(arguments) < 3 or arguments[1] != "--":
         _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")

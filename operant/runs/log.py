@@ -31,7 +31,7 @@ _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 
 
 class Tail:
-    """Newest lines of a log; `poll` reads added lines in bounded steps and bounded memory.
+    """Newest lines of a log file, kept in `lines`. `poll` reads what was added, in bounded steps and memory.
 
     Works on a log that is absent, truncated, replaced, or not a regular file. Begins `first_bytes` before the end; if
     more than `step_bytes` were added between two calls, it reads only the end.
@@ -47,7 +47,7 @@ class Tail:
 
     @property
     def rest(self) -> str:
-        """Last line while it is incomplete; printable."""
+        """Last line as long as it is incomplete; printable."""
         return self._text(self._rest)
 
     def poll(self) -> list[str]:
@@ -96,8 +96,8 @@ class Tail:
             os.close(descriptor)
 
     def last_words(self) -> tuple[str, ...]:
-        """Output of the last worker about its end: from its last traceback or `error: ` line on, or else its last 20
-        lines.
+        """Output of the last worker about its end, at most 40 lines: from its last traceback or `error: ` line on, else
+        its last 20 lines.
         """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
         begins = _last(texts, (SESSION_MARK,))
@@ -112,14 +112,14 @@ def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
 
 
 def clock_and_text(line: str) -> tuple[str | None, str]:
-    """Split a line into its local time of day (None if it has none) and its text."""
+    """Local time of day at the beginning of a log line (None without one), and the line's text."""
     match = _CLOCK.fullmatch(line)
     return (match[1], match[2]) if match else (None, line)
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
-    """Lines of the log, printable: the last `tail`, or all (0); with `follow` also those that are added until the run
-    has ended.
+    """Yield the printable lines of a run's log: the last `tail`, or all (0); with `follow` also those that are added
+    until the run has ended.
 
     Raises NotFoundError if there is no log.
     """
@@ -149,7 +149,7 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
 
 
 def document(line: str) -> dict[str, Any]:
-    """A line as `operant logs --json` prints it: the trainer's local time of day or null, and the text."""
+    """Log line as `operant logs --json` prints it: local time of day or null, and text."""
     clock, text = clock_and_text(line)
     return {"schema": 1, "clock": clock, "text": text}
 
@@ -160,7 +160,7 @@ def _has_ended(run: Run) -> bool:
 
 
 def log_end(run: Run) -> str:
-    """Last words of log.txt in one printable string; "" without a log."""
+    """End of a run's log (`Tail.last_words`) as one printable string; "" without a log."""
     log = Tail(run.log_path)
     log.poll()
     return "\n".join(log.last_words())

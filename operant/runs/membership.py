@@ -26,25 +26,27 @@ def new_uuid() -> str:
 
 
 def uuid_in(document: Mapping[str, Any], path: Path) -> str:
-    """Identity in the document of a file; "" in one from before, and in the copy of a folder that still exists."""
+    """Identity of a group or sweep in its document, read from `path`; "" in one of an early version, and in a copy of a
+    folder that still exists.
+    """
     id_, folder = text_of(document, "id") or path.parent.name, path.parent
     is_copy = id_ != folder.name and os.path.lexists(folder.parent / id_ / path.name)
     return "" if is_copy else text_of(document, "uuid") or ""
 
 
 def identity(uuid: str, trial: int, index: int = 0) -> dict[str, Any]:
-    """Field of run.json of a new run; {} for a group or sweep without a uuid."""
+    """Field for run.json that makes a new run a member of a group or sweep; {} if `uuid` is ""."""
     return {KEY: {"uuid": uuid, "trial": trial, "index": index}} if uuid else {}
 
 
 def belongs_to(run: Run, uuid: str) -> bool:
-    """Whether a run was made for the group or sweep of a uuid. A copied or renamed folder was not."""
+    """Whether a run was made for the group or sweep with `uuid`. A copied or renamed run folder was not."""
     own = run.document.get(KEY)
     return bool(uuid) and isinstance(own, dict) and own.get("uuid") == uuid and run.document.get("id") == run.id
 
 
 def is_member(run: Run, uuid: str, trial: int, index: int, request: Mapping[str, Any]) -> bool:
-    """Whether a run was made for a trial; with `uuid` "" its request decides."""
+    """Whether a run was made for run `index` of a trial. With `uuid` "" (early versions) its request decides."""
     if uuid:
         return belongs_to(run, uuid) and {KEY: run.document[KEY]} == identity(uuid, trial, index)
     recorded = request_of(run)
@@ -56,19 +58,21 @@ def is_member(run: Run, uuid: str, trial: int, index: int, request: Mapping[str,
 
 
 def is_unchanged(run: Run, request: Mapping[str, Any]) -> bool:
-    """Whether a run has the values of a request, and was not resumed with others since."""
+    """Whether a run has the values of a request and was not resumed with others."""
     recorded = request_of(run)
     return not recorded.get("resume_overrides") and _what(recorded) == _what(request)
 
 
 def request_of(run: Run) -> dict[str, Any]:
-    """Request in run.json; {} if it is damaged."""
+    """Request in a run's run.json; {} if it is damaged."""
     request = run.document.get("request")
     return request if isinstance(request, dict) else {}
 
 
 def _what(request: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Values that decide what is trained. The configuration file is not compared: the folder of a sweep may move."""
+    """Values of a request that decide what is trained. The configuration file does not count: the folder of a sweep may
+    move.
+    """
     words: Any = request.get("overrides")
     overrides = [word for word in words if not str(word).startswith(_FREE)] if isinstance(words, list) else words
     return request.get("environment_file"), overrides

@@ -18,13 +18,13 @@ _MOST_TAGS, _MOST_TEXT = 32, 10_000
 
 
 def exist(folder: Path) -> bool:
-    """Whether a run has a note or a tag."""
+    """Whether a run folder has a note or a tag."""
     noted = read(folder)
     return bool(noted["note"] or noted["tags"])
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read `note`, a text or None, and `tags`, sorted; untrusted text is made printable. Never raises."""
+    """Note (a text or None) and sorted tags of a run folder as {"note", "tags"}; made printable. Never raises."""
     document = runfolder.read_json(folder / _FILE)
     listed: Any = document.get("tags")
     tags = {tag for tag in listed if isinstance(tag, str) and _TAG.fullmatch(tag)} if isinstance(listed, list) else ()
@@ -32,8 +32,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, text: str | None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> dict[str, Any]:
-    """Set the note (None: unchanged; empty: none), add and remove tags; returns the new content. Raises UsageError and
-    MachineError.
+    """Set the note (None: unchanged; "": delete it), add and remove tags, and return the new content. Raises UsageError
+    and MachineError.
     """
     add = list(add)
     if wrong := [tag for tag in add if not _TAG.fullmatch(tag)]:

@@ -27,7 +27,7 @@ _CLOSE_S = 5.0
 
 
 class Ended(NamedTuple):
-    """A run that a worker has ended."""
+    """Outcome of a run that a worker process has ended: exit code and wall time."""
 
     run: Run
     code: int  # exit code of the command line: 130 stopped, 137 killed
@@ -35,7 +35,9 @@ class Ended(NamedTuple):
 
 
 class Worker:
-    """One process, started with its first run. `log` takes its output between runs."""
+    """Worker process, started with its first run, that trains one run after another. `log` takes its output between
+    runs.
+    """
 
     def __init__(self, log: Path, argv: Sequence[str] | None = None) -> None:
         self._log, self._argv = log, list(argv or launch.module_command(_WORKER))
@@ -46,11 +48,13 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None before its start and after its end."""
+        """Pid of the process; None before its start and after its end."""
         return None if self._process is None else self._process.pid
 
     def warm(self) -> None:
-        """Start the process before its first run. Raises MachineError if it cannot be started."""
+        """Start the process before its first run, so that its imports are done. Raises MachineError if it cannot be
+        started.
+        """
         if self._process is not None:
             return
         try:
@@ -67,8 +71,9 @@ class Worker:
             raise MachineError(f"cannot start a worker ({error.strerror}): {runs.display_path(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
-        """Train a run. Raises BusyError if the worker has a run or the run a trainer, and MachineError if no process
-        can be started.
+        """Train a run, from checkpoint `resume` ("last", "best" or a step; None: from scratch). `trusted` allows code
+        that is not known to be this user's. Raises BusyError if the worker has a run or the run a trainer, and
+        MachineError if no process can be started.
         """
         if self.run is not None:
             raise BusyError(runs.busy_message(self.run.path))
@@ -89,12 +94,12 @@ class Worker:
         raise MachineError(f"workers end at their start: see {runs.display_path(self._log)}")
 
     def fileno(self) -> int:
-        """Descriptor for `select`: readable when the run has ended."""
+        """File descriptor for `select`, readable once the run has ended."""
         assert self._process is not None and self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def ended(self) -> Ended | None:
-        """Return the run once after its end, with exit.json written; None while it trains. Raises MachineError if
+        """Outcome of the run, once after its end, with exit.json written; None while it trains. Raises MachineError if
         exit.json cannot be written.
         """
         if self.run is None:
@@ -117,13 +122,13 @@ class Worker:
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 
     def stop(self) -> None:
-        """Ask the run to end with a checkpoint: now, or by a later call of `ended` if it has not begun yet. Does not
-        concern the next run.
+        """Ask the current run to end with a checkpoint; if it has not begun yet, a later call of `ended` does so. The
+        next run is not affected.
         """
         self._stopping = self.run is not None and not signal_worker(self.run, signal.SIGTERM)
 
     def close(self) -> None:
-        """End the process; kills its run."""
+        """End the process and kill its run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -143,7 +148,7 @@ class Worker:
 
 
 def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) -> None:
-    """Sleep until a run has ended, one of `wake` is readable, or `timeout_s` has passed."""
+    """Sleep until a worker's run has ended, one of `wake` is readable, or `timeout_s` has passed."""
     busy = [worker for worker in workers if worker.run is not None]
     if busy or wake:
         select.select([*busy, *wake], [], [], timeout_s)

@@ -23,7 +23,9 @@ _LOOK_S: Final = 0.25
 
 @dataclass(eq=False, kw_only=True)
 class Trial:
-    """One or more runs with a common result. Runs are counted by index: 0 up to the number of seeds."""
+    """One or more runs with a common result, by index from 0 (one for each seed). The scheduler moves indices from
+    `waiting` to `active` and removes them at the end; `verdict` is set once the trial is decided.
+    """
 
     number: int  # of a sweep's trial; the seed of a group's
     ids: dict[int, str]  # run ids by index
@@ -34,7 +36,7 @@ class Trial:
     reason: str = ""
 
     def end(self, verdict: str, reason: str) -> None:
-        """Ask the runs that train to stop; no other one starts."""
+        """Decide this trial: ask its runs to stop, and start no other."""
         self.verdict, self.reason = verdict, reason
         for worker in self.active.values():
             if worker is not None:
@@ -45,31 +47,33 @@ AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
 
 class Journal(ABC, Generic[AnyTrial]):
-    """Trials on disk, of a group or a sweep. `root` is the folder of their runs, `uuid` its identity in them."""
+    """Trials of a group or a sweep on disk, as the scheduler takes and records them. `root` is the folder of their
+    runs, `uuid` the identity that the runs record.
+    """
 
     root: Path
     uuid: str
     trusted: bool  # code from run folders may be imported
 
     def unfinished(self) -> list[AnyTrial]:
-        """Take over trials of a process that is gone."""
+        """Trials taken over from a process that has ended."""
         return []
 
     @abstractmethod
     def next_trial(self) -> AnyTrial | None:
-        """Take a new trial; None if there is none left."""
+        """Create the next trial; None if there is none."""
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether a trial is taken before a worker is free for it."""
+        """Whether the next trial is created before a worker is free for it."""
         return False
 
     @abstractmethod
     def request(self, trial: AnyTrial, index: int, worker: int) -> Mapping[str, Any]:
-        """Request of a run, as run.json stores it, for the worker of a number."""
+        """Request for run `index` of a trial, as run.json stores it, if worker number `worker` trains it."""
 
     def load(self, trial: AnyTrial, index: int) -> Run | None:
-        """Load a run of a trial; None before it is made, and if another run has its id."""
+        """Load run `index` of a trial; None before it is made, or if another run has its id."""
         run = runs.load(self.root / trial.ids[index])
         request = self.request(trial, index, 0)
         is_own = (
@@ -80,28 +84,30 @@ class Journal(ABC, Generic[AnyTrial]):
         return run if is_own else None
 
     def is_resumable(self, run: Run) -> bool:
-        """Whether a run that has ended is resumed, not trained from its beginning."""
+        """Whether a run that has ended is resumed instead of trained from its beginning: it has a checkpoint."""
         return any(run.checkpoints_path.glob("step-*"))
 
     @abstractmethod
     def save_ids(self, trial: AnyTrial) -> None:
-        """Record changed ids of the runs of a trial."""
+        """Record the changed run ids of a trial."""
 
     @abstractmethod
     def run_ended(self, trial: AnyTrial, index: int, run: Run, code: int) -> None:
-        """Record the end of a run and its exit code."""
+        """Record that run `index` of a trial has ended with an exit code."""
 
     def observe(self, trial: AnyTrial) -> None:
-        """Look at a trial without a verdict, which may `end` it."""
+        """Examine a trial that is not decided, and `end` it if its results so far call for that. By default nothing."""
         return
 
     def trial_ended(self, trial: AnyTrial) -> None:
-        """Record the result of a trial. Raises OperantError if no other one shall start."""
+        """Record the result of a trial. Raises OperantError if no other trial shall start. By default nothing."""
         return
 
 
 class Scheduler(Generic[AnyTrial]):
-    """Trains the trials of a journal on workers. `wanted` is polled: 0 continue, 1 stop with checkpoints, 2 end now."""
+    """Trains the trials of a journal on worker processes. `wanted` is polled: 0 continue, 1 stop with checkpoints, 2
+    end now.
+    """
 
     def __init__(self, journal: Journal[AnyTrial], workers: Sequence[pool.Worker], wanted: Callable[[], int]) -> None:
         self.trials: list[AnyTrial] = []
@@ -109,7 +115,9 @@ class Scheduler(Generic[AnyTrial]):
         self._exhausted = self._stopping = False
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> bool:
-        """Train until no trial is left; False if stopped before. Unfinished trials stay open in the journal."""
+        """Train until no trial is left. Returns False if it was stopped before; unfinished trials then stay open in the
+        journal. `after_turn` is called about every look at the workers.
+        """
         try:
             self.trials.extend(self._journal.unfinished())
             while True:
@@ -141,7 +149,7 @@ class Scheduler(Generic[AnyTrial]):
     # starting
 
     def _fill(self, *, take_new: bool) -> None:
-        """Give each free worker a run of an open trial, or with `take_new` of a new one."""
+        """Give each free worker a waiting run of an open trial; with `take_new` also of a new trial."""
         if self._stopping:
             return
         for number, worker in enumerate(self._workers):
@@ -155,7 +163,7 @@ class Scheduler(Generic[AnyTrial]):
                 self._start(trial, trial.waiting.pop(0), number)
 
     def _ask_ahead(self) -> None:
-        """Hold one trial ready for the next free worker: hides the time in which the journal chooses it."""
+        """Create one trial for the next free worker, which hides the time in which the journal chooses it."""
         if (
             not self._stopping
             and self._journal.asks_ahead
@@ -171,7 +179,7 @@ class Scheduler(Generic[AnyTrial]):
         return trial
 
     def _start(self, trial: AnyTrial, index: int, number: int) -> None:
-        """Train a run of a trial on the worker of a number, or resume it."""
+        """Train or resume run `index` of a trial on worker number `number`."""
         worker, run, resume = self._workers[number], self._journal.load(trial, index), None
         if run is not None and not runs.has_trainer(run.path):
             if self._journal.is_resumable(run):
@@ -202,7 +210,7 @@ class Scheduler(Generic[AnyTrial]):
     # ending
 
     def _collect(self) -> None:
-        """Record the runs that workers have ended."""
+        """Record the runs that the workers have ended."""
         for worker in self._workers:
             ended = worker.ended()
             if ended is None:
@@ -217,7 +225,7 @@ class Scheduler(Generic[AnyTrial]):
                 self._journal.run_ended(trial, index, ended.run, ended.code)
 
     def _observe(self, trial: AnyTrial) -> None:
-        """Record a trial of which all runs have ended; look at the runs that other processes train."""
+        """Record a trial if all of its runs have ended, including those that other processes train."""
         for index in [index for index, worker in trial.active.items() if worker is None]:
             run = self._journal.load(trial, index)
             if run is not None and runs.has_trainer(run.path):

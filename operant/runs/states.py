@@ -52,24 +52,26 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class State(NamedTuple):
-    """A state of the table, and its cause if known (printable)."""
+    """State of a run, one word of the table of states, and its cause if known (printable)."""
 
     word: str
     cause: str | None = None
 
     @property
     def live(self) -> bool:
-        """Whether a trainer holds the run."""
+        """Whether a trainer holds the run in this state."""
         return self.word in LIVE
 
     @property
     def ended(self) -> bool:
-        """Whether no trainer works on the run any more."""
+        """Whether no trainer works on the run any more in this state."""
         return self.word in ENDED
 
 
 class Observation(NamedTuple):
-    """One look at a run folder. Ages are by CLOCK_BOOTTIME, not affected by the wall clock; None if unknown."""
+    """Facts of one look at a run folder, from which `assess` derives the state. Ages are by CLOCK_BOOTTIME, not
+    affected by the wall clock; None if unknown.
+    """
 
     held: bool | None  # the lock; None: unknown
     broken: str | None = None  # why the metrics file is unreadable
@@ -95,7 +97,9 @@ class Observation(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """A state, and what the next look is compared with. Times are monotonic seconds of the viewer."""
+    """State of a run, and the counters with which the next look is compared. Times are monotonic seconds of the
+    viewer.
+    """
 
     state: State
     heartbeat_count: int = -1
@@ -110,7 +114,8 @@ class Assessment(NamedTuple):
 
 
 def assess(observation: Observation, previous: Assessment | None, now_s: float) -> Assessment:
-    """State at `now_s` (any monotonic clock of the viewer) by an observation and the previous assessment. Pure.
+    """State of a run at `now_s` (any monotonic clock of the viewer), from an observation and the previous assessment.
+    Pure.
 
     Without a previous one, the ages in the observation replace movement that has not been seen yet.
     """
@@ -138,7 +143,9 @@ def assess(observation: Observation, previous: Assessment | None, now_s: float) 
 def _table_state(
     observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None
 ) -> State:
-    """State by the table, from top to bottom."""
+    """State by the table of states, from top to bottom. `heartbeat_still_s` and `main_still_s`: seconds without
+    progress of the heartbeat and of the main loop; `usual_s`: usual seconds between records.
+    """
     status, record = observation.status, observation.record
     if observation.broken is not None:
         return State("unreadable", observation.broken)
@@ -175,8 +182,8 @@ def _table_state(
 
 
 def _overtaken(observation: Observation) -> bool:
-    """Whether a later worker died or failed before it had a metrics file: the state in the file is then not the end of
-    the run. A refused resume changes nothing.
+    """Whether the state in the metrics file is outdated: a later worker died or failed before it had a metrics file. A
+    refused resume does not count.
     """
     if not observation.earlier or observation.exit is None:
         return False
@@ -191,7 +198,7 @@ def _stopped_by(observation: Observation, status: Status) -> str | None:
 
 
 def _ended(observation: Observation) -> State:
-    """State if the lock is free and the metrics file has no terminal state."""
+    """State of a run whose lock is free and whose metrics file has no terminal state."""
     if observation.earlier:
         observation = observation._replace(status=None, record=None)
     ending = observation.exit
@@ -220,7 +227,7 @@ def _ended(observation: Observation) -> State:
 
 
 def exit_code(observation: Observation) -> int | None:
-    """Exit code of the run (130 stopped, 137 killed); None while it trains or if unknown."""
+    """Exit code of a run (130 stopped, 137 killed); None while it trains or if unknown."""
     if observation.held:
         return None
     ending, status = observation.exit or {}, observation.status
@@ -259,7 +266,9 @@ def _ago(seconds: float | None) -> str:
 
 
 def observe(run: Run, reader: Reader | None = None) -> Observation:
-    """Look at a run once, through `reader` if one is open on its metrics file. Never raises for file contents."""
+    """Look at a run once, through `reader` if one is open on its metrics file. Never raises for the content of
+    files.
+    """
     document = run.document
     local = runfolder.is_local(document)
     held = runfolder.probe(run.path)
@@ -339,7 +348,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
 
 
 def _unsaved_s(header: Header, status: Status, record: Record | None, document: Mapping[str, Any]) -> float | None:
-    """Seconds of work since the last checkpoint, by the trainer's clock; None if there is none."""
+    """Seconds of work since the last checkpoint, by the trainer's clock; None if all work is saved."""
     if record is None or (status.state in TERMINAL and record.step == status.last_checkpoint_step):
         return None
     until_ns = status.heartbeat_boottime_ns
@@ -370,8 +379,8 @@ def state(run: Run) -> State:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Summary of a run, as `--json` prints it; the keys are an interface. Times in seconds, `created` in ISO 8601 UTC,
-    None for unknown and NaN.
+    """Summary of a run, as `--json` prints it; its keys are an interface. Times are in seconds, `created` in ISO 8601
+    UTC; None for unknown and NaN.
 
     `return`, `length` and evaluations are the newest ones, all other numbers those of the newest record.
     """
@@ -428,7 +437,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def target_reached(document: Mapping[str, Any], score: float | None) -> bool | None:
-    """Whether a run has reached its target, as its trainer recorded it, or in an early run as the last evaluation says;
+    """Whether a run has reached its target: as its trainer recorded, in an early run by `score`, its last evaluation.
     None without a target.
     """
     target, recorded = runfolder.number_of(document, "target"), document.get("target_reached")
@@ -438,7 +447,7 @@ def target_reached(document: Mapping[str, Any], score: float | None) -> bool | N
 
 
 def target_remark(document: Mapping[str, Any], score: float) -> str:
-    """Text after the mean of the last evaluation: ` (target 475 reached)`; empty without a target."""
+    """Remark after the mean of the last evaluation, such as ` (target 475 reached)`; "" without a target."""
     target, reached = runfolder.number_of(document, "target"), target_reached(document, score)
     return (
         ""
@@ -448,7 +457,9 @@ def target_remark(document: Mapping[str, Any], score: float) -> str:
 
 
 def newest(reader: Reader, record: Record | None) -> dict[str, float]:
-    """Finite values of `record` by name; returns and evaluations it lacks come from earlier records."""
+    """Finite values of `record` by name (None: {}); missing returns, lengths and evaluations come from earlier
+    records.
+    """
     if record is None:
         return {}
     values = values_of(reader, record)
@@ -468,7 +479,7 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
 
 
 def values_of(reader: Reader, record: Record) -> dict[str, float]:
-    """Finite values of a record by name."""
+    """Finite values of a record by metric name."""
     return {
         metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)
     }

@@ -25,18 +25,20 @@ _IDLE_S = 30.0
 
 
 class Stream:
-    """Stream of records: `poll` yields the new ones since the last call, in chunks of one session."""
+    """Records of a run, oldest first, first from its history, then from its metrics file. Each `poll` yields the new
+    ones in chunks of one session.
+    """
 
     def __init__(self, run: Run) -> None:
         self._follower, self._last, self._begun = Follower(run), (-1, -1), False
 
     @property
     def over(self) -> bool:
-        """Whether no more records follow: at the last look the run had ended or was unreadable."""
+        """Whether no more records follow: at the last `poll` the run had ended or was unreadable."""
         return self._follower.state.ended or self._follower.state.word == "unreadable"
 
     def poll(self) -> Iterator[Chunk]:
-        """Look once: the new records, oldest first. Never raises for file contents."""
+        """Yield the records since the last call, oldest first. Never raises for the content of files."""
         follower = self._follower
         follower.poll(time.monotonic())
         expected, records = follower.next, follower.new_records()
@@ -50,7 +52,7 @@ class Stream:
                 yield from self._new(_chunk(follower.reader.metrics, list(some)))
 
     def _new(self, chunk: Chunk) -> Iterator[Chunk]:
-        """Records of a chunk that have not been yielded yet."""
+        """Yield the part of a chunk that has not been yielded yet."""
         session, n = self._last
         first = bisect_right(chunk.n, n) if chunk.session == session else 0 if chunk.session > session else len(chunk.n)
         if first < len(chunk.n):
@@ -66,12 +68,12 @@ class Stream:
             )
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the run's files."""
         self._follower.close()
 
 
 def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
-    """Records of the metrics file as a chunk of the history."""
+    """Chunk with records of the metrics file."""
     values = zip(*(record.values for record in records), strict=True)
     return Chunk(
         records[0].session,
@@ -87,7 +89,9 @@ def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
 
 
 class Columns(NamedTuple):
-    """Records of a run as columns of equal length; NaN where a metric has no value."""
+    """Records of a run as columns of equal length. `time` is wall time in seconds, `seconds` the duration of training;
+    metrics have NaN where there is no value.
+    """
 
     session: array[int]
     n: array[int]  # counts from 0 in each session
@@ -99,7 +103,7 @@ class Columns(NamedTuple):
 
 
 def columns(run: Run) -> Columns:
-    """All records of a run so far. Never raises for file contents."""
+    """All records of a run so far, as columns. Never raises for the content of files."""
     stream = Stream(run)
     result = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
     clock = _Clock()
@@ -124,8 +128,8 @@ def columns(run: Run) -> Columns:
 
 
 class _Clock:
-    """Seconds of training at each record, without the time between sessions and waits of more than half a minute within
-    one.
+    """Converts times of records to seconds of training, without the time between sessions and gaps of more than half a
+    minute within one.
     """
 
     def __init__(self) -> None:

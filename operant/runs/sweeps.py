@@ -26,12 +26,14 @@ _STOP: Final = "stop.json"
 
 
 def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
-    """Folders of the sweeps in `root`, with `everywhere` also in the parent folders of the index."""
+    """Folders of the sweeps in the folder `root`; with `everywhere` also those next to the runs of the index."""
     return [path for path in groups.folders_with(FILE, root, everywhere) if runs.ID.fullmatch(path.name)]
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
-    """Find the folder of a sweep by its name or a path; None if no sweep or several match."""
+    """Find the folder of a sweep by its name or a path. None if no sweep or several match. Scope as in
+    `list_sweeps`.
+    """
     path = groups.path_of(text)
     fits = (
         [one for one in list_sweeps(root, everywhere) if one.name == text]
@@ -42,7 +44,7 @@ def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
 
 
 class Sweep(NamedTuple):
-    """A sweep: its name, its folder, the runs of its trials by id."""
+    """A sweep on disk: its name, its folder, and the runs of its trials by id."""
 
     id: str
     path: Path
@@ -50,21 +52,21 @@ class Sweep(NamedTuple):
 
 
 def load(text: str, root: Path, everywhere: bool = True) -> Sweep | None:
-    """Load a sweep by its name or a path; None if no sweep or several match."""
+    """Load a sweep by its name or a path. None if no sweep or several match. Scope as in `list_sweeps`."""
     folder = find(text, root, everywhere)
     return None if folder is None else Sweep(folder.name, folder, {run.id: run for run in trials(folder)})
 
 
 def remove(sweep: Sweep) -> None:
-    """Delete a sweep and its runs. Raises BusyError while a run trains."""
+    """Delete a sweep and its runs. Raises BusyError while one of them trains."""
     for run in sweep.runs.values():
         runs.remove(run)
     shutil.rmtree(sweep.path, ignore_errors=True)
 
 
 def working(folder: Path) -> list[dict[str, Any]]:
-    """Identities of the commands that work on a sweep, those of other machines included: their end cannot be seen
-    here.
+    """Identities of the processes that work on a sweep. Those of other machines are included, since their end cannot be
+    seen here.
     """
     identities = (runs.read_json(path) for path in sorted(folder.glob("at-*.json")))
     return [one for one in identities if one and runs.is_alive(one) is not False]
@@ -72,8 +74,8 @@ def working(folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def entered(folder: Path) -> Iterator[Callable[[], int]]:
-    """Announce that this process works on a sweep. Yields a function that returns the stop request since then: 0 none,
-    1 stop with checkpoints, 2 end now.
+    """Record for the duration of the block that this process works on a sweep. Yields a function that returns the stop
+    request since then: 0 none, 1 stop with checkpoints, 2 end now.
     """
     own = runs.identity()
     path, before = folder / f"at-{own['host']}-{own['pid']}.json", _stop_request(folder)
@@ -85,15 +87,15 @@ def entered(folder: Path) -> Iterator[Callable[[], int]]:
 
 
 def ask_stop(folder: Path, *, now: bool = False) -> None:
-    """Ask all commands that work on a sweep to end with a checkpoint of each trial, resumed later; with `now` at
-    once.
+    """Ask all processes that work on a sweep to end, with a checkpoint of each trial for a resume; with `now` at once,
+    without.
     """
     count = _stop_request(folder).get("count", 0) + 1
     runs.write_json(folder / _STOP, {"asked_by": runs.identity(), "now": now, "count": count})
 
 
 def create_identity(folder: Path) -> None:
-    """Give a new sweep its identity, unless another command has just done so. Raises OSError and MachineError."""
+    """Write the identity of a new sweep, unless another process has just done so. Raises OSError and MachineError."""
     temporary = folder / f".{IDENTITY}-{os.getpid()}"
     fields = {"id": folder.name, "uuid": membership.new_uuid(), "created_realtime_ns": time.time_ns()}
     runs.write_json(temporary, {"schema": 1, **fields})
@@ -105,12 +107,12 @@ def create_identity(folder: Path) -> None:
 
 
 def uuid(folder: Path) -> str:
-    """Identity of a sweep in its runs; "" for a sweep from before there was one."""
+    """Identity of a sweep, which its runs record; "" for a sweep of an early version."""
     return membership.uuid_in(runs.read_json(folder / IDENTITY), folder / IDENTITY)
 
 
 def trials(folder: Path) -> list[Run]:
-    """Runs of the trials of a sweep, and of nobody else."""
+    """Runs that were made for the trials of a sweep."""
     listed, own = runs.list_runs(folder.parent, everywhere=False), uuid(folder)
     if own:
         return [run for run in listed if membership.belongs_to(run, own)]
@@ -121,7 +123,7 @@ def trials(folder: Path) -> list[Run]:
 
 
 def _was_asked_by(folder: Path, run: Run) -> bool:
-    """Whether a sweep from before 2026-11-24 made a run: the request names its file, and one seed."""
+    """Whether a sweep of a version before 2026-11-24 made a run: the request names its file, and one seed."""
     request = membership.request_of(run)
     words: Any = request.get("overrides")
     return (

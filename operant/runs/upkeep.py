@@ -32,7 +32,7 @@ _LAST_TIME_S = 253_402_300_800  # the year 10000
 
 
 def sizes(run: Run) -> dict[str, int]:
-    """Disk usage of a run in bytes: in total, and of the folders that grow. Never raises; links are not followed."""
+    """Disk usage of a run in bytes by "total", "checkpoints" and "history". Never raises; links are not followed."""
     usage = {"total": 0, "checkpoints": 0, "history": 0}
     for folder, _, files in os.walk(run.path):
         part = os.path.relpath(folder, run.path).split(os.sep)[0]
@@ -46,7 +46,9 @@ def sizes(run: Run) -> dict[str, int]:
 
 
 def archive(run: Run, path: Path) -> None:
-    """Pack a run into one file. Raises BusyError while it trains, and MachineError."""
+    """Pack a run into the archive `path`, which is replaced. Raises BusyError while the run trains, and
+    MachineError.
+    """
     if runs.has_trainer(run.path):
         raise BusyError(runs.busy_message(run.path))
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
@@ -63,7 +65,9 @@ def archive(run: Run, path: Path) -> None:
 
 
 def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Filter of an archive: regular files and folders, without files of a process, without owners."""
+    """Filter for `tarfile`: the member without its owner; None for links, devices and files of a process, which are
+    left out.
+    """
     inside = PurePosixPath(member.name).parts[1:]
     if not (member.isfile() or member.isdir()) or _COMPILED in inside or (inside and inside[0] in _LEFT_OUT):
         return None
@@ -73,8 +77,8 @@ def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def restore(path: Path, root: Path, confirm: Callable[[str], None]) -> Run:
-    """Unpack an archive into a root, under its own id. Raises BadFileError for any other file, UsageError if the id
-    exists, and MachineError.
+    """Unpack an archive into the folder `root`, under the run's id. Raises BadFileError for a file that is no archive
+    of a run, UsageError if the id exists, and MachineError.
 
     `confirm` is called with a question if the archive is large; it raises to refuse.
     """
@@ -110,14 +114,14 @@ def restore(path: Path, root: Path, confirm: Callable[[str], None]) -> Run:
 
 
 class _Bounded:
-    """File in which no header can make `tarfile` read more than a limit at once."""
+    """Reader of an unpacked archive that limits each read, so that no header can make `tarfile` fill the memory."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
         self.tell, self.seek = file.tell, file.seek
 
     def read(self, count: int) -> bytes:
-        """Read bytes. Raises tarfile.ReadError above the limit."""
+        """Read `count` bytes. Raises tarfile.ReadError if that is above the limit."""
         if not 0 <= count <= _MOST_HEADER:
             raise tarfile.ReadError("a header is too long")
         return self._file.read(count)
@@ -129,8 +133,8 @@ def _damaged(path: Path, error: Exception) -> BadFileError:
 
 
 def _checked(archive: tarfile.TarFile, path: Path, root: Path, confirm: Callable[[str], None]) -> list[tarfile.TarInfo]:
-    """Members to unpack: the files and folders of one run. Raises BadFileError for any other member, and MachineError
-    if there is no room.
+    """Members of an archive, the files and folders of one run. Raises BadFileError for any other member, and
+    MachineError if the disk is too full.
     """
     members: list[tarfile.TarInfo] = []
     names: set[str] = set()
@@ -163,7 +167,7 @@ def _checked(archive: tarfile.TarFile, path: Path, root: Path, confirm: Callable
 
 
 def _problem(member: tarfile.TarInfo, id_: str) -> str | None:
-    """Reason not to unpack a member into the folder of a run; None if it is valid."""
+    """Reason not to unpack a member of an archive into the folder of run `id_`; None if it is valid."""
     parts, name = member.name.split("/"), ascii(member.name)[:80]
     inside = parts[0] == id_ and ID.fullmatch(id_) and not {"", ".", ".."} & set(parts) and "\0" not in member.name
     if not inside or not (member.isfile() or member.isdir()) or member.issparse() or member.size < 0:
@@ -174,14 +178,14 @@ def _problem(member: tarfile.TarInfo, id_: str) -> str | None:
 
 
 def _room(root: Path) -> tuple[int, float]:
-    """Free bytes and files of the file system of a folder, which need not exist."""
+    """Free bytes and free inodes of the filesystem of a folder, which need not exist."""
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = os.statvfs(existing)
     return free.f_bavail * free.f_frsize, free.f_favail if free.f_files else math.inf
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Unpack a checked member."""
+    """Unpack a member that was checked into `folder`."""
     target = folder / member.name
     if member.isdir():
         target.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ QUARANTINE_NAME = re.compile(r"quarantine-step-([0-9]{12,18})")
 
 
 class Manifest(NamedTuple):
-    """Fields of a manifest, type-checked. `best_value` is a number only if `best`."""
+    """Type-checked fields of a checkpoint's manifest. `best_value` is a number only if `best`."""
 
     run_uuid: str
     session: int
@@ -33,7 +33,9 @@ class Manifest(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Entry of the folder that may be a checkpoint: without a usable `manifest`, `problem` has the reason."""
+    """Entry of the checkpoint folder that may be a checkpoint: its `manifest`, or None and the reason in `problem`.
+    `foreign`: it belongs to another run.
+    """
 
     name: str
     step: int
@@ -42,14 +44,16 @@ class Candidate(NamedTuple):
     foreign: bool  # of another run
 
     def newer_than(self, other: Candidate) -> bool:
-        """Whether this checkpoint is further in the run; if a session is unknown, only steps count."""
+        """Whether this checkpoint is later in the run than another: by session, then step; by step alone if a session
+        is unknown.
+        """
         if self.manifest is None or other.manifest is None:
             return self.step > other.step
         return (self.manifest.session, self.step) > (other.manifest.session, other.step)
 
 
 class ForeignError(BadFileError):
-    """Checkpoint of another run."""
+    """A checkpoint belongs to another run."""
 
 
 def read_manifest(fields: Mapping[str, Any]) -> Manifest:
@@ -70,8 +74,8 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
 
 
 def names_in(root: int) -> list[tuple[str, int]]:
-    """Names and steps of possible checkpoints: the committed ones, then any that was moved aside for one that never
-    came.
+    """Names and steps of possible checkpoints: committed folders, then folders that were replaced but whose successor
+    is missing.
     """
     aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
     names = []
@@ -83,7 +87,9 @@ def names_in(root: int) -> list[tuple[str, int]]:
 
 
 def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
-    """Candidates in the order to try them; those without a manifest come where a skip of them is reported."""
+    """Candidates for `which` ("last", "best" or a step) in the order to try them. Those without a manifest keep their
+    place by step, so that skipping them is reported.
+    """
     last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
 
     def age(candidate: Candidate) -> tuple[int, int]:

@@ -42,18 +42,21 @@ _KINDS = {
 
 
 class Replays:
-    """Replay buffers beside the checkpoints of a run. Only the trainer of the run saves and prunes."""
+    """Saved replay buffer of a run, as tensors by name in a folder beside the checkpoints. Only the newest that has a
+    checkpoint is kept. Only the run's trainer may call `save` and `prune`. Without it a resume is valid, but collects
+    its data again.
+    """
 
     def __init__(self, folder: Path, run_uuid: str, report: Callable[[str], None]) -> None:
         self.folder, self._run_uuid, self._report = folder, run_uuid, report
 
     def free_bytes(self) -> int | None:
-        """Free bytes of the disk; None if unknown."""
+        """Free bytes of the disk that holds the checkpoints; None if unknown."""
         return atomic.free_bytes(self.folder.parent)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> bool:
-        """Save tensors of any device for the checkpoint of this step, which is committed afterwards; they must not
-        change meanwhile.
+        """Save tensors of any device for the checkpoint of `step`, which is committed afterwards. They must not change
+        during the call.
 
         Returns False after a failure, which is reported: a resume is then a warm one.
         """
@@ -79,8 +82,8 @@ class Replays:
     def restore(
         self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int, constants: Mapping[str, str]
     ) -> str | None:
-        """Copy the saved tensors of a checkpoint into tensors of the same names and shapes; returns the reason if not
-        possible, and changes no tensor then.
+        """Copy saved tensors into `tensors`, which have the same names and shapes. Returns None, or the reason why it
+        is not possible, in which case no tensor has changed.
 
         `constants` are tensors of one number that must have the saved value, with their names in a sentence.
         """
@@ -103,7 +106,9 @@ class Replays:
             return f"{name}: {error}"
 
     def prune(self, root: int) -> None:
-        """Delete all but the newest replay with a checkpoint. Replays of another run stay. Raises OSError."""
+        """Delete all replays in the open folder but the newest that has a checkpoint. Those of another run stay. Raises
+        OSError.
+        """
         identities = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
         own = [
             (identity, name)
@@ -130,7 +135,7 @@ class Replays:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """Bytes of a safetensors file, with at most one piece in host memory at a time."""
+    """Yield the bytes of a safetensors file, with one piece at a time in host memory."""
     import torch
 
     header, end = {}, 0
@@ -156,8 +161,8 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, str]) -> str | None:
-    """Copy the tensors of a file into those of the same names, piece by piece; returns the reason if they differ, and
-    changes none then.
+    """Copy the tensors of a file into `tensors` of the same names. Returns None, or the first difference, in which case
+    no tensor has changed. `constants`: see `Replays.restore`.
     """
     from safetensors import safe_open
 

@@ -42,14 +42,14 @@ Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
 class CheckpointInfo(NamedTuple):
-    """Manifest of a checkpoint, and the path of its configuration file if it has one. Other files are not read."""
+    """Manifest of a checkpoint and the path of its configuration file, None without one."""
 
     manifest: Manifest
     config: Path | None
 
 
 class _Job(NamedTuple):
-    """A save with all of its inputs fixed."""
+    """Checked inputs of one save. `state` is the encoded document."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -63,8 +63,8 @@ class _Job(NamedTuple):
 
 
 class Store:
-    """The checkpoints of one run. Making one touches nothing; only saving and collecting write, and only the run's
-    trainer may do that.
+    """Checkpoints of one run. The constructor touches no file. Only `save`, `save_async`, `quarantine` and `collect`
+    write, and only the run's trainer may call them.
 
     `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report`
     takes a line for the log, also from the thread of `save_async`.
@@ -91,7 +91,7 @@ class Store:
 
     @property
     def saving(self) -> bool:
-        """Whether a save in the background is in progress."""
+        """Whether a save in the background thread is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     # -------------------------------------------------------------- saving
@@ -107,8 +107,8 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> Path | None:
-        """Commit a checkpoint and delete old ones; returns its folder, or None after a failure, which is reported and
-        does not stop training.
+        """Commit a checkpoint and delete old ones. Returns its folder; None after a failure, which is reported and does
+        not stop training.
 
         `tensors` are on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
         `best_value` ranks a `best` checkpoint among those of its `task`; `config` is the text of the configuration. If
@@ -131,8 +131,8 @@ class Store:
         config: str = "",
         done: Callable[[Path | None], None] = lambda path: None,
     ) -> None:
-        """Like `save`, in a background thread, after the previous one. The tensors must not change until `wait` has
-        returned. The thread calls `done` with the result, before `wait` returns.
+        """Save like `save`, in a background thread, once the previous save has ended. The tensors must not change until
+        `wait` has returned. The thread calls `done` with the folder, None after a failure, before `wait` returns.
         """
         self.wait()
         job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
@@ -164,14 +164,16 @@ class Store:
     def quarantine(
         self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int
     ) -> Path | None:
-        """Save a state that is not finite for a post-mortem, as quarantine-step-*, which `load` never considers.
-        Otherwise like `save`.
+        """Save a state with NaN or infinities for a post-mortem, as quarantine-step-*, which `load` never considers.
+        Returns like `save`.
         """
         self.wait()
         return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, (), "")))
 
     def _attempt(self, job: _Job) -> Path | None:
-        """Save or quarantine, on any thread."""
+        """Save the job, or quarantine its state if a tensor that must be finite is not. Runs on any thread. Returns
+        like `save`.
+        """
 
         def work() -> Path | None:
             problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
@@ -189,8 +191,8 @@ class Store:
         return self._guarded(job.step, work)
 
     def _guarded(self, step: int, work: Callable[[], Path | None]) -> Path | None:
-        """Run a save; failures of the machine are counted and reported, because training continues without this
-        checkpoint.
+        """Run `work`, which saves, and return its folder. Failures of the disk or memory are counted and reported, and
+        give None: training continues without this checkpoint.
         """
         try:
             with self._lock:
@@ -221,8 +223,8 @@ class Store:
         best_value: object = None,
         task: int = 0,
     ) -> Path:
-        """Second part of `save`, without torch: commit the packed files, delete old checkpoints. Raises OSError, or
-        BadFileError if the files read back differ.
+        """Commit packed files as a checkpoint and delete old checkpoints; the part of `save` that needs no torch.
+        Raises OSError, or BadFileError if the files read back differ.
         """
         value = (
             float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
@@ -240,7 +242,7 @@ class Store:
         return self._write(f"quarantine-step-{job.step:012d}", {TENSORS: pack(job.tensors), STATE: job.state}, manifest)
 
     def _write(self, name: str, files: Mapping[str, bytes], manifest: Manifest) -> Path:
-        """Commit a folder `name`, after cleaning up after dead writers and a check of the free disk space."""
+        """Commit a folder `name`, after deleting leftovers of dead processes and a check of the free disk space."""
         atomic.make_root(self.folder)
         with atomic.opened(self.folder) as root:
             atomic.sweep(root)
@@ -287,7 +289,8 @@ class Store:
         return CheckpointInfo(newest.manifest, config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
-        """Load the last checkpoint, the best one, or that of a step: the first valid one; each skipped one is reported.
+        """Load the last checkpoint, the best one, or that of a step. The first valid one is returned; each damaged one
+        before it is reported.
 
         Raises NotFoundError, with the existing steps, if there is none; BadFileError if all suitable ones are damaged.
         """
@@ -296,7 +299,7 @@ class Store:
         return checkpoint
 
     def load_files(self, which: str | int = "last") -> tuple[Manifest, dict[str, bytes]]:
-        """Like `load`, but returns the bytes of the files; without torch."""
+        """Load like `load`, but return the manifest and the bytes of the files; without torch."""
         return self._find(which, lambda _path, manifest, files: (manifest, files))
 
     def _find(self, which: str | int, accept: Accept[Result]) -> Result:
@@ -335,7 +338,7 @@ class Store:
         raise NotFoundError(f"no {described} in {self.folder}. {self._existing()}")
 
     def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
-        """Result of `accept` for a candidate with valid files; None and the reason otherwise."""
+        """Result of `accept` for a candidate whose files are valid, and ""; or None and the reason."""
         if candidate.manifest is None:
             return None, candidate.problem
         try:
@@ -349,7 +352,7 @@ class Store:
         return f"Saved steps: {', '.join(map(str, steps))}" if steps else "No checkpoint has been saved yet"
 
     def _own(self, fields: dict[str, Any], step: int) -> Manifest:
-        """Manifest of this run and this step; raises BadFileError otherwise."""
+        """Manifest from `fields`. Raises BadFileError if it is of another run or step."""
         manifest = read_manifest(fields)
         if manifest.run_uuid != self._run_uuid:
             raise ForeignError(f"belongs to another run, {ascii(manifest.run_uuid)[:80]}")
@@ -358,7 +361,9 @@ class Store:
         return manifest
 
     def _candidate(self, root: int, name: str, step: int, look: Callable[[int, str], dict[str, Any]]) -> Candidate:
-        """Entry with its manifest; `look` reads only the manifest, or verifies all files."""
+        """Candidate with its manifest, or with the problem of reading it. `look` reads the manifest only, or verifies
+        all files.
+        """
         try:
             return Candidate(name, step, self._own(look(root, name), step), "", False)
         except BadFileError as error:
@@ -367,7 +372,7 @@ class Store:
     # -------------------------------------------------------------- collecting
 
     def collect(self) -> None:
-        """Delete all but the last `keep` valid checkpoints, the best one and one replay; and leftovers of dead
+        """Delete all checkpoints but the last `keep` valid ones, the best one and one replay; and leftovers of dead
         processes.
 
         A checkpoint is deleted only if two newer valid ones exist; those of another run stay. Never raises for the
@@ -396,7 +401,7 @@ class Store:
             self._report(f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}")
 
     def _verify(self, root: int, name: str, step: int) -> Candidate:
-        """Entry with every byte verified, unless this store has done so before and the files have not changed."""
+        """Candidate with every byte of its files verified; cached as long as the files do not change."""
         signature = atomic.signature(root, name)
         known = self._verified.get(name)
         if known is not None and known[0] == signature:
@@ -432,7 +437,9 @@ def _job(
     must_be_finite: Collection[str],
     config: str,
 ) -> _Job:
-    """Check and fix the inputs of a save. Raises ValueError or TypeError for those that can never be saved."""
+    """Check the inputs of a save and encode its document. Raises ValueError or TypeError for inputs that can never be
+    saved.
+    """
     import torch
 
     if not 0 <= step < 10**18:

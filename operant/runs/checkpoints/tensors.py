@@ -19,8 +19,8 @@ TENSORS, STATE, CONFIG = "tensors.safetensors", "state.json", "config.toml"
 
 
 class Checkpoint(NamedTuple):
-    """A loaded checkpoint: its folder, its session and step, the tensors (CPU, by name), the document, and the text of
-    the configuration if it has one.
+    """A loaded checkpoint: tensors by name (on the CPU), its JSON document, step and session, its folder, and the path
+    of its configuration file, None without one.
     """
 
     path: Path
@@ -32,7 +32,9 @@ class Checkpoint(NamedTuple):
 
 
 def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Message with the first tensor that holds NaN or infinity, how many and where; None if all are finite."""
+    """Message about the first tensor with NaN or infinities: their number and the first position. None if all are
+    finite.
+    """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.is_complex():
             bad = ~tensor.isfinite().flatten()
@@ -45,9 +47,7 @@ def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Pack tensors into the bytes of a safetensors file. It takes only contiguous ones that share no memory: views are
-    copied.
-    """
+    """Bytes of a safetensors file with the tensors. Views of shared memory are copied."""
     from safetensors.torch import save
 
     independent, storages = {}, set()

@@ -24,7 +24,9 @@ _CHUNK_ROWS, _CHUNK_BYTES = 4096, 1 << 24
 
 
 class Chunk(NamedTuple):
-    """Consecutive records of one session, column by column: arrays of equal length."""
+    """Consecutive records of one session as columns of equal length. `every`: number of original records that thinning
+    merged into each.
+    """
 
     session: int
     metrics: tuple[Metric, ...]
@@ -38,12 +40,12 @@ class Chunk(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the metrics."""
+        """Names of the metrics in this chunk."""
         return tuple(self.columns)
 
 
 class Reading:
-    """Chunks of a history, oldest first; iterate once.
+    """Iterator over the chunks of a history, oldest first, for a single pass.
 
     `damaged` counts the frames and byte ranges skipped so far because they are unreadable, `torn` the segments so far
     with an incomplete end (left by a kill; no synced record is lost by that).
@@ -86,7 +88,7 @@ class Reading:
                 yield builder.chunk()
 
     def _rows(self, path: Path, schemas: dict[int, tuple[Metric, ...]]) -> Iterator[tuple[int, int, list[array[int]]]]:
-        """Session, schema and columns of words of every record frame."""
+        """Yield session, schema and columns of words of each record frame of a segment."""
         try:
             descriptor = segments.open_segment(path)
         except (OSError, ValueError):
@@ -133,8 +135,8 @@ def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[i
 
 
 def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array[int]] | None:
-    """Rows with numbers above `after` and steps up to `limit`; None if the numbers do not ascend, which no writer
-    produces.
+    """Rows with numbers greater than `after` and steps up to `limit` (None: all); None if the numbers do not ascend,
+    which no writer produces.
     """
     numbers, steps = rows[segments.N], rows[segments.STEP]
     if not all(map(operator.lt, numbers, numbers[1:])):
@@ -149,7 +151,7 @@ def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array
 
 
 class _ChunkBuilder:
-    """Frames to be merged into one chunk."""
+    """Rows of consecutive frames of one session and schema, collected for one `Chunk`."""
 
     def __init__(self, session: int, schema: int, metrics: tuple[Metric, ...], every: int) -> None:
         self.key, self.rows = (session, schema, every), 0

@@ -53,7 +53,9 @@ _NAME = re.compile(r"seg-(\d{6})\.opl")
 
 
 class Segment(NamedTuple):
-    """Head of a segment."""
+    """Head of a segment: the session that wrote it, the step from which the session was resumed (`rewind_to`), and the
+    metrics of its columns.
+    """
 
     session: int
     run_uuid: bytes
@@ -66,14 +68,14 @@ class Segment(NamedTuple):
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """Numbers and paths of the segments of a history, oldest first; empty without a folder."""
+    """Numbers and paths of the segments in the folder of a history, oldest first; [] without a folder."""
     with contextlib.suppress(OSError, ValueError):
         return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
     return []
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Path of the segment of a number."""
+    """Path of segment `number` in the folder of a history."""
     return folder / f"seg-{number:06d}.opl"
 
 
@@ -82,12 +84,12 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def pack_frame(kind: int, payload: bytes) -> bytes:
-    """Pack a frame."""
+    """Bytes of a frame: magic, length, checksum and kind, then the payload."""
     return FRAME.pack(MAGIC, len(payload), _checksum(len(payload), kind, payload), kind) + payload
 
 
 def pack_head(segment: Segment) -> bytes:
-    """Pack the two frames at the beginning of a segment."""
+    """Bytes of the beginning of a segment: its head, as two equal frames."""
     rewind = _NEVER_REWOUND if segment.rewind_to is None else segment.rewind_to
     fixed = SEGMENT.pack(
         *ABI,
@@ -103,8 +105,8 @@ def pack_head(segment: Segment) -> bytes:
 
 
 def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
-    """Pack records, given as columns of 8-byte words, into a frame; deflated if that is shorter. At most
-    `rows_per_frame` rows.
+    """Bytes of a frame of records, given as columns of 8-byte words; deflated if that is shorter. At most
+    `rows_per_frame` records.
     """
     plain = b"".join([column.tobytes() for column in columns])
     head = ROWS.pack(schema_crc, len(columns[0]), len(columns), 0)
@@ -117,7 +119,7 @@ def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
 
 
 def rows_per_frame(columns: int) -> int:
-    """Most records in a frame."""
+    """Maximum number of records in a frame."""
     return (MAXIMUM_PAYLOAD - ROWS.size) // (8 * columns)
 
 
@@ -155,15 +157,15 @@ def unpack_head(payload: bytes | memoryview) -> Segment | None:
 
 
 def schema_of(payload: bytes | memoryview) -> int:
-    """Checksum of the schema of a record frame; -1 for a frame that is too short."""
+    """Checksum of the schema in a record frame's payload; -1 for one that is too short."""
     return int(ROWS.unpack_from(payload)[0]) if len(payload) >= ROWS.size else -1
 
 
 def unpack_rows(
     kind: int, payload: bytes | memoryview, columns: int
 ) -> tuple[int, bytes | bytearray | memoryview] | None:
-    """Unpack a frame of kind 2 or 3 to its number of records and their words column by column; None if it does not hold
-    `columns` columns.
+    """Unpack the payload of a record frame (kind 2 or 3) to its number of records and their words, column by column;
+    None if it does not hold `columns` columns.
 
     The claimed size is checked before any allocation, and nothing is inflated beyond it.
     """
@@ -190,7 +192,7 @@ def unpack_rows(
 
 
 class Scan:
-    """Valid frames of one open segment, in order: (kind, payload). Iterate once.
+    """Iterator over the valid frames of one open segment, as (kind, payload), for a single pass.
 
     `damaged` counts the byte ranges between them without a valid frame, `torn` is true if the file ends in one, `end`
     is the end of the last valid frame. Reads at most `limit_bytes` of what was there at the beginning. A read that
@@ -243,7 +245,7 @@ def open_segment(path: Path) -> int:
 
 
 def describe(path: Path) -> Segment | None:
-    """Read the head of a segment from its first valid copy; None if there is none or the file is unreadable."""
+    """Read the head of a segment from its first valid copy; None without one, or for an unreadable file."""
     try:
         descriptor = open_segment(path)
     except (OSError, ValueError):

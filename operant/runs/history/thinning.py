@@ -26,8 +26,7 @@ _ROWS = 256  # read before they are merged and written as one frame
 
 
 def thin(path: Path) -> Generator[None, None, None]:
-    """Replace the segment at `path` by one with a quarter of the records. Each step of the iterator takes about a
-    millisecond.
+    """Replace a segment by one with a quarter of its records. Each step of the iterator takes about a millisecond.
 
     A merged record has the number, step and times of the last of its four, the flags of all, the sums of counters and
     buckets, the last value of integer gauges, and the means of all else over the records with a value. A non-finite
@@ -57,7 +56,7 @@ def thin(path: Path) -> Generator[None, None, None]:
 
 
 def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
-    """Frames of merged records; also empty ones, so that no step takes long."""
+    """Yield frames of merged records, and empty bytes, so that no step takes long."""
     columns = FIXED + len(head.metrics)
     most = FACTOR * min(_ROWS // FACTOR, segments.rows_per_frame(columns))
     gathered: list[array[int]] = [array("Q") for _ in range(columns)]
@@ -76,7 +75,7 @@ def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
 
 
 def merge(columns: list[array[int]], metrics: tuple[Metric, ...]) -> list[array[int]]:
-    """Merge every four rows of columns of words; the last group may be smaller."""
+    """Merge each four rows into one, given columns of words; the last row may be of fewer."""
     flags = array("Q", map(functools.partial(functools.reduce, operator.or_), _groups(columns[segments.FLAGS])))
     not_finite = array("Q", (next(filter(None, group), 0) for group in _groups(columns[segments.NONFINITE])))
     last = [_last(column) for column in columns[: segments.FLAGS]]
@@ -128,7 +127,7 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
-    """Mean or sum of the values that exist; the first non-finite one if the metric must be finite."""
+    """Sum (`total`) or mean of the values that are not NaN; the first non-finite one if the metric must be finite."""
     present = [value for value in values if must_be_finite or not math.isnan(value)]
     nonfinite = [value for value in present if not math.isfinite(value)]
     if nonfinite or not present:

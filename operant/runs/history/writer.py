@@ -38,8 +38,8 @@ _THINNEST: Final = FACTOR**8
 
 
 class History:
-    """Thread that writes the history, from `start` to `close`; the constructor touches no disk. All public methods but
-    `close` return at once, and none raises.
+    """Thread that copies a run's records from the metrics file to the history on disk, from `start` to `close`. No
+    public method but `close` blocks, and none raises.
 
     `folder` is the run's `history/`; `writer` takes the status of the history; `rewind_to` is the step from which a
     resumed session continues (None for a new run): readers leave out records of older sessions beyond it. Over
@@ -79,17 +79,19 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def start(self) -> None:
-        """Start to copy."""
+        """Start the thread that copies records."""
         self._thread.start()
 
     def sync(self) -> None:
-        """Sync everything published so far to the disk, soon; `Status.history_synced` shows when."""
+        """Request that everything published so far be synced to disk. Returns at once; `Status.history_synced` shows
+        when it is done.
+        """
         self._asked = True
         self._wake.set()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Write and sync the rest of the ring, then end; True if done within `timeout_s`. Call it before the metrics
-        file is closed.
+        """Write and sync the remaining records, then end the thread. Returns whether that was done within `timeout_s`.
+        Call it before the metrics file is closed.
         """
         self._closing = True
         self._wake.set()
@@ -115,7 +117,7 @@ class History:
                 self._thinning.close()
 
     def _turn(self, flush: bool) -> None:
-        """Look once: copy due records, sync at intervals."""
+        """Copy the records that are due and sync at intervals, once; `flush` does both at once."""
         now = time.monotonic()
         if now < self._retry_s:
             return
@@ -164,7 +166,9 @@ class History:
             self._lost, self._told_s = 0, now
 
     def _attached(self, now: float, *, look: bool) -> Reader | None:
-        """Reader of this session's file; None while another file is in its place. Raises BadFileError."""
+        """Reader of this session's metrics file; None while another file is in its place. `look` checks for another
+        file now, else once a second. Raises BadFileError.
+        """
         if self._reader is not None and (look or now - self._looked_s >= 1.0):
             self._looked_s = now
             if self._reader.replaced():
@@ -193,7 +197,7 @@ class History:
         self._synced = self._next
 
     def _keep_quota(self, now: float) -> None:
-        """Thin a segment step by step while the history exceeds its quota."""
+        """Do one step of thinning while the history exceeds its quota."""
         if self._thinning is None and self._disk.total > self._quota and now >= self._thin_s:
             self._thin_s = now + _RETRY_S
             victim = self._disk.least_thinned()
@@ -218,7 +222,9 @@ class History:
 
 
 class _Disk:
-    """Segments of a history, and the newest one to append to. Methods raise OSError and may then be called again."""
+    """Segments of a history on disk, of which the newest is open for appending. After an OSError a method may be called
+    again.
+    """
 
     def __init__(
         self,
@@ -238,11 +244,13 @@ class _Disk:
 
     @property
     def total(self) -> int:
-        """Bytes of all segments."""
+        """Total bytes of the segments."""
         return self._others + self._end
 
     def prepare(self) -> None:
-        """Make the folder, cut an incomplete end left by a kill, and begin a segment; once."""
+        """Make the folder, cut an incomplete end that a kill left, and begin a segment. Does nothing once it has
+        succeeded.
+        """
         if self._ready:
             return
         self._folder.mkdir(mode=0o700, exist_ok=True)  # no parents: a deleted run folder is not made again
@@ -255,7 +263,7 @@ class _Disk:
         self._ready = True
 
     def append(self, columns: list[array[int]]) -> None:
-        """Write records as one frame, in a new segment if this one is full."""
+        """Append records, given as columns, as one frame; in a new segment if the open one is full."""
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             if self._descriptor >= 0:
                 self.sync()
@@ -276,12 +284,12 @@ class _Disk:
             self._dirty = False
 
     def leave(self) -> None:
-        """Close this segment for good."""
+        """Close the open segment; the next record begins a new one."""
         self.close()
         self.count()
 
     def count(self) -> None:
-        """Update the sizes of the finished segments."""
+        """Update the total size of the closed segments."""
         total = 0
         for _, path in segments.segments(self._folder):
             with contextlib.suppress(OSError):
@@ -289,7 +297,9 @@ class _Disk:
         self._others = total
 
     def least_thinned(self) -> Path | None:
-        """Finished segment that was thinned least, the oldest of those; None if no segment is worth it."""
+        """Path of the closed segment that was thinned least, the oldest of those; None if all are thinned to the
+        limit.
+        """
         candidates: list[tuple[int, int, Path]] = []
         for number, path in segments.segments(self._folder):
             head = segments.describe(path) if path != self._path else None
@@ -298,7 +308,7 @@ class _Disk:
         return min(candidates)[2] if candidates else None
 
     def close(self) -> None:
-        """Close the segment."""
+        """Close the file of the open segment."""
         descriptor, self._descriptor, self._path, self._end, self._dirty = self._descriptor, -1, self._folder, 0, False
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -322,8 +332,8 @@ class _Disk:
 
 
 def salvage(folder: Path, metrics_path: Path) -> int:
-    """Append the records that the metrics file has and the history lacks, after a kill; returns their number. Called
-    before a resumed session replaces the metrics file.
+    """Append to a history the records that only the metrics file has, after a kill. Returns their number. Called before
+    a resumed session replaces the metrics file.
 
     Never raises: if the file or the history is unreadable or unwritable, fewer records are saved.
     """
@@ -351,7 +361,7 @@ def salvage(folder: Path, metrics_path: Path) -> int:
 
 def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
     """Highest record number of a session in a history (-1 for none), and the step from which the session was resumed;
-    None if nothing of the session was written.
+    None if the history has nothing of the session.
     """
     for _, path in reversed(segments.segments(folder)):
         head = segments.describe(path)
@@ -377,8 +387,8 @@ def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
 
 
 def _resumed_at(reader: Reader) -> int | None:
-    """Step from which a session continued that was killed before its history began: by its event, otherwise just before
-    its first record.
+    """Step from which a session was resumed that was killed before its history began: from its event, else just before
+    its first record; None for a first session.
     """
     if reader.header.session <= 1:
         return None
@@ -388,7 +398,7 @@ def _resumed_at(reader: Reader) -> int | None:
 
 
 def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
-    """Records of the ring as columns of their words from byte 16 on."""
+    """Columns of 8-byte words, from byte 16 on, of records of the metrics file's ring buffer."""
     words = array("Q")
     words.frombytes(b"".join([data[16:] for data in slots]))
     width = len(words) // len(slots)
@@ -396,7 +406,7 @@ def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
 
 
 def _cut_tail(path: Path) -> None:
-    """Truncate a segment after its last valid frame. A segment without one stays unchanged."""
+    """Truncate a segment after its last valid frame. A segment without a valid frame does not change."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

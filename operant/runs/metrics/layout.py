@@ -102,8 +102,8 @@ STATUS_WORDS = struct.Struct("<64Q")
 
 
 class Metric(NamedTuple):
-    """Column of the records. NaN means "no value" unless `must_be_finite`. `low` and `high` are the divergence bounds
-    (stored as float32).
+    """One metric, a column of the records. NaN means "no value" unless `must_be_finite`. A value outside `low` to
+    `high` (stored as float32) means divergence.
     """
 
     name: str  # [A-Za-z0-9_./-]{1,63}
@@ -120,8 +120,8 @@ class Metric(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Writer of the file, constant while it exists. Realtime is for display only; `host` and `version` are untrusted
-    text, made printable.
+    """Identity of the process that writes the file, constant while the file exists. Realtime is for display only;
+    `host` and `version` are untrusted text, made printable.
     """
 
     abi: tuple[int, int]
@@ -143,7 +143,9 @@ class Header(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Status words. `state` and `phase` are "unknown" if a newer trainer stored a code without a word here."""
+    """Current status of the trainer and its counters. `state` and `phase` are "unknown" if a newer trainer stored a
+    code without a name here.
+    """
 
     heartbeat_count: int
     heartbeat_boottime_ns: int
@@ -170,7 +172,9 @@ class Status(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record: `n` counts from 0 in each session, `values` follow `Reader.metrics`."""
+    """Values of all metrics at one step, in the order of `Reader.metrics`. `n` counts records from 0 in each
+    session.
+    """
 
     n: int
     step: int
@@ -182,8 +186,8 @@ class Record(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event; `n` counts from 0 in each session. `level` is "info" and `code` "note" if a newer trainer stored
-    another.
+    """One line about the run for people, with time and step. `n` counts events from 0 in each session. `level` is
+    "info" and `code` "note" if a newer trainer stored another.
     """
 
     n: int
@@ -196,8 +200,8 @@ class Event(NamedTuple):
 
 
 class RawFrame(NamedTuple):
-    """Pictures of the agent at one moment; `n` counts from 0 in each session. `mode` is "" if a newer trainer stored
-    another.
+    """Pixels of one frame of the agent, of one or more lanes. `n` counts frames from 0 in each session. `mode` is "" if
+    a newer trainer stored another.
     """
 
     n: int
@@ -212,12 +216,12 @@ class RawFrame(NamedTuple):
 
 
 def encode(text: str, size: int) -> bytes:
-    """Encode to UTF-8, cut at a whole character so that `size` bytes hold it and a NUL."""
+    """Encode text as UTF-8, cut at a whole character so that it fits in `size` bytes with a NUL."""
     return text[:size].encode("utf-8", "replace")[: size - 1].decode("utf-8", "ignore").encode()
 
 
 def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
-    """Pack the schema, 128 bytes per metric."""
+    """Bytes of the schema, 128 for each metric."""
     return b"".join(
         METRIC.pack(
             index,
@@ -237,5 +241,5 @@ def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
 
 
 def _float32(bound: float) -> float:
-    """A bound as float32; infinite beyond its range."""
+    """Bound as float32; infinite if it is beyond the range."""
     return math.copysign(math.inf, bound) if abs(bound) > 3.4e38 else bound

@@ -24,8 +24,8 @@ _MAPPABLE: Final = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C
 
 
 class MappedFile:
-    """Metrics file through a shared map. Unmapped with its last reference, so that no other thread stores to an
-    unmapped page.
+    """Metrics file written through a shared memory map. It is unmapped with its last reference, so that no other thread
+    stores to an unmapped page.
     """
 
     backend: Final = "map"
@@ -46,19 +46,19 @@ class MappedFile:
         self._words[index] = value
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n`: mark the slot, copy, mark it complete."""
+        """Store record `n` at byte `offset`: mark the slot as incomplete, copy `staged`, mark it as complete."""
         words, slot = self._words, offset >> 3
         words[slot] = 2 * n + 1
         self._map[offset : offset + len(staged)] = staged
         words[slot] = 2 * n + 2
 
     def content(self) -> bytes:
-        """Content of the file."""
+        """Bytes of the whole file."""
         return self._map[:]
 
     def forget(self) -> None:
-        """Leave the map alone in a forked child: its pages are absent (MADV_DONTFORK), and unmapping their addresses
-        could hit other maps.
+        """Abandon the map in a forked child without unmapping: its pages are absent there (MADV_DONTFORK), and their
+        addresses may belong to other maps.
         """
         import ctypes
 
@@ -66,8 +66,8 @@ class MappedFile:
 
 
 class PwriteFile:
-    """Metrics file by `pwrite`. A failed write is counted, not repeated: the next one replaces it, and training
-    continues.
+    """Metrics file written by `pwrite`. A failed write is counted and not repeated: the next one replaces it, and
+    training continues.
     """
 
     backend: Final = "pwrite"
@@ -92,21 +92,21 @@ class PwriteFile:
         self._write(struct.pack("<Q", value), 8 * index)
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n` in one call: marking the slot first would cost a second one, and the checksum decides
-        anyway.
-        """
+        """Store record `n` at byte `offset` by one call. The checksum shows an incomplete one."""
         self._write(staged, offset)
 
     def content(self) -> bytes:
-        """Content of the file."""
+        """Bytes of the whole file."""
         return os.pread(self._descriptor, self._size, 0).ljust(self._size, b"\0")
 
     def forget(self) -> None:
-        """Nothing to do in a forked child: its descriptor closes with this object."""
+        """Do nothing: in a forked child the descriptor closes with this object."""
 
 
 class ClosedFile:
-    """Placeholder for the file after `close` or in a forked child."""
+    """Stands in for the metrics file after `close` and in a forked child: every write raises OperantError with the
+    reason `why`.
+    """
 
     backend: Final = "none"
     mark: Final = 2
@@ -117,27 +117,27 @@ class ClosedFile:
         self._why = why
 
     def word(self, index: int, value: int) -> NoReturn:
-        """Raise OperantError."""
+        """Raise OperantError: the file is closed."""
         raise OperantError(f"cannot write to the metrics file: {self._why}")
 
     def record(self, offset: int, staged: memoryview, n: int) -> NoReturn:
-        """Raise OperantError."""
+        """Raise OperantError: the file is closed."""
         self.word(0, n)
 
     def content(self) -> NoReturn:
-        """Raise OperantError."""
+        """Raise OperantError: the file is closed."""
         self.word(0, 0)
 
     def forget(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 Store: TypeAlias = "MappedFile | PwriteFile | ClosedFile"
 
 
 def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> MappedFile | PwriteFile:
-    """Create a file of `size` bytes, beginning with `content`, under a temporary name, then rename it to `path`; mode
-    0600.
+    """Create a file of `size` bytes that begins with `content` and is otherwise zero, under a temporary name, then
+    rename it to `path`. Mode 0600.
 
     All blocks are allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps if map and read
     are known to agree. Raises MachineError if the disk is full or the folder is not writable; nothing is left over

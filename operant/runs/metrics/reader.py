@@ -30,7 +30,7 @@ _CHUNK_BYTES = 262144
 
 
 class _Section(NamedTuple):
-    """Entry of the table of sections, checked to be inside the file."""
+    """Place of one section in the metrics file, checked to lie inside the file."""
 
     slots: int
     offset: int
@@ -44,8 +44,7 @@ _ABSENT = _Section(0, 0, 0, 0, 0)
 
 class Reader:
     """Reader of a metrics file. Every method raises only BadFileError, with a message: for a file that is absent, not a
-    regular file, damaged, truncated, or of an incompatible version. All counts and offsets of the file are checked
-    before use.
+    regular file, damaged, truncated, or of an incompatible version.
     """
 
     header: Header
@@ -151,7 +150,7 @@ class Reader:
         )
 
     def _take_sections(self, head: bytes, section_count: int, file_size: int) -> None:
-        """Find the first section of each kind; unknown kinds are skipped."""
+        """Find the first section of each known kind, and check that it lies inside the file."""
         known = (layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND, layout.EVENTS_KIND, layout.FRAMES_KIND)
         sections: dict[int, _Section] = {}
         for index in range(section_count):
@@ -215,7 +214,7 @@ class Reader:
     # reading
 
     def status(self) -> Status:
-        """Status words now."""
+        """Read the current status of the trainer."""
         words = layout.STATUS_WORDS.unpack(self._read(layout.STATUS_WORDS.size, self._status))
         state = words[layout.STATE]
         for head, what in ((words[layout.HEAD], "records"), (words[layout.EVENT_HEAD], "events")):
@@ -247,7 +246,7 @@ class Reader:
         )
 
     def latest(self) -> Record | None:
-        """Newest valid record, never older than one that was returned before; None without one. Bounded number of
+        """Newest valid record, never older than the last one returned; None without one. A bounded number of
         attempts.
         """
         ring = self._ring
@@ -263,18 +262,20 @@ class Reader:
         return self._shown
 
     def since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> list[Record]:
-        """Valid records from number `n` on that are still in the ring, oldest first; at most `limit`, the newest."""
+        """Valid records from number `n` on that the ring buffer still holds, oldest first. Of more than `limit` only
+        the newest.
+        """
         return [self._record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
-        """Like `since`, as numbers and raw bytes of the ring: `layout.RECORD` and the payload."""
+        """Yield (number, bytes) of the records that `since` returns: `layout.RECORD` and the values."""
         for number, data in self._slots(self._ring, n, self.status().head, limit):
             if self._valid(number, data):
                 yield number, data
 
     def events(self, since: int = 0, limit: int = layout.MAXIMUM_RECORDS) -> list[Event]:
-        """Valid events from number `since` on that are still there, oldest first; at most `limit`, the newest. Empty
-        for a file of format 1.0.
+        """Valid events from number `since` on that the file still holds, oldest first. Of more than `limit` only the
+        newest. [] for a file of format 1.0.
         """
         events = []
         for number, data in self._slots(self._events, since, self.status().event_head, limit):
@@ -295,7 +296,7 @@ class Reader:
         return events
 
     def frame(self, after: int = -1) -> RawFrame | None:
-        """Newest valid pictures if their number is above `after`; None for a file without any. Bounded number of
+        """Newest valid frame of the agent if its number is greater than `after`; else None. A bounded number of
         attempts.
         """
         frames, head = self._frames, layout.FRAME.size
@@ -314,7 +315,7 @@ class Reader:
         return None
 
     def replaced(self) -> bool:
-        """Whether the path no longer names the open file (deleted, or replaced by a resume), or it was truncated."""
+        """Whether the open file is out of use: its path is missing or names another file, or it was truncated."""
         try:
             found, own = os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)
         except OSError:
@@ -322,7 +323,7 @@ class Reader:
         return (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino) or own.st_size < self.header.file_size
 
     def close(self) -> None:
-        """Close the file; everything read so far stays valid."""
+        """Close the file. What was read stays valid."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -338,7 +339,9 @@ class Reader:
     # slots
 
     def _slots(self, ring: _Section, first: int, head: int, limit: int) -> Iterator[tuple[int, memoryview]]:
-        """Slots of numbers `first` to `head` - 1 as far as the ring still has them, unchecked."""
+        """Yield (number, bytes) of the slots of numbers `first` to `head` - 1 that the ring buffer still holds,
+        unchecked.
+        """
         n = max(first, head - ring.slots, head - limit, 0)
         while n < head and ring.slots:
             slot = n & (ring.slots - 1)
@@ -349,7 +352,7 @@ class Reader:
             n += count
 
     def _valid(self, n: int, data: bytes | memoryview) -> bool:
-        """Whether the bytes of a slot are record `n`, complete."""
+        """Whether the bytes of a slot are record `n` and complete."""
         seq, crc, byte_count, number, *_ = layout.RECORD.unpack_from(data)
         return bool(
             seq == 2 * n + 2
@@ -363,7 +366,7 @@ class Reader:
         return Record(n, step, boottime, realtime, session, flags, self._payload.unpack_from(data, layout.RECORD.size))
 
     def _frame(self, n: int, offset: int) -> RawFrame | None:
-        """Pictures of the slot at byte `offset`; None if they are not number `n` or incomplete."""
+        """Frame in the slot at byte `offset`; None if it is not number `n` or incomplete."""
         size = layout.FRAME.size
         head = layout.FRAME.unpack(self._read(size, offset))
         seq, crc, nbytes, number, step, lanes, height, width, channels, mode, _, _, boottime, _ = head
@@ -396,7 +399,9 @@ class Reader:
 
 
 def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric, ...]:
-    """Unpack the metrics of a schema. Raises ValueError for a schema that no writer produces."""
+    """Metrics from the bytes of a schema with `stride` bytes for each. Raises ValueError for a schema that no writer
+    produces.
+    """
     metrics: list[Metric] = []
     names: set[str] = set()
     for offset in range(0, len(data), stride):

@@ -41,8 +41,8 @@ _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanat
 
 
 class Threshold(NamedTuple):
-    """Rule: the metric deserves a `level` while its recent values are in [at_least, below) and all conditions hold. The
-    first rule that applies counts.
+    """Rule for a warning: the metric has `level` while its recent values lie in [at_least, below) and all other
+    conditions hold. The first rule that applies counts.
     """
 
     level: str  # of LEVELS
@@ -60,7 +60,9 @@ class Threshold(NamedTuple):
 
 
 class MetricSpec(NamedTuple):
-    """Declaration of a metric, beside the code that computes it. `name` is that of the metrics file."""
+    """Declaration of a metric: name in the metrics file, label, unit, place on the screen and warnings. Written beside
+    the code that computes the metric.
+    """
 
     name: str  # [A-Za-z0-9_./-]{1,63}
     label: str = ""  # of its chart; "": the name
@@ -76,7 +78,9 @@ class MetricSpec(NamedTuple):
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
-    """Encode metrics to a document, without default values. Raises ConfigError for one that a reader would reject."""
+    """JSON document of metric declarations, without default values. Raises ConfigError for a declaration that `decode`
+    would reject.
+    """
     metrics = [
         _fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs
     ]
@@ -93,7 +97,7 @@ def _fields(one: MetricSpec | Threshold) -> dict[str, Any]:
 
 
 def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
-    """Decode the metrics of an untrusted document by name, all text printable. Invalid parts are left out; never
+    """Metric declarations by name from an untrusted document, all text printable. Invalid parts are left out; never
     raises.
     """
     entries = document.get("metrics")
@@ -124,8 +128,8 @@ def _threshold(entry: dict[str, Any]) -> Threshold | None:
 
 
 def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skipped: str = "") -> dict[str, Any] | None:
-    """Fields of a NamedTuple in an entry, each of the type of its default; None if one has another type or a required
-    text is missing.
+    """Fields of the NamedTuple `kind` from an entry, all but `skipped`, each of the type of its default. None if one
+    has another type or a required text is missing.
     """
     defaults, fields = kind._field_defaults, dict[str, Any]()
     for key in kind._fields:

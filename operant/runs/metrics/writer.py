@@ -38,8 +38,8 @@ _EVENT_WAIT_S = 0.1
 
 
 class Writer:
-    """Writer of a metrics file, the only one. `publish`, `frame`, `tick`, `restore` and the `set_` methods without a
-    note belong to the main loop, `heartbeat` to a separate thread; `event` may be called from any thread.
+    """The only writer of a metrics file. `publish`, `frame`, `tick`, `restore` and the `set_` methods without a note
+    belong to the main loop, `heartbeat` to a separate thread; `event` may be called from any thread.
 
     The file appears complete, by rename, with mode 0600, in state "starting"; an existing one is replaced, and its
     readers see `replaced()`. `run_uuid` has 16 bytes; `session` is 1 and grows by one with each resume; `capacity` and
@@ -104,12 +104,12 @@ class Writer:
 
     @property
     def backend(self) -> str:
-        """Backend of the file: "map" or "pwrite"; "none" after `close` and in a forked child."""
+        """How the file is written: "map" or "pwrite"; "none" after `close` and in a forked child."""
         return self._store.backend
 
     @property
     def write_errors(self) -> int:
-        """Number of failed writes since the file was made (pwrite only). They are not repeated; training continues."""
+        """Number of failed writes so far ("pwrite" only). They are not repeated; training continues."""
         return self._store.errors
 
     # records
@@ -155,7 +155,9 @@ class Writer:
             self._turn.release()
 
     def _examine(self, values: Sequence[float], flags: int) -> tuple[int, int]:
-        """Add NONFINITE and NONE to flags; returns them and the word {u32 first non-finite column, u32 count}."""
+        """Add NONFINITE and NONE to `flags` where values require it. Returns them and the word {u32 first non-finite
+        column, u32 number of them}.
+        """
         odd = [
             column
             for column, finite in enumerate(map(math.isfinite, values))
@@ -167,7 +169,7 @@ class Writer:
         return (flags | FLAG_NONFINITE, bad[0] | len(bad) << 32) if bad else (flags, 0)
 
     def event(self, text: str, *, level: str = "info", code: str = "note", step: int = 0) -> int:
-        """Store an event, one line, and return its number. From any thread.
+        """Store an event, one line of text, and return its number. From any thread.
 
         `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. If the
         lock is not released in time (a signal handler may have interrupted its holder), the event is dropped and
@@ -210,7 +212,7 @@ class Writer:
     def frame(
         self, step: int, pixels: bytes | memoryview, *, lanes: int, height: int, width: int, mode: str = "greedy"
     ) -> None:
-        """Store pictures of the agent: `pixels` are (lanes, height, width, channels) bytes with 1 to 4 channels; `mode`
+        """Store a frame of the agent: `pixels` are (lanes, height, width, channels) bytes with 1 to 4 channels; `mode`
         is one of MODES.
 
         Raises ValueError for pixels that do not fit, OperantError in a forked child and after `close`.
@@ -252,7 +254,7 @@ class Writer:
     # status
 
     def heartbeat(self) -> None:
-        """Store a heartbeat, about 4 times a second, from a separate thread; stop that thread before `close`."""
+        """Store a heartbeat: about 4 times a second, from a separate thread, which must end before `close`."""
         self._heartbeats += 1
         self._set(layout.HEARTBEAT_TIME, time.clock_gettime_ns(BOOTTIME))
         self._set(layout.HEARTBEAT_COUNT, self._heartbeats)
@@ -276,7 +278,7 @@ class Writer:
         self._set(layout.STATE, code | reason << 8 | exit_code << 16 | (self._states & 0xFFFFFFFF) << 32)
 
     def set_checkpoint(self, step: int, boottime_ns: int | None = None) -> None:
-        """Set the step of the last checkpoint on the disk, and the time until which it has the work (default: now).
+        """Set the step of the last checkpoint on disk, and the boot time at which its state was taken (default: now).
         From any thread.
         """
         self._set(layout.CHECKPOINT_STEP, step)
@@ -287,19 +289,19 @@ class Writer:
         self._set(layout.CHECKPOINT_FAILURES, count)
 
     def set_nonfinite(self, total: int) -> None:
-        """Set the total number of non-finite values."""
+        """Set the total number of non-finite values so far."""
         self._set(layout.NONFINITE, total)
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Set the result of request number `sequence`, counted from 1 in each session. From the thread that takes
+        """Set the result of request number `sequence`, counted from 1 in each session. From the thread that receives
         requests.
         """
         self._set(layout.CONTROL_RESULT, result)
         self._set(layout.CONTROL_SEQUENCE, sequence)
 
     def set_history(self, bytes_written: int, synced_n: int, errno: int = 0) -> None:
-        """Set the status of the history: its bytes on the disk, the first record that is not synced, the error that
-        stops it (0: none).
+        """Set the status of the history: its bytes on disk, the number of the first record that is not synced, and the
+        errno that stops it (0: none).
 
         From the thread that writes the history.
         """
@@ -314,8 +316,8 @@ class Writer:
     # file
 
     def restore(self) -> bool:
-        """Create the file again, with its content, if it was deleted, replaced or truncated; True if so. Called by the
-        main loop every few seconds.
+        """Create the file again, with its content, if it was deleted, replaced or truncated. Returns whether it was.
+        The main loop calls this every few seconds.
 
         Raises MachineError on failure (the folder is gone, the disk is full); the writer then continues with a file
         that no reader can see.
@@ -338,7 +340,7 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the file, which stays. Set a terminal state before."""
+        """Close the file and leave it in the folder. Set a terminal state first."""
         self._store = fixedfile.ClosedFile("it is closed")
 
     def __enter__(self) -> Self:
@@ -355,12 +357,12 @@ _WRITERS: Final[weakref.WeakSet[Writer]] = weakref.WeakSet()
 
 @functools.cache
 def _watch_forks() -> None:
-    """Register the fork handler, once per process, which may have many writers."""
+    """Register the handler that disables writers in forked children, once for the process."""
     os.register_at_fork(after_in_child=_disarm)
 
 
 def _disarm() -> None:
-    """Disable the copies of all writers in a forked child."""
+    """Disable all writers in a forked child: only the trainer writes."""
     for writer in list(_WRITERS):
         writer._store.forget()
         writer._store = fixedfile.ClosedFile("this process was forked from the trainer, and only the trainer writes")
@@ -403,7 +405,7 @@ def _check(
 
 
 class _Layout(NamedTuple):
-    """Offsets of the sections in bytes, and their table; the checksum of the schema is added later."""
+    """Byte offsets of the sections of a new file, and its table of sections without the schema's checksum."""
 
     ring: int
     events: int
@@ -434,7 +436,7 @@ def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -
 def _head(
     places: _Layout, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
 ) -> bytes:
-    """First bytes of a new file, up to the end of its schema. The rest is zero."""
+    """Bytes of a new file up to the end of its schema; the rest is zero."""
     schema = layout.pack_schema(metrics)
     boot_id, namespace, pid, uid, ticks, realtime, boottime = _process()
     head = bytearray(layout.SCHEMA_OFFSET)
@@ -471,7 +473,7 @@ def _head(
 
 
 def _process() -> tuple[bytes, int, int, int, int, int, int]:
-    """Boot id, pid namespace, pid, uid, start ticks, realtime, boottime; zero if unknown."""
+    """Boot id, pid namespace, pid, uid, start ticks, realtime and boot time of this process; zero if unknown."""
     boot_id, namespace, ticks = bytes(16), 0, 0
     with contextlib.suppress(OSError, ValueError):
         boot_id = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")).ljust(
