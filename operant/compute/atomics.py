@@ -10,7 +10,7 @@ from numba.np.arrayobj import make_array
 
 
 def _address(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """Address of element `index` of an int64 array (n)."""
+    """Build the address of element `index` of an int64 array (n)."""
     array = make_array(signature.args[0])(context, builder, values[0])
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
 

@@ -33,8 +33,8 @@ class UntrustedError(Exception):
 
 
 def folder() -> Path | None:
-    """Cache folder: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`); None with OPERANT_CACHE=0 or without a
-    home.
+    """Cache folder for compiled code: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`); None with OPERANT_CACHE=0
+    or without a home.
     """
     if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
@@ -45,14 +45,16 @@ def folder() -> Path | None:
 
 
 class CodeStore:
-    """Files of one folder, each named by its key: 64 hexadecimal digits."""
+    """Files of compiled code in one folder, each named by its key: 64 hexadecimal digits. `limit_bytes` bounds their
+    total size.
+    """
 
     def __init__(self, path: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path, self._limit_bytes = path, limit_bytes
 
     def read(self, key: str) -> bytes | None:
         """Payload stored under a key; None if there is no valid file. Raises OSError if it cannot be read,
-        UntrustedError if it must not be.
+        UntrustedError if another user could have written it.
         """
         try:
             with self._open_folder() as root, _open(key, os.O_RDONLY, root) as descriptor:
@@ -68,7 +70,7 @@ class CodeStore:
 
     def write(self, key: str, payload: bytes) -> None:
         """Store a payload under a key, replacing an earlier one. Raises OSError if it cannot be written, UntrustedError
-        if it must not be.
+        if another user could write to the folder.
         """
         assert _KEY.fullmatch(key)
         self._make()
@@ -88,7 +90,7 @@ class CodeStore:
             self._evict(root)
 
     def measure(self) -> tuple[int, int]:
-        """Number of files and their bytes; (0, 0) if the folder cannot be read. Raises UntrustedError as `read`
+        """Number of files and their total bytes; (0, 0) if the folder cannot be read. Raises UntrustedError as `read`
         does.
         """
         try:

@@ -31,8 +31,8 @@ LEAST_NUMBER = 10**18
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """Compile a function for both backends, inlined into its caller. (Without inlining a step is three times slower on
-    a CPU.)
+    """Decorator that compiles a function for both backends, CPU and CUDA, inlined into its caller. (Without inlining a
+    step is three times slower on a CPU.)
     """
     _number_uniquely()
     inline_without_copies(inline_closurecall)
@@ -40,7 +40,9 @@ def device(function: Callable[..., Any]) -> Any:
 
 
 def device_call(function: Callable[..., Any]) -> Any:
-    """Compile like `device`, but called instead of inlined: for large helpers with several call sites."""
+    """Decorator like `device` for large helpers with several call sites: compiled for both backends, but called instead
+    of inlined.
+    """
     _number_uniquely()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **NO_REFERENCE_COUNTS}
     called: Any = njit(**options)(function)
@@ -55,7 +57,7 @@ def device_call(function: Callable[..., Any]) -> Any:
 
 
 def device_params(params: Any) -> Any:
-    """Parameters for device functions: float to float32, int to int32, bool unchanged."""
+    """Convert parameters (a named tuple) for device functions: float to float32, int to int32, bool unchanged."""
 
     def narrow(value: Any) -> Any:
         if isinstance(value, bool):
@@ -89,7 +91,7 @@ def inline_without_copies(numbas: ModuleType) -> None:
 
 @functools.cache
 def _number_uniquely() -> None:
-    """Number compiled functions differently from any other process.
+    """Number this process's compiled functions differently from any other process's.
 
     A mangled name contains the function's number in compilation order. Cached code from another process would otherwise
     define names that mean something else here, and whichever is linked first would serve both.

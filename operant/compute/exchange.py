@@ -24,7 +24,9 @@ class Link(NamedTuple):
 
 
 class Exchange(Protocol):
-    """Endpoint of a rank. All operations are collective: same order and shapes on every rank."""
+    """Endpoint of one rank for exchanging tensors with the other ranks. All operations are collective: same order and
+    shapes on every rank.
+    """
 
     counts: bool  # whether the current exchange belongs to an iteration and is timed
 
@@ -38,17 +40,19 @@ class Exchange(Protocol):
 
     @property
     def untimed(self) -> str:
-        """Reason why exchange time may be unknown, such as "not measured with NCCL"; "" if it is always known."""
+        """Reason why the time spent in the exchange may be unknown, such as "not measured with NCCL"; "" if it is
+        always known.
+        """
 
     def gather(self, rows: Tensor) -> Tensor:
         """All-gather rows (k, ...) in rank order, (W k, ...)."""
 
     def agree(self, text: str) -> str:
-        """Broadcast rank 0's text, up to 255 bytes."""
+        """Broadcast rank 0's text, up to 255 bytes of UTF-8, and return it."""
 
     def link(self, width: int, programs: int) -> Link | None:
-        """Create a `Link` for a kernel of `programs` programs that exchanges `width` sums; None if it has to use
-        `gather`.
+        """Create the buffers (`Link`) through which a kernel of `programs` programs exchanges `width` sums; None if it
+        has to use `gather`.
         """
 
     def spent_s(self) -> float | None:
@@ -56,7 +60,7 @@ class Exchange(Protocol):
 
 
 class Solo:
-    """Exchange of a single process: the identity."""
+    """Exchange of a run of one rank: returns what it is given."""
 
     rank, ranks, counts, untimed = 0, 1, True, ""
 
@@ -69,11 +73,11 @@ class Solo:
         return text
 
     def link(self, width: int, programs: int) -> Link | None:
-        """None: there are no other ranks."""
+        """Return None: there are no other ranks."""
         return None
 
     def spent_s(self) -> float | None:
-        """None: there are no other ranks."""
+        """Return None: there are no other ranks."""
         return None
 
 

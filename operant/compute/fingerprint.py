@@ -33,7 +33,7 @@ _ATOMIC = "operant.compute.atomics"
 
 
 class UnknownValueError(ValueError):
-    """An object without a fingerprint is reached; the message names it."""
+    """A fingerprint would include an object that has none; the message names it."""
 
 
 def fingerprint(value: Any) -> bytes:
@@ -44,8 +44,8 @@ def fingerprint(value: Any) -> bytes:
 
 
 class _Walk:
-    """Traversal of everything a value reaches. Each hashed item is prefixed with its kind and length, so different
-    walks cannot produce equal input.
+    """Traversal and hash of everything a value reaches. Each hashed item is prefixed with its kind and length, so
+    different walks cannot produce equal input.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ _SCALARS = tuple(scalar for scalar in np.sctypeDict.values() if isinstance(scala
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Code of a function and of its nested functions."""
+    """Yield the code of a function and of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -249,7 +249,7 @@ def _is_dispatcher(value: Any) -> bool:
 
 
 def _extends_numba(value: Any) -> bool:
-    """Whether a module-level name gives access to numba's extension API."""
+    """Whether a value, found under a module-level name, gives access to numba's extension API."""
     if isinstance(value, ModuleType):
         return value.__name__ in ("numba", "numba.extending", _EXTENSIONS)
     return getattr(value, "__module__", None) == _EXTENSIONS

@@ -14,8 +14,8 @@ import torch
 
 
 class Graphed:
-    """Function that runs eagerly at its first call (compilation, allocations), is captured at the second, and replayed
-    afterwards.
+    """Function without arguments that runs eagerly at its first call (compilation, allocations), is captured in a CUDA
+    graph at the second, and replayed afterwards. On a CPU, or with `eager`, every call is a plain one.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, *, eager: bool = False) -> None:
@@ -25,7 +25,7 @@ class Graphed:
         self._called = False
 
     def __call__(self) -> None:
-        """Run or replay the function on the current stream."""
+        """Run, capture or replay the function on the current stream."""
         if self._plain:
             self._function()
         elif self._graph is not None:
@@ -68,5 +68,7 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Shared stream for first calls: a library keeps 32 MB of workspace for every stream it has been used on."""
+    """CUDA stream shared by all first calls on a device: a library keeps 32 MB of workspace for every stream it has
+    been used on.
+    """
     return torch.cuda.Stream(device)

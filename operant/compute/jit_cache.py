@@ -38,12 +38,12 @@ log = logging.getLogger("operant.compute.jit_cache")
 
 
 def cache_cpu(dispatcher: Any, name: str) -> Any:
-    """Attach the cache to a CPU dispatcher. `name` is for the log."""
+    """Attach the persistent cache to a CPU dispatcher, and return it. `name` is for the log."""
     return _attach(_CPUCache(dispatcher, name))
 
 
 def cache_cuda(dispatcher: Any, name: str) -> Any:
-    """Attach the cache to the dispatcher of a CUDA kernel. `name` is for the log."""
+    """Attach the persistent cache to the dispatcher of a CUDA kernel, and return it. `name` is for the log."""
     return _attach(_CUDACache(dispatcher, name))
 
 
@@ -54,7 +54,9 @@ def _attach(cache: _Cache) -> Any:
 
 
 class _Cache:
-    """Numba's cache interface: consulted before a compilation and updated after it."""
+    """Persistent cache of a dispatcher, through numba's cache interface: consulted before a compilation and updated
+    after it. Subclasses serve one backend each.
+    """
 
     cache_path = None
 
@@ -68,7 +70,7 @@ class _Cache:
     # IMPLEMENTED BY A BACKEND
 
     def versions(self) -> tuple[Any, ...]:
-        """Versions and settings of everything that takes part in a compilation."""
+        """Versions and settings of everything that takes part in a compilation, as part of the key."""
         return (
             _FORMAT,
             sys.version,
@@ -78,17 +80,19 @@ class _Cache:
         )
 
     def reduce(self, result: Any) -> Any:
-        """Picklable form of a compilation result. Raises _NotKeptError if the code must not outlive the process."""
+        """Picklable form of a compilation result. Raises _NotCacheableError if the code must not outlive the
+        process.
+        """
         raise NotImplementedError
 
     def rebuild(self, reduced: Any, context: Any) -> Any:
-        """Inverse of `reduced`."""
+        """Compilation result from the form that `reduce` returned."""
         raise NotImplementedError
 
     # CALLED BY NUMBA, WHICH HOLDS ITS LOCK
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Cached function for these argument types, or None."""
+        """Cached function for these argument types, or None if it must be compiled."""
         assert self.store is not None
         self._key, self._lookup_s = None, time.perf_counter()
         try:
@@ -129,7 +133,7 @@ class _Cache:
             log.debug("%s is not cached (%s: %s)", self._name, type(error).__name__, error)
 
     def flush(self) -> None:
-        """Nothing to invalidate: keys change with their contents. (Part of numba's interface.)"""
+        """Ignore numba's request to invalidate the cache: keys change with their contents."""
 
     def _find_key(self, signature: Any, context: Any) -> str:
         machine = context.codegen().magic_tuple()
@@ -142,7 +146,7 @@ class _NotCacheableError(Exception):
 
 
 class _CPUCache(_Cache):
-    """Cache of machine code for this computer's processor."""
+    """Cache of machine code that runs on this computer's processor."""
 
     def reduce(self, result: Any) -> Any:
         if result.lifted or result.objectmode:
@@ -162,7 +166,7 @@ class _CPUCache(_Cache):
 
 
 class _CUDACache(_Cache):
-    """Cache of binary code for this GPU's generation. A hit imports no compiler."""
+    """Cache of binary code for GPUs of this one's generation. A hit imports no compiler."""
 
     def versions(self) -> tuple[Any, ...]:
         from numba.cuda.core import config as cuda_config
@@ -202,7 +206,9 @@ def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
 
 
 def _described(kind: Any) -> Any:
-    """Type as text. A named tuple's own text lacks its fields, whose order determines the memory layout."""
+    """Numba type as text for the key. A named tuple's own text lacks its fields, whose order determines the memory
+    layout.
+    """
     if not hasattr(kind, "types"):
         return str(kind)
     owner = getattr(kind, "instance_class", tuple)
@@ -215,5 +221,5 @@ def _described(kind: Any) -> Any:
 
 @functools.cache
 def _warn(line: str) -> None:
-    """Warn once why compiled code is not cached."""
+    """Log, once per process and line, the reason why compiled code is not cached."""
     log.warning("kernels are compiled at each start: %s", line)

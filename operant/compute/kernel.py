@@ -50,7 +50,7 @@ class _Mapped:
 
 def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros in host memory that kernels on the device read and write in place: page-locked for a GPU. Returns a CPU
-    tensor.
+    tensor, which `bind` accepts.
     """
     if device.type != "cuda":
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -62,8 +62,8 @@ def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
-    """Memory of a tensor as numba sees it, without a copy: a NumPy array, or a CUDA array (also for host memory from
-    `host_zeros`).
+    """Memory of a tensor as numba sees it, without a copy: a NumPy array, or a CUDA array. `on_gpu`: also a CUDA array
+    for host memory from `host_zeros`.
     """
     if not (tensor.is_cuda or on_gpu):
         return tensor.numpy()
@@ -108,8 +108,8 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 
 
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
-    """CPU shells: a serial loop, a parallel loop, and workers of a thread pool (operant/compute/thread_pool.py) for one
-    piece or for all orders.
+    """CPU shells (loops over indices) of a body: serial, parallel, and two for the threads of a pool
+    (operant/compute/thread_pool.py), for one piece or for all orders.
     """
 
     # nogil: the threads for signals and requests run during a launch.
@@ -126,7 +126,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_piece(number, board, lanes, slot):
-        """Process one piece of an order; False if none was left."""
+        """Process one piece of order `number` of the pool's board; False if none was left."""
         row = (3 + 3 * number) * LINE
         pieces = board[row + 3]
         piece = add(board, row + LINE, 1)
@@ -139,7 +139,9 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_orders(number, until, board, lanes, slot):
-        """Process pieces of orders [number, until) until the last is complete or a stop is posted."""
+        """Process pieces of orders [number, until) of the pool's board until the last is complete or a stop
+        is posted.
+        """
         while number < until:
             row = (3 + 3 * number) * LINE
             if load(board, SUBMITTED) > number:
@@ -156,13 +158,12 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
 
 class Kernel:
-    """Body with the shell of its device.
+    """Body, compiled with the loop (CPU) or grid (GPU) that runs it for each index on a device. Compiles, or loads from
+    the cache, at the first launch, which must therefore precede a capture.
 
     On the CPU the serial or parallel shell is chosen from the count and the number of threads or, with `by_count`, from
     the count alone: where the compiler rounds differently in the two shells, a seed then gives the same bits with any
     number of threads.
-
-    Compiles, or loads from the cache, at the first launch, which must therefore precede a capture.
     """
 
     def __init__(self, body: Callable[..., Any], device: torch.device, *, by_count: bool = False) -> None:
@@ -184,8 +185,8 @@ class Kernel:
             )
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
-        """Run the body for each i in [0, count), with `threads` threads per block on a GPU. `lanes` and `slot` are
-        groups made by `bind`.
+        """Run the body for each i in [0, count) on the current stream, with `threads` threads per block on a GPU.
+        `lanes` and `slot` are tuples of arrays made by `bind`; `offset` is an integer for the body.
         """
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
@@ -201,7 +202,9 @@ class Kernel:
 
 @functools.cache
 def _numba_stream(device: torch.device, handle: int) -> Any:
-    """Torch stream as a numba stream. Cached: numba creates a class per stream and keeps the last hundred alive."""
+    """Torch stream, given by its handle, as a numba stream. Cached: numba creates a class per stream and keeps the last
+    hundred alive.
+    """
     from numba import cuda
 
     return cuda.external_stream(handle)

@@ -36,7 +36,7 @@ def summary(error: BaseException) -> str:
 
 
 def _place(error: BaseException, text: str) -> str:
-    """Last source line named in an error that is not in numba itself."""
+    """Last source line named in the `text` of an error that is not in numba itself."""
     where = getattr(error, "loc", None)
     named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + (
         [(where.filename, where.line)] if where is not None else []
@@ -46,6 +46,6 @@ def _place(error: BaseException, text: str) -> str:
 
 
 def source_line(filename: str, line: int) -> str:
-    """Location and text of a source line."""
+    """Location and text of a source line, as "FILE:LINE: TEXT"."""
     code = linecache.getline(filename, line).strip()
     return f"{filename}:{line}" + (f" (`{code}`)" if code else "")

@@ -36,13 +36,15 @@ def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def compile_ptx(body: Callable[..., Any], lanes: Any, slot: Any, capability: tuple[int, int]) -> str:
-    """PTX of a body in its GPU shell for two groups of (CPU) tensors, bound or not. Raises numba's errors."""
+    """Compile a body in its GPU shell to PTX for two named tuples of (CPU) tensors, bound or not, and a compute
+    `capability` such as (9, 0). Raises numba's errors.
+    """
     with _pretended_device(capability):
         return cuda.compile_ptx(cuda_shell(body), signature(lanes, slot), fastmath=True, cc=capability)[0]
 
 
 def float64_lines(ptx: str) -> list[str]:
-    """Instructions on float64. With fastmath even trigonometry has none."""
+    """Lines of PTX that compute in float64. With fastmath even trigonometry has none."""
     return [line.strip() for line in ptx.splitlines() if ".f64" in line and not line.strip().startswith((".reg", "//"))]
 
 

@@ -48,7 +48,7 @@ def _round(c0, c1, c2, c3, k0, k1):
 
 @device
 def philox(c0, c1, c2, c3, k0, k1):
-    """Ten rounds of Philox 4x32 on a counter (four uint32) and a key (two uint32); returns four uint32."""
+    """Apply ten rounds of Philox 4x32 to a counter (four uint32) with a key (two uint32); returns four uint32."""
     for _ in range(10):
         c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
         k0 = uint32(k0 + _WEYL_0)
@@ -58,45 +58,47 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @device
 def block(key, draw):
-    """Four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all uint32; draw <
-    65,536.
+    """Return the four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all
+    uint32, where tick is the step of all lanes; draw < 65,536.
     """
     return philox(key[2], key[3], key[4], uint32((key[5] << uint32(16)) | uint32(draw)), key[0], key[1])
 
 
 @device
 def unit(word):
-    """32-bit word to float32 in [0, 1)."""
+    """Convert a 32-bit word to float32 in [0, 1)."""
     return float32(uint32(word) >> uint32(8)) * _TWO_TO_MINUS_24
 
 
 @device
 def uniform(key, draw):
-    """Uniform float32 in [0, 1)."""
+    """Uniform float32 in [0, 1), number `draw` (below 65,536) of a key."""
     return unit(block(key, draw)[0])
 
 
 @device
 def uniform4(key, draw):
-    """Four uniform float32 in [0, 1), from one block."""
+    """Four uniform float32 in [0, 1), number `draw` (below 65,536) of a key."""
     words = block(key, draw)
     return unit(words[0]), unit(words[1]), unit(words[2]), unit(words[3])
 
 
 @device
 def integer(key, draw, n):
-    """Uniform int32 in [0, n), n up to 2^31, as (word * n) >> 32. The bias is below n * 2^-32."""
+    """Uniform int32 in [0, n), n up to 2^31, number `draw` of a key, as (word * n) >> 32. The bias is below n
+    * 2^-32.
+    """
     return int32((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
 
 
 def split(value: int) -> np.ndarray:
-    """Integer in [0, 2^64) as its two 32-bit words, low first: uint32 (2,)."""
+    """Split an integer in [0, 2^64) into its two 32-bit words, low first: uint32 (2,)."""
     return np.array([value & 0xFFFFFFFF, value >> 32], dtype=np.uint32)
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """Seed of an independent stream (an evaluation's world, the live view's) derived from the run's seed. Stream 0 is
-    the run itself.
+    """Seed of random stream `stream`, derived from the run's seed: independent streams serve an evaluation's world, the
+    live view's. Stream 0 is the run itself.
     """
     if stream == 0:
         return seed

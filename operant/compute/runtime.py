@@ -39,7 +39,7 @@ def quiet_threads() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large modules without the garbage collector, which takes a sixth of the time.
+    """Context for importing large modules without the garbage collector, which takes a sixth of the time.
 
     Imported objects are frozen, which makes each later collection a fifth of a second shorter; one precedes each
     capture. In a process that trains several runs only newly imported objects are frozen: a finished run's garbage must
@@ -58,8 +58,8 @@ def importing() -> Iterator[None]:
 
 
 def wake_gpu(device: str) -> threading.Thread | None:
-    """Create a GPU's context in a thread during imports: of GPU 0 for "auto" and "cuda", N for "cuda:N", none
-    otherwise. Returns the thread.
+    """Create a GPU's context in a thread, during imports: of GPU 0 for "auto" and "cuda", N for "cuda:N". Returns the
+    thread; None for any other device.
 
     The driver takes some tenths of a second for it. A missing or failing GPU is left to torch to report.
     """
@@ -72,7 +72,7 @@ def wake_gpu(device: str) -> threading.Thread | None:
 
 
 def _make_context(index: int) -> None:
-    """Retain the primary context of a GPU, which torch and numba use too."""
+    """Retain the primary context of GPU `index`, which torch and numba use too."""
     with contextlib.suppress(OSError, AttributeError):  # missing or incompatible driver
         driver = ctypes.CDLL("libcuda.so.1")
         handle, context = ctypes.c_int(), ctypes.c_void_p()
@@ -81,10 +81,8 @@ def _make_context(index: int) -> None:
 
 
 def set_threads(count: int, ranks: int = 1) -> int:
-    """Use `count` CPU threads, or one per core for 0; returns the number. It is part of a run's configuration because
-    reductions depend on it.
-
-    `ranks` ranks of a run share this machine's cores.
+    """Set torch and numba to `count` CPU threads, or for 0 to this machine's cores divided by `ranks`, the ranks that
+    share them; return the number. It is part of a run's configuration because reductions depend on it.
     """
     import numba
     import torch
@@ -98,7 +96,9 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """Device of `run.device`. Raises MachineError if the GPU does not exist, UsageError for any other text."""
+    """Torch device of the configuration's `run.device`. Raises MachineError if the GPU does not exist, UsageError for
+    any other text.
+    """
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):

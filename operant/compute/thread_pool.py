@@ -44,7 +44,9 @@ _stop = cache_cpu(njit(nogil=True)(_write_stop), "the last of orders")
 
 
 class KernelThreadPool:
-    """Thread pool of `threads` threads, including the caller's, for launches of a kernel on two bound groups."""
+    """Pool of `threads` threads, including the caller's, that runs a CPU kernel on two bound tuples for ranges of
+    indices (orders) submitted during a `session`.
+    """
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:
         self.threads, self._kernel, self._groups = threads, kernel, (lanes, slot)
@@ -54,7 +56,7 @@ class KernelThreadPool:
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
-        """Run the threads for up to `orders` orders."""
+        """Run the threads while the context lasts, for up to `orders` orders."""
         self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
         work = self._kernel.run_orders
@@ -80,13 +82,15 @@ class KernelThreadPool:
         return self._submitted - 1
 
     def help(self) -> bool:
-        """Process a piece of a submitted order; False if none was left."""
+        """Process a piece of a submitted order in the calling thread; False if none was left."""
         return any(
             self._kernel.run_piece(number, self._board, *self._groups)
             for number in range(self._finished, self._submitted)
         )
 
     def wait(self, number: int) -> None:
-        """Process pieces until an order is complete. Orders must be awaited in submission order."""
+        """Process pieces in the calling thread until order `number` is complete. Orders must be awaited in submission
+        order.
+        """
         self._kernel.run_orders(number, number + 1, self._board, *self._groups)
         self._finished = number + 1

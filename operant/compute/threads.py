@@ -12,8 +12,8 @@ import torch
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Run torch operations of this thread single-threaded. Torch's threads synchronise in every operation and wait for
-    a busy core.
+    """Context in which this thread runs torch operations single-threaded. Torch's threads synchronise in every
+    operation and wait for a busy core.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -31,8 +31,8 @@ def _join(meeting: threading.Barrier) -> None:
 
 
 class ThreadPool:
-    """Thread pool of n threads, including the caller's, each single-threaded in torch: one synchronisation per
-    minibatch instead of one per operation.
+    """Pool of n threads, including the caller's, each single-threaded in torch: one synchronisation per minibatch
+    instead of one per operation.
     """
 
     def __init__(self, threads: int) -> None:

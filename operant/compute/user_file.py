@@ -25,7 +25,7 @@ class _FromText(SourceFileLoader):
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """Import a file as a new module of this name. Raises whatever the file raises."""
+    """Import a file as a new module named `name`. Raises whatever the file raises."""
     loader = _FromText(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None

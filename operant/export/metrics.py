@@ -33,19 +33,19 @@ _PERIOD_S = 1.0
 
 
 class Sink(Protocol):
-    """Destination of rows."""
+    """Destination of exported records: a file or a tracker."""
 
     where: str  # path or URL, for messages
 
     def add(self, chunk: Chunk) -> None:
-        """Add the next rows, of one session."""
+        """Write the next records, `chunk`, all of one session."""
 
     def close(self, complete: bool) -> None:
-        """End the export. `complete` is false after an error. (A user who stops following keeps the rows so far.)"""
+        """End the export. `complete` is False after an error. (A user who stops following keeps the rows so far.)"""
 
 
 class Written(NamedTuple):
-    """Result of an export."""
+    """Destination, number of rows and number of metrics of an export."""
 
     where: str
     rows: int
@@ -53,10 +53,10 @@ class Written(NamedTuple):
 
 
 def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write all records of a run to a sink; with `follow` also later ones until the run has ended. `report` receives
-    the number of rows so far.
+    """Write all records of a run to a sink; with `follow` also later ones until the run has ended. Raises MachineError
+    if the sink cannot be written.
 
-    Raises MachineError if the sink cannot be written.
+    `report` receives the number of rows so far.
     """
     stream, rows, names, complete = Stream(run), 0, set[str](), False
     try:
@@ -92,13 +92,15 @@ def _not_written(sink: Sink, error: OSError) -> MachineError:
 
 
 def require(what: str, *packages: str) -> None:
-    """Raise MachineError if packages of a format are not installed."""
+    """Raise MachineError if packages that the format `what` needs are not installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]', or use --to csv")
 
 
 def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
-    """Create the sink of a format of `FILES`. Raises MachineError, and NotFoundError for a run without records."""
+    """Create the sink of the file format `what`, a key of `FILES`; `follow`: records are written while the run
+    continues. Raises MachineError, and NotFoundError for a run without records.
+    """
     if what == "parquet":
         require(what, "pyarrow")
     names = names_of(run, wait=follow)
@@ -106,10 +108,8 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
 
 
 def names_of(run: Run, *, wait: bool) -> list[str]:
-    """Names of the metrics of all sessions so far, in order. `wait` for the first record of a run that has just
-    started.
-
-    Raises NotFoundError for a run without records.
+    """Names of the metrics of all sessions so far, in order. With `wait`, wait for the first record of a run that has
+    just started. Raises NotFoundError for a run without records.
     """
     stream = Stream(run)
     try:
@@ -134,13 +134,13 @@ def _rows(chunk: Chunk, names: Sequence[str]) -> Iterator[list[Any]]:
 
 
 def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
-    """Metrics of a chunk without a column: a later session of a followed run may have more."""
+    """Metrics of a chunk of records that are not among `names`: a later session of a followed run may have more."""
     return [name for name in chunk.names if name not in names]
 
 
 class CsvFile:
-    """One line for each record. A followed file grows line by line and is rewritten with more columns for a new metric;
-    otherwise the file appears when it is complete.
+    """CSV file with one line for each record. With `follow` it grows line by line and is rewritten with more columns
+    for a new metric; otherwise the file appears when it is complete.
     """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
@@ -152,7 +152,7 @@ class CsvFile:
         self._writer.writerow([*KEYS, *names])
 
     def add(self, chunk: Chunk) -> None:
-        """Write the rows. Floats are written so that they read back exactly."""
+        """Write one line per record. Floats are written so that they read back exactly."""
         if new := _new(chunk, self._names):
             self._widen(new)
         self._writer.writerows(
@@ -193,8 +193,8 @@ class CsvFile:
 
 
 class ParquetFile:
-    """One row for each record. The file appears when it is complete, as Parquet can be read only then: for a followed
-    run at its end.
+    """Parquet file with one row for each record. It appears when it is complete, as Parquet can be read only then: for
+    a followed run at its end.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -218,7 +218,7 @@ class ParquetFile:
         self._writer = self._parquet.ParquetWriter(str(self._temporary), self._schema)
 
     def add(self, chunk: Chunk) -> None:
-        """Write the rows as a row group."""
+        """Write the records as one row group."""
         if new := _new(chunk, self._names):
             self._writer.close()
             before = self._parquet.read_table(str(self._temporary))

@@ -47,7 +47,7 @@ Runner = Callable[[Arrays], Arrays]
 
 
 class Exported(NamedTuple):
-    """Result of an export.
+    """Result of an export: the file's inputs and outputs, and the differences found by its check.
 
     `difference`: largest difference of actions and states between file and actor. `ties`: how often the file took
     another action whose score is equal up to rounding. `actor_rounding`, `file_rounding`: errors of both against
@@ -65,8 +65,8 @@ class Exported(NamedTuple):
 
 
 class PlainPolicy(nn.Module):
-    """Actor as a function of tensors (B, ...): observations, legal actions where there are any, and the recurrent
-    state. Greedy.
+    """Greedy actor as a module on tensors (B, ...): observations, legal actions if the environment defines them, and
+    the recurrent state.
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -77,7 +77,7 @@ class PlainPolicy(nn.Module):
                 self.add_module(name.lstrip("_"), part)
 
     def forward(self, observation: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """Actions (B, A) and the next state."""
+        """Return actions (B, A) and the next state. `more` are the legal actions and the state."""
         masked = self._actor.env.mask_size > 0
         legal, state = (more[0].t(), more[1:]) if masked else (None, more)
         action, next_state = self._actor.act(observation.t(), tuple(part.movedim(0, -1) for part in state), None, legal)
@@ -92,8 +92,8 @@ def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS) -> Exported:
-    """Write the policy of an actor on the CPU in a format of `ENDINGS`, and check the file on `steps` steps of 5 lanes.
-    `params`: constants of the environment.
+    """Write the policy of an actor on the CPU to `path` in the format `target`, a key of `ENDINGS`, and check the file
+    on `steps` steps of 5 lanes. `params`: constants of the environment.
 
     Raises MachineError for a missing package or a file that cannot be written, OperantError for a policy that the
     format does not support or a file whose actions differ. `path` is then unchanged.
@@ -240,8 +240,8 @@ def _require(*packages: str) -> None:
 
 
 def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Operations of a policy for `operant.export.program`, and their arrays. Raises OperantError for an operation
-    beyond those of dense networks and their memories.
+    """Operations of a policy as JSON for `operant.export.program`, and their arrays by name. Raises OperantError for an
+    operation beyond those of dense networks and their memories.
     """
     core = traced.run_decompositions()
     for node in list(core.graph.nodes):
@@ -294,7 +294,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
 
 
 def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
-    """Keyword arguments that affect the result, without those of placement."""
+    """Keyword arguments that affect the result, encoded, without those of device and layout."""
     return {
         key: encode(value)
         for key, value in kwargs.items()
@@ -306,7 +306,7 @@ def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 class _Check(NamedTuple):
-    """Result of a check: see `Exported`."""
+    """Differences between file and actor found by a check: see `Exported`."""
 
     difference: float
     ties: int
@@ -315,7 +315,7 @@ class _Check(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Errors of both against float64, as text."""
+        """Errors of actor and file against float64, as text."""
         return (
             f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "
             f"{self.actor_rounding:.3g}"
@@ -323,7 +323,7 @@ class _Check(NamedTuple):
 
 
 class _Graph(torch.fx.Interpreter):
-    """Interpreter of the traced policy, in float64 with `exact`. Records the scores (n, B) of every argmax."""
+    """Interpreter of the traced policy, which records the scores (n, B) of every argmax; in float64 with `exact`."""
 
     def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
         super().__init__(traced.module())
@@ -331,7 +331,7 @@ class _Graph(torch.fx.Interpreter):
         self.scores: list[Tensor] = []
 
     def of(self, arrays: Arrays) -> Arrays:
-        """Run the policy on arrays (B, ...)."""
+        """Run the policy on arrays (B, ...) and return its outputs."""
         self.scores = []
         return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
 
@@ -444,10 +444,10 @@ def _check(
 
 
 def _reset(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
-    """Copy of a state (B, ...), reset where an episode has ended."""
+    """Copy of a state (B, ...), set to `begin` in lanes whose episode has ended."""
     return _rows(torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1)))
 
 
 def _rows(tensor: Tensor) -> NDArray[Any]:
-    """Copy (..., B) to a contiguous array (B, ...)."""
+    """Copy a tensor (..., B) to a contiguous array (B, ...)."""
     return tensor.movedim(-1, 0).contiguous().numpy()

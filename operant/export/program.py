@@ -26,10 +26,11 @@ PROGRAM = "program"
 
 
 class Policy:
-    """Policy of a file. Call it with arrays (B, ...), observations first, then the other `inputs`, for actions (B, A).
+    """Policy read from a file. Call it with arrays (B, ...), observations first, then the other `inputs`, for actions
+    (B, A).
 
-    A recurrent policy returns the actions and its next state, the last inputs of the next call. `initial_state` is
-    the state at an episode's start.
+    A recurrent policy returns the actions and its next state, the last inputs of the next call. `initial_state` is the
+    state at an episode's start.
     """
 
     def __init__(self, program: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -62,7 +63,7 @@ class Policy:
 
 
 def load(path: str | Path) -> Policy:
-    """Load the policy of a .npz or a .safetensors file."""
+    """Load the policy from a .npz or a .safetensors file."""
     if str(path).endswith(".safetensors"):
         from safetensors import safe_open
 

@@ -25,8 +25,10 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
-    """Create a tracker's run with the run's name and configuration. Raises MachineError for a missing package or an
-    unreachable tracker.
+    """Create a run of tracker `what` ("tensorboard", "wandb" or "mlflow") with the run's name and configuration. Raises
+    MachineError for a missing package or an unreachable tracker.
+
+    `out` is the folder of local files, `project` the tracker's project; with `offline` nothing is sent.
     """
     name, config = run.id, resolved.tables(run.config_path)
     if what == "tensorboard":
@@ -44,7 +46,7 @@ def _values(chunk: Chunk, row: int) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event file in a folder, written without torch or TensorFlow."""
+    """TensorBoard event file in a folder, written without torch or TensorFlow."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -69,7 +71,7 @@ class TensorBoard:
         self._file.flush()
 
     def close(self, complete: bool) -> None:
-        """Flush and close."""
+        """Flush and close the file."""
         self._file.close()
 
 
@@ -135,7 +137,7 @@ class MLflow:
                 self._client.log_param(self._id, key, value)
 
     def add(self, chunk: Chunk) -> None:
-        """Log all values in batches."""
+        """Log the values of all records in batches."""
         metrics = [
             self._metric(name, value, time_ns // 1_000_000, step)
             for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
@@ -145,13 +147,15 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MLFLOW_BATCH])
 
     def close(self, complete: bool) -> None:
-        """End the run."""
+        """End the tracker's run, as failed unless `complete`."""
         self._client.set_terminated(self._id, "FINISHED" if complete else "FAILED")
 
 
 @contextmanager
 def _reached(what: str, instead: str = "") -> Iterator[None]:
-    """Convert an exception of opening a tracker to a MachineError, and discard its output to stdout."""
+    """Convert an exception of opening the tracker `what` to a MachineError, and discard the tracker's output to stdout.
+    `instead` is advice to append.
+    """
     try:
         with redirect_stdout(StringIO()):
             yield

@@ -20,8 +20,9 @@ ALIKE = 4
 
 
 class Game:
-    """Atari game by its ROM name, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for an
-    unknown game.
+    """`gymnasium.Env` of one Atari game, given by its ROM name, `pong`, or an id, `ALE/Pong-v5`: one grayscale frame
+    (H, W, 1) uint8 per step, in the emulator's resolution. Raises ImportError without ale-py, ValueError for an unknown
+    game.
     """
 
     metadata = {"render_modes": ("rgb_array",), "render_fps": 60}  # noqa: RUF012  (as Gymnasium has it)
@@ -75,7 +76,7 @@ class Game:
         )
 
     def _load(self, seed: int) -> None:
-        """Power on the game with a seed."""
+        """Load the game's ROM into the emulator with a seed, from power-on."""
         machine = self._machine
         machine.setInt("random_seed", seed)
         machine.loadROM(Path(self._rom))
@@ -96,7 +97,7 @@ class Game:
         return self._machine.getRAM().tobytes(), self._machine.getScreen().tobytes()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; with a seed, power on the game first."""
+        """Begin an episode, and return its first frame and an empty info; with a seed, power on the game first."""
         machine = self._machine
         if seed is not None:
             self._load(seed)
@@ -124,7 +125,9 @@ class Game:
                 machine.reset_game()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Repeat an action for `frame_skip` frames."""
+        """Repeat an action for `frame_skip` frames; returns the frame, the sum of rewards, terminated, truncated and
+        info.
+        """
         machine, chosen, reward, over = self._machine, self._actions[action], 0, False
         for left in range(self._skip - 1, -1, -1):
             reward += machine.act(chosen)
@@ -142,8 +145,8 @@ class Game:
         return self._last, float(reward), (over and not truncated) or lost, truncated, {}
 
     def render(self) -> np.ndarray:
-        """Current screen in colour."""
+        """Current screen in colour, (H, W, 3) bytes."""
         return self._machine.getScreenRGB()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: the emulator is freed with this object."""

@@ -20,7 +20,7 @@ from operant.host.source import Lane, Source, SourceError
 
 
 class BlockLayout(NamedTuple):
-    """Sizes and types of the memory blocks of N lanes."""
+    """Sizes and types of the memory blocks (arrays that processes share) of N lanes."""
 
     lanes: int
     observation: int  # O
@@ -52,7 +52,7 @@ class BlockLayout(NamedTuple):
         }
 
     def bytes(self) -> int:
-        """Total bytes; each block starts at a multiple of 64."""
+        """Total size of the blocks in bytes; each begins at a multiple of 64."""
         return sum(_padded(shape, kind) for shape, kind in self.columns().values())
 
 
@@ -61,7 +61,9 @@ def _padded(shape: tuple[int, ...], kind: str) -> int:
 
 
 class Blocks:
-    """Memory blocks as arrays by name."""
+    """Arrays, one per attribute, over one memory that processes may share: observations, actions, rewards and the other
+    data of N lanes.
+    """
 
     observation: np.ndarray
     final_observation: np.ndarray
@@ -84,7 +86,7 @@ class Blocks:
 
 
 class LaneError(Exception):
-    """An environment raised an error or cannot be made."""
+    """An environment raised an error or cannot be made; carries lane, call, action and traceback."""
 
     def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException) -> None:
         super().__init__(str(error))
@@ -113,7 +115,9 @@ def _lane_errors(lane: int, doing: str, action: np.ndarray | None = None) -> Ite
 
 
 class LaneGroup:
-    """Lanes of a source in one process. Each call serves the lanes of one buffer. Raises LaneError."""
+    """Environments of some lanes in one process, stepped one after the other. Each call serves the lanes of one buffer
+    (a group of lanes) and raises LaneError.
+    """
 
     def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
         self._source, self._blocks, self._buffers, self._draws = source, blocks, buffers, draws
@@ -126,13 +130,13 @@ class LaneGroup:
         }
 
     def make(self, buffer: int) -> None:
-        """Make the environments of all buffers."""
+        """Make the environments of all buffers, whatever `buffer` is."""
         for lane in (lane for lanes in self._buffers for lane in lanes):
             with _lane_errors(lane, "make"):
                 self._lanes[lane] = Lane(self._source, draws=self._draws)
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane with its seed."""
+        """Reset every lane of a buffer with its seed in the blocks."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
@@ -142,7 +146,7 @@ class LaneGroup:
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
-        """Step every lane, and reset those whose episode ended."""
+        """Step every lane of a buffer with its action in the blocks, and reset those whose episode ended."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
@@ -162,14 +166,14 @@ class LaneGroup:
             blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
-        """Draw every lane at the requested side."""
+        """Render every lane of a buffer into the blocks, as a square picture of the requested side."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             if not blocks.drawn[lane]:
                 self._draw(lane)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments of all buffers."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
@@ -182,7 +186,7 @@ class LaneGroup:
             ).reshape(-1)
 
     def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
-        """Write the legal actions of a lane; all if the environment gives none or allows none."""
+        """Write the legal actions `mask` of a lane; all are legal if the environment gives none or allows none."""
         if self._blocks.shape.mask:
             row, first = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask

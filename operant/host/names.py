@@ -17,13 +17,13 @@ def kind_of(name: str) -> str | None:
 
 
 def file_of(name: str) -> str | None:
-    """File of `FILE.py:FUNCTION`; None for any other name."""
+    """File of a user's environment named `FILE.py:FUNCTION`; None for any other name."""
     path, colon, function = name.rpartition(":")
     return path if colon and path.endswith(".py") and function.isidentifier() else None
 
 
 def short(name: str) -> str:
-    """Name without kind, namespace and function: `LunarLander-v3`, `my_envs.py`."""
+    """Name of an outside environment without kind, namespace and function: `LunarLander-v3`, `my_envs.py`."""
     if (file := file_of(name)) is not None:
         return file
     return name.rpartition(":")[2].rpartition("/")[2] if kind_of(name) else name

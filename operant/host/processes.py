@@ -51,11 +51,11 @@ class _Worker(NamedTuple):
 
 
 class LaneProcesses:
-    """Steps a source's lanes in buffers, by worker processes or in this process. `begin` a call for a buffer, then
-    `finish` it, in the same order.
+    """Worker processes (0: this process) that step a source's lanes in buffers, groups of lanes. `begin` a call for a
+    buffer, then `finish` it, in the same order. All methods raise EnvironmentFailedError.
 
-    With `independent` each buffer belongs to one process, and `ready` returns the stepped ones. All methods raise
-    EnvironmentFailedError.
+    With `independent` each buffer belongs to one process, and `ready` returns the buffers whose step is complete.
+    `draws`: the environments can be rendered.
     """
 
     def __init__(
@@ -113,12 +113,14 @@ class LaneProcesses:
         self._set_timeout(timeout_s)
 
     def _set_timeout(self, seconds: float) -> None:
-        """Set the timeout of a call."""
+        """Set the seconds that a worker may take for a call."""
         for worker in self._workers:
             worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
-        """Start a call for the lanes of a buffer: "reset", "step" or "draw"."""
+        """Start a call for the lanes of buffer number `buffer`: "make", "reset", "step" or "draw". Without processes it
+        is complete on return.
+        """
         if self._local is not None:
             try:
                 self._local.calls[call](buffer)
@@ -131,11 +133,13 @@ class LaneProcesses:
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
     def _of(self, call: str, buffer: int) -> list[_Worker]:
-        """Worker processes of a buffer."""
+        """Worker processes that take part in a call for buffer number `buffer`: all; with `independent` only the one
+        that owns the buffer, except for the call "make".
+        """
         return [self._workers[buffer % len(self._workers)]] if self._independent and call != "make" else self._workers
 
     def finish(self, call: str, buffer: int) -> None:
-        """Wait until the call is complete."""
+        """Wait until the call begun for buffer number `buffer` is complete."""
         if buffer in self._stepped:
             self._stepped.remove(buffer)
             return
@@ -144,7 +148,9 @@ class LaneProcesses:
             self._receive(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers whose step is complete, with `wait` at least one; call `finish` for each. Only with `independent`."""
+        """Numbers of the buffers whose step is complete, at least one if `wait`; call `finish` for each. Only with
+        `independent`.
+        """
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
         descriptors, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
         if wait and not descriptors:
@@ -160,8 +166,8 @@ class LaneProcesses:
         _end(self._workers)
 
     def _receive(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
-        """Receive an answer: the buffer that a process completed. `waiting` are the processes that have not answered
-        yet.
+        """Receive a worker's answer: the number of the buffer that it completed. `waiting` are the processes that have
+        not answered yet.
         """
         done = self._begun[worker.link.fileno()].popleft()
         try:
@@ -206,7 +212,7 @@ class LaneProcesses:
         )
 
     def _current_lane(self, worker: _Worker) -> str:
-        """Lane that a process is busy with and its action; else all its lanes."""
+        """Description of the lane that a process is busy with, and its action; else of all its lanes."""
         busy = [lane for lane in worker.lanes if self.blocks.busy[lane]]
         if busy:
             return f"lane {busy[0]} (last action {self.blocks.action[busy[0]].tolist()})"
@@ -218,7 +224,9 @@ class LaneProcesses:
 
 
 def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
-    """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers."""
+    """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers. Returns
+    each process's range of every buffer.
+    """
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # process that receives an extra lane of an uneven buffer
     for buffer in buffers:
@@ -232,7 +240,7 @@ def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
 
 
 def _start(memory_fd: int, own: Sequence[range]) -> _Worker:
-    """Start a worker process that inherits the memory, its socket and this process's stderr."""
+    """Start a worker process for its ranges of lanes; it inherits the memory, its socket and this process's stderr."""
     parent_end, child_end = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(child_end.fileno()), str(memory_fd), str(os.getpid())]
     with child_end:

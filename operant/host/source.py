@@ -44,7 +44,9 @@ class SourceError(Exception):
 
 
 class Source(NamedTuple):
-    """Outside environment and its preprocessing."""
+    """Name and arguments of an outside environment, and its preprocessing; everything that a worker process needs to
+    make it.
+    """
 
     kind: str  # "gymnasium", "ale", "envpool" or "file"
     name: str  # an id, or FILE.py:FUNCTION
@@ -58,23 +60,23 @@ class Source(NamedTuple):
     sticky: float = 0.0  # probability of repeating the previous action
 
     def to_json(self) -> str:
-        """Serialise for a worker process."""
+        """Serialise this source for a worker process."""
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Source:
-        """Inverse of `to_json`."""
+        """Source from the text that `to_json` returned."""
         fields = json.loads(text)
         return cls(**{**fields, "kwargs": tuple((key, tupled(value)) for key, value in fields["kwargs"])})
 
 
 def tupled(value: Any) -> Any:
-    """Hashable form of a value: lists become tuples."""
+    """Hashable form of a value: lists become tuples, at every depth."""
     return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def make(source: Source, *, draws: bool = False) -> Any:
-    """Make a gymnasium.Env; with `draws` one whose `render` returns a picture. Raises SourceError."""
+    """Make the gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError."""
     try:
         import gymnasium
     except ImportError:
@@ -144,7 +146,7 @@ def _game(source: Source, kwargs: dict[str, Any]) -> Game:
 
 
 def _without_screen() -> dict[str, str]:
-    """Environment variables for headless rendering and quiet imports."""
+    """Environment variables to set for headless rendering and quiet imports."""
     variables = {
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
@@ -169,13 +171,13 @@ def _line(error: Exception) -> str:
 
 
 def missing(kind: str, name: str, package: str) -> SourceError:
-    """SourceError for a package that is not installed."""
+    """SourceError for a package that is not installed, with the command that installs it."""
     what = f"{kind}:{name}" if kind else name
     return SourceError(f"{what} needs {package}, which is not installed: {install_command(kind)}", missing=True)
 
 
 def maker_of(source: Source) -> Callable[..., Any]:
-    """Function of a user's file. Raises SourceError."""
+    """Function of a user's file that makes the environment. Raises SourceError."""
     path, _, function = source.name.rpartition(":")
     file = Path(path)
     try:
@@ -212,7 +214,7 @@ _MODULES: dict[tuple[str, str], Any] = {}
 
 
 def _module(file: Path, version: str) -> Any:
-    """Module of a user's file, imported once per version of its text."""
+    """Module of a user's file, imported once per `version` (hash) of its text."""
     key = (str(file), version)
     if key not in _MODULES:
         _MODULES[key] = user_file.load(file, f"operant_user_source_{file.stem}")
@@ -223,7 +225,7 @@ def _module(file: Path, version: str) -> Any:
 
 
 class View:
-    """Conversion of an environment's observations to rows: grayscale, resize and frame stack."""
+    """Conversion of an environment's observations to rows of numbers: grayscale, resize and frame stack."""
 
     def __init__(self, source: Source, space: Any) -> None:
         """Raises SourceError for a space that is not supported, or keys that do not apply to it."""
@@ -246,7 +248,7 @@ class View:
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
-        """Description of a row."""
+        """Description of a row of observations, as of `spaces.observation`."""
         plain, k = self._plain, self._stack
         if self.shape:
             return spaces.Observation(
@@ -266,7 +268,7 @@ class View:
         return spaces.Observation(self.size, plain.dtype, low, high, (), categories, tuple(fields), self.frame)
 
     def frame(self, value: Any, row: np.ndarray) -> None:
-        """Write one observation as a row (one)."""
+        """Write one observation as a row without frame stack."""
         if not (self._grey or self._side):
             self._plain.write(value, row)
             return
@@ -279,7 +281,7 @@ class View:
         row[:] = picture.reshape(-1)
 
     def stacked(self, frames: np.ndarray, row: np.ndarray) -> None:
-        """Write the last frames (k, one), oldest first, as one row (O)."""
+        """Write the last k frames, (k, size of a frame), oldest first, as one observation row (O)."""
         if self.shape:  # frames become channels
             height, width, channels = self.shape
             row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(
@@ -290,7 +292,7 @@ class View:
 
 
 class Outcome(NamedTuple):
-    """Result of a step, without the observation."""
+    """Reward, ends of episode and legal actions of a step of one lane; the observation is written elsewhere."""
 
     reward: float
     terminated: bool
@@ -299,7 +301,9 @@ class Outcome(NamedTuple):
 
 
 class Lane:
-    """Environment instance with rows in and out. Never resets by itself: `reset` begins an episode."""
+    """One environment instance that reads actions and writes observations as rows of numbers. Never resets by itself:
+    `reset` begins an episode.
+    """
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self.env = make(source, draws=draws)
@@ -337,7 +341,9 @@ class Lane:
         return spaces.mask_of(info, value, self.action.sizes)
 
     def step(self, chosen: np.ndarray, row: np.ndarray) -> Outcome:
-        """Take an action (A) and write the observation after it (O): at an episode's end, its true final one."""
+        """Take an action (A) and write the observation after it (O): at an episode's end, its true final one. Raises
+        whatever the environment raises.
+        """
         source, total, terminated, truncated = self._source, 0.0, False, False
         action = self.action.read(chosen)
         value: Any = None

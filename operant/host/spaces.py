@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Field(NamedTuple):
-    """Named range of a row."""
+    """Named range of entries in a row."""
 
     name: str
     start: int
@@ -59,8 +59,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """Description of an action row, and `read(row)`, which converts one to the environment's action: `sizes` of
-    choices, or bounds.
+    """Description of an action row by the `sizes` of its choices or by bounds, and `read(row)`, which converts one to
+    the environment's action.
     """
 
     sizes: tuple[int, ...]  # () for a Box
@@ -71,12 +71,12 @@ class Action:
 
     @property
     def size(self) -> int:
-        """Width of a row."""
+        """Number of entries in a row, A."""
         return len(self.sizes) or len(self.low)
 
 
 def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Part]:
-    """Leaves of a space, in order."""
+    """Yield the leaves (not Dict or Tuple) of a space, in order, named as Python would access them."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -100,7 +100,9 @@ def _reach(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _choices(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Number of values and least value of each entry of an integer space; None for a Box."""
+    """Number of values and least value of each entry of an integer space (Discrete, MultiDiscrete, MultiBinary); None
+    for a Box.
+    """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -114,14 +116,14 @@ def _choices(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def has_mask(space: Any) -> bool:
-    """Whether a Dict observation holds the legal actions."""
+    """Whether the observations of this space are a Dict that holds the legal actions."""
     from gymnasium import spaces
 
     return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
 def is_picture(space: Any) -> bool:
-    """Whether an observation is a picture of bytes."""
+    """Whether observations of this space are pictures of bytes."""
     from gymnasium import spaces
 
     return (
@@ -133,7 +135,9 @@ def is_picture(space: Any) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a three-axis picture has its channels first: few entries in the first axis, many in the last."""
+    """Whether pictures of this three-axis shape have their channels first: few entries in the first axis, many in the
+    last.
+    """
     return len(shape) == 3 and shape[0] <= 16 < shape[2] and shape[0] < shape[1]
 
 
@@ -261,7 +265,7 @@ def action(space: Any) -> Action:
 
 
 def _reader(space: Any) -> Callable[[np.ndarray], Any]:
-    """`read(row)` of a space."""
+    """Function `read(row)` that converts a row to an action of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -290,21 +294,21 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
 
 
 def select(value: Any, k: int) -> Any:
-    """Entry k of a batch of values."""
+    """Entry k of a batch of values: of an array, or of each array in a dict or tuple."""
     if isinstance(value, dict):
         return {key: select(inner, k) for key, inner in value.items()}
     return tuple(select(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
 
 
 def copy_batch(value: Any) -> Any:
-    """Copy of a batch of values."""
+    """Copy of a batch of values: of an array, or of each array in a dict or tuple."""
     if isinstance(value, dict):
         return {key: copy_batch(inner) for key, inner in value.items()}
     return tuple(map(copy_batch, value)) if isinstance(value, tuple) else np.array(value)
 
 
 def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
-    """Replace some entries of a batch."""
+    """Replace the entries `which` (n) of a batch of values by `rows` (n), in place."""
     if isinstance(value, dict | tuple):
         for key in value if isinstance(value, dict) else range(len(value)):
             replace_rows(value[key], which, rows[key])

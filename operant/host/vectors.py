@@ -23,7 +23,7 @@ _OWN_KEYS = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
 
 
 class Step(NamedTuple):
-    """Result of a step of n lanes; `final` holds the last observations of ended episodes."""
+    """Outcome of a step of n lanes; `final` holds the last observations of ended episodes."""
 
     observation: Any
     reward: np.ndarray
@@ -34,7 +34,9 @@ class Step(NamedTuple):
 
 
 class Vector:
-    """n lanes of a source, with one seed each."""
+    """Base class of vectorised environments: n lanes of a source that are reset and stepped together by up to `threads`
+    threads.
+    """
 
     single_observation_space: Any
     single_action_space: Any
@@ -43,16 +45,18 @@ class Vector:
         self.source, self.count, self.threads = source, count, threads
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes: observations and info."""
+        """Reset all lanes, with one seed each (n). Returns observations and info."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes."""
+        """Step all lanes with their actions (n, ...); ended episodes are followed by the next."""
         raise NotImplementedError
 
 
 class UserVector(Vector):
-    """A user's gymnasium.vector.VectorEnv with autoreset mode SAME_STEP or DISABLED."""
+    """A user's `gymnasium.vector.VectorEnv` with autoreset mode SAME_STEP or DISABLED. Raises SourceError for any
+    other.
+    """
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
@@ -70,7 +74,9 @@ class UserVector(Vector):
         self._masked_reset = mode == "DISABLED"
 
     def make(self) -> Any:
-        """Vector environment from a user's function."""
+        """Make the user's `gymnasium.vector.VectorEnv` by calling the FUNCTION of FILE.py:FUNCTION with `num_envs` and
+        the keyword arguments. Raises SourceError for settings that it cannot apply, or if its `num_envs` differs.
+        """
         _reject_keys(self.source, (*_OWN_KEYS, "time_limit"), "a vector environment does that itself")
         env = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
         if getattr(env, "num_envs", None) != self.count:
@@ -81,11 +87,11 @@ class UserVector(Vector):
         return env
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes: observations and info."""
+        """Reset all lanes, with one seed each (n). Returns observations and info."""
         return self.env.reset(seed=[int(seed) for seed in seeds])
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes."""
+        """Step all lanes; in mode DISABLED a second call resets those whose episode ended."""
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = terminated | truncated
         final = info.get("final_obs", observation) if isinstance(info, dict) else observation
@@ -97,7 +103,9 @@ class UserVector(Vector):
 
 
 class EnvPoolVector(Vector):
-    """EnvPool."""
+    """EnvPool's batch of n lanes of one game or task. Raises SourceError without the package, or for settings that
+    EnvPool applies itself.
+    """
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
@@ -122,12 +130,14 @@ class EnvPoolVector(Vector):
         return self._envpool.make_gymnasium(self.source.name, **settings)
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes: observations and info. A pool has one seed, so it is made again."""
+        """Reset all lanes by making the pool again, as it has a single seed: the first of `seeds`. Returns observations
+        and info.
+        """
         self.env = self._made(int(seeds[0]))
         return self.env.reset()
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes."""
+        """Step all lanes, and those whose episode ended once more, which begins their next episode."""
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         final = observation
@@ -140,7 +150,9 @@ class EnvPoolVector(Vector):
 
 
 def _with_masks(info: Any, first_info: Any, lanes: np.ndarray) -> Any:
-    """`info` with the legal actions of `first_info` for some lanes; its rows are all lanes, or those alone."""
+    """Copy of `info` with the legal actions of `first_info` for some `lanes`. The rows of `first_info` are those of all
+    lanes, or of these only.
+    """
     if not all(isinstance(one, dict) and spaces.MASK in one for one in (info, first_info)):
         return info
     masks, rows = spaces.copy_batch(info[spaces.MASK]), first_info[spaces.MASK]
@@ -155,7 +167,7 @@ def _reject_keys(source: Source, keys: Sequence[str], reason: str) -> None:
 
 
 def vector_class(source: Source) -> type[Vector] | None:
-    """Vector class of a source; None if each lane is a gymnasium.Env. Raises SourceError."""
+    """Class of the vectorised environment of a source; None if each lane is a gymnasium.Env. Raises SourceError."""
     if source.kind == "envpool":
         return EnvPoolVector
     if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
@@ -164,7 +176,7 @@ def vector_class(source: Source) -> type[Vector] | None:
 
 
 class VectorGroup(LaneGroup):
-    """Lanes of a source in one process, with a vector environment per buffer."""
+    """Lanes of a source in one process, with one vectorised environment per buffer (group of lanes)."""
 
     def __init__(
         self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1
@@ -191,7 +203,7 @@ class VectorGroup(LaneGroup):
         return guarded
 
     def make(self, buffer: int) -> None:
-        """Make the environments of all buffers."""
+        """Make the vectorised environments of all buffers, whatever `buffer` is."""
         vector_type = vector_class(self._source)
         assert vector_type is not None
         self._vectors = [
@@ -208,14 +220,14 @@ class VectorGroup(LaneGroup):
         )
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane with its seed."""
+        """Reset every lane of a buffer with its seed in the blocks."""
         vector, lanes = self._vectors[buffer], self._buffers[buffer]
         assert vector is not None
         value, info = vector.reset(self._blocks.seed[lanes])
         self._write(lanes, value, info, self._blocks.observation)
 
     def step(self, buffer: int) -> None:
-        """Step every lane; ended episodes are followed by the next."""
+        """Step every lane of a buffer with its action in the blocks; ended episodes are followed by the next."""
         vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
         assert vector is not None
         if self._start is not None:
@@ -253,7 +265,7 @@ class VectorGroup(LaneGroup):
             )
 
     def draw(self, buffer: int) -> None:
-        """Draw the newest frame that every lane observes."""
+        """Write the newest observed frame of every lane of a buffer to the blocks as a picture."""
         blocks, side = self._blocks, int(self._blocks.side[0])
         for lane in self._buffers[buffer]:
             height, width, channels = self._view.shape
@@ -268,10 +280,10 @@ class VectorGroup(LaneGroup):
 
 
 def channels_first(space: Any) -> bool:
-    """Whether observation rows keep the environment's channels-first layout (C, H, W), transposed by the reader."""
+    """Whether observation rows keep the environment's channels-first layout (C, H, W), which the reader transposes."""
     return spaces.is_picture(space) and spaces.channels_first(space.shape)
 
 
 def view_of(source: Source, vector: Vector) -> View:
-    """View of a vector environment's rows; preprocessing is the environment's own."""
+    """Conversion of a vectorised environment's observations to rows; preprocessing is the environment's own."""
     return View(source._replace(frame_stack=1, grayscale=False, resize=None), vector.single_observation_space)

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def receive(link: socket.socket, count: int) -> bytes:
-    """Receive `count` bytes; fewer if the other side has closed."""
+    """Receive `count` bytes from a socket; fewer if the other side has closed."""
     got = b""
     while len(got) < count and (more := link.recv(count - len(got))):
         got += more
@@ -37,7 +37,9 @@ def receive(link: socket.socket, count: int) -> bytes:
 
 
 def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> LaneGroup:
-    """Lanes of a source in this process."""
+    """Make the group that steps a source's lanes in this process: by a vectorised environment if the source has one,
+    else lane by lane. `draws`: they can be rendered.
+    """
     try:
         batched = vector_class(source) is not None
     except SourceError:  # reported when the first environment is made
@@ -58,7 +60,7 @@ def _end_with(parent: int) -> None:
 
 
 def main(socket_fd: int, memory_fd: int, parent: int) -> None:
-    """Step lanes until the socket closes. Does not return."""
+    """Read the setup from the socket, and answer calls until the socket closes. Does not return."""
     _end_with(parent)
     for number in (
         signal.SIGINT,

@@ -38,8 +38,10 @@ def make(
     draws: bool = False,
     changing: Sequence[str] = (),
 ) -> DeviceWorld | HostWorld:
-    """World of an environment: kernels on a device, or host processes for an outside one. `draws`: an outside
-    environment can be drawn. `changing`: see `DeviceWorld`.
+    """Make the world of an environment: kernels on a device, or host processes for an outside one. `draws`: an outside
+    environment can be drawn.
+
+    `stream`, `lane0` and `changing`: see `DeviceWorld`.
     """
     if isinstance(env, HostEnv):
         from operant.worlds.host_world import HostWorld

@@ -15,7 +15,9 @@ EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`, fo
 
 
 class Slot(NamedTuple):
-    """Buffers of a step: its action, and its outcome."""
+    """Buffers of one step of N lanes, or of T steps: its actions, and its outcome (observations, rewards, ends of
+    episodes, legal actions).
+    """
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), observation after the step (after the reset if the episode ended)
@@ -30,8 +32,8 @@ class Slot(NamedTuple):
 
 
 def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
-    """Allocate the buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; None without
-    `finals`.
+    """Allocate the buffers of one step, or of `steps` steps with a leading T (observations and legal actions T + 1).
+    Final observations have a leading T / `window`, rounded up; None without `finals`.
     """
     N = lanes
     T = () if steps is None else (steps,)
@@ -67,17 +69,17 @@ def step_slot(slot: Slot, step: int, window: int) -> Slot:
 
 
 class World(Protocol):
-    """N lanes stepped together. The world owns resets, time limits, episode sums and random numbers; its clock, one
-    tick per step, is private.
+    """N lanes (parallel copies of one environment) stepped together. The world owns resets, time limits, episode sums
+    and random numbers; its clock, one tick per step of all lanes, is private.
     """
 
     @property
     def spec(self) -> Env:
-        """The environment."""
+        """Declaration of the environment."""
 
     @property
     def count(self) -> int:
-        """Number of lanes N."""
+        """Number of lanes, N."""
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +91,7 @@ class World(Protocol):
 
     @property
     def can_truncate(self) -> bool:
-        """Whether a time limit can end an episode."""
+        """Whether a time limit can end an episode of this environment."""
 
     @property
     def truncation_gap(self) -> int:
@@ -107,27 +109,31 @@ class World(Protocol):
 
     @property
     def final_window(self) -> int:
-        """Steps of a rollout that share one final observation per lane."""
+        """Number of steps of a rollout that share one final observation per lane."""
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Allocate buffers for one step, or for a rollout: each with a leading T, observations and legal actions
-        T + 1.
+        """Allocate the buffers of one step, or with `steps` of a rollout: each with a leading T, observations and legal
+        actions T + 1.
         """
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Slot in the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for `reset`."""
+        """Convert a slot to the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for
+        `reset`.
+        """
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations to a bound slot. Counts as one tick."""
+        """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
+        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
+        the last `advance`, which moves the clock.
+        """
 
     def advance(self, steps: int) -> None:
         """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on equal actions give equal steps."""
+        """Set the clock to `tick`: equal actions then give equal steps."""
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
         """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
@@ -135,20 +141,22 @@ class World(Protocol):
         """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
-        + K) float64.
+        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
+        tallies. The slot must hold all steps since the last call.
         """
 
     @property
     def running_tallies(self) -> torch.Tensor:
-        """Tallies of each lane's current episode, (K, N)."""
+        """Tallies (an environment's own episode statistics) of each lane's current episode, (K, N)."""
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """Tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment has none."""
+        """Sums of the tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment
+        has none.
+        """
 
     def restored(self) -> None:
-        """Apply tensors written into `state`; called after each restore."""
+        """Apply tensors that were written into those of `state`; called after each restore."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """State that a resumed run needs to continue bit for bit, by name."""
+        """Tensors that a resumed run needs to continue bit for bit, by name."""

@@ -40,8 +40,8 @@ def source_of(env: Env) -> str:
 def rollout_actions(
     env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Test actions of step t, (A, N), int32 or float32. Even lanes: random, in every other one restricted to a legal
-    mask (H, N) if given.
+    """Actions of step t for testing an environment, (A, N), int32 or float32. Even lanes: random, in every other one
+    restricted to the mask `legal` (H, N) if given.
 
     Odd lanes: alternately the lowest and highest action, each lane with its own period. An unbounded Box is tested
     within +-1,000.
@@ -65,7 +65,7 @@ def rollout_actions(
 
 
 class Call(NamedTuple):
-    """Body and its two groups of tensors."""
+    """Kernel body and its two named tuples of tensors."""
 
     body: Callable[..., Any]
     first: Any
@@ -73,13 +73,14 @@ class Call(NamedTuple):
 
 
 class Colours(NamedTuple):
-    """Output buffer of small pictures, unquantised."""
+    """Output buffer of small pictures, as float colours before quantisation."""
 
     colours: Any  # (N, H, W, 3) float32, written
 
 
 class BoundsChecked:
-    """Step, reset and shader with every index checked, on buffers between guard rows. `compile` compiles them.
+    """Reset, step and shader of an environment, compiled by `compile` with every index checked, on buffers between
+    guard rows.
 
     `cached` loads code compiled by an earlier process; `float64_places` is not available then.
     """
@@ -132,7 +133,7 @@ class BoundsChecked:
             self._shells[name].compile(signature(call.first, call.second))
 
     def run(self, name: str) -> None:
-        """Reset or step every lane once. Raises IndexError and whatever the author's code raises."""
+        """Run "reset" or "step" once for every lane. Raises IndexError and whatever the author's code raises."""
         self._run(name, self.count)
         self.lanes.tick.add_(1)
         if name == "step":
@@ -158,7 +159,7 @@ class BoundsChecked:
         return None
 
     def _notes(self, name: str) -> Any:
-        """Numba's type annotations of a compiled function."""
+        """Numba's type annotations of compiled function `name`."""
         return next(iter(self._shells[name].overloads.values())).type_annotation
 
     def float64_places(self) -> list[str]:
@@ -213,7 +214,7 @@ def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
 
 
 def python_function(function: Any) -> Any:
-    """Python function under a device function."""
+    """Python function from which a device function was made."""
     return function.py_func
 
 
@@ -259,7 +260,7 @@ def index_error(env: Env, params: Any) -> str | None:
 
 
 def place_of(env: Env, error: IndexError) -> str | None:
-    """Line of the author's file where an error was raised, with the error; None if in none of its lines."""
+    """Line of the author's file where an error was raised, with the error; None if in no line of that file."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line

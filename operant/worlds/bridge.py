@@ -28,10 +28,10 @@ MIN_LANES_PER_THREAD = 256
 
 
 class BridgedWorld(BufferedWorld):
-    """N lanes of an environment on the CPU with slots on `device`. `stream`, `lane0`, `params`, `changing`: see
-    `DeviceWorld`.
+    """N lanes of an environment stepped by CPU threads, with slots on `device`. `pinned`: pin the host blocks for a
+    GPU; `least`: lanes per thread, at least.
 
-    `least`: see LEAST. `pinned`: pin the host blocks for a GPU. An environment observed by pictures has one buffer.
+    `stream`, `lane0`, `params`, `changing`: see `DeviceWorld`. An environment observed by pictures has one buffer.
     """
 
     resumes = True
@@ -99,7 +99,7 @@ class BridgedWorld(BufferedWorld):
         return rows.t() if block.ndim == 2 else rows
 
     def _allocate_staging(self, slot: Slot) -> Slot:
-        """Allocate the device copies of each buffer; returns the slot."""
+        """Allocate the device copies of each buffer's blocks; returns `slot`."""
         on_device = {name: block for name in COPIED_FIELDS if (block := getattr(slot, name)) is not None}
         device_blocks = (
             on_device
@@ -124,7 +124,7 @@ class BridgedWorld(BufferedWorld):
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Run the thread pool for `steps` steps of every buffer."""
+        """Run the thread pool while the context lasts, for `steps` steps of every buffer."""
         with contextlib.nullcontext() if self._pool is None else self._pool.session(steps * len(self.buffers)):
             yield
 
@@ -165,13 +165,13 @@ class BridgedWorld(BufferedWorld):
             lanes.finished[:] = 0
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on equal actions give equal steps."""
+        """Set the clock to `tick`: equal actions then give equal steps."""
         super().seek(tick)
         self._world.seek(tick)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
-        + K) float64. Call after `advance`.
+        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
+        tallies. The slot must hold all steps since the last call. Call after `advance`.
         """
         gained = torch.stack([torch.full_like(self._now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
         episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
@@ -182,13 +182,13 @@ class BridgedWorld(BufferedWorld):
 
     @property
     def running_tallies(self) -> Tensor:
-        """Tallies of each lane's current episode, (K, N)."""
+        """Tallies (the environment's own episode statistics) of each lane's current episode, (K, N)."""
         return self._world.running_tallies.to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """State that a resumed run needs, by name: that of one world, independent of the buffers."""
+        """Tensors that a resumed run needs, by name: those of one world, independent of the buffers."""
         return {**self._world.state(), "tick": self._tick, "carried": self._carried}
 
     def restored(self) -> None:
-        """Apply tensors written into `state`."""
+        """Apply tensors that were written into those of `state`."""
         self._world.seek(int(self._tick))  # sync: once in a run

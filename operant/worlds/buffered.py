@@ -27,8 +27,8 @@ COPIED_FIELDS = ("observation", "legal", "reward", "terminated", "truncated")
 
 
 class Staging(NamedTuple):
-    """Outcome of a buffer under way: (host, device) block pairs to copy, and the device blocks in slot layout by
-    name.
+    """Copies of one buffer's outcome from host to device: pairs of (host, device) blocks, and the device blocks in slot
+    layout by name.
     """
 
     pairs: Sequence[tuple[Tensor, Tensor]]
@@ -36,7 +36,9 @@ class Staging(NamedTuple):
 
 
 class BufferedWorld:
-    """N lanes in buffers. A subclass provides `_staging` and `_actions` of each buffer and steps it."""
+    """Base class of worlds stepped on the host: N lanes in buffers, contiguous ranges that are stepped and copied in
+    turn. A subclass provides `_staging` and `_actions` of each buffer and steps it.
+    """
 
     capturable = False
     resumes = False
@@ -69,24 +71,28 @@ class BufferedWorld:
         self._sums = torch.zeros(TALLIES + len(env.tally), dtype=torch.float64, device=self.device)
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Allocate buffers for one step, or for a rollout: each with a leading T, observations and legal actions
-        T + 1.
+        """Allocate the buffers of one step, or with `steps` of a rollout: each with a leading T, observations and legal
+        actions T + 1.
         """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Slot in the form that `reset` and `step` take."""
+        """Convert a slot to the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for
+        `reset`.
+        """
         return slot if step is None else step_slot(slot, step, self.final_window)
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations. Counts as one tick."""
+        """Reset every lane and write the first observations. Counts as one tick of the clock."""
         self._reset()
         for k in range(len(self.buffers)):
             self._take(k, slot, ("observation", "legal"))
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
+        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
+        the last `advance`, which moves the clock.
+        """
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
             with self.timed("copy"):
@@ -104,7 +110,7 @@ class BufferedWorld:
     # PARTS OF A STEP
 
     def send(self, k: int, slot: Slot) -> None:
-        """Start copying the actions of buffer k to the host, in the environment's layout."""
+        """Start copying the actions of buffer k in `slot` to the host, in the environment's layout."""
         action = slot.action[:, self.buffers[k]]
         self._clip_actions(action)
         rows = action.t() if self._rows else action
@@ -116,7 +122,9 @@ class BufferedWorld:
             self._arrived[k].record(torch.cuda.current_stream(self.device))
 
     def begin(self, k: int, offset: int) -> None:
-        """Start stepping buffer k once its actions have arrived."""
+        """Wait for the actions of buffer k, and start stepping it; `offset` counts the steps since the last
+        `advance`.
+        """
         if self._arrived:
             with self.timed("environment"):
                 while not self._arrived[k].query() and self._help():
@@ -131,11 +139,11 @@ class BufferedWorld:
         return not self._arrived or self._arrived[k].query()
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers whose step has finished, in any order; with `wait` at least one."""
+        """Numbers of the buffers whose step has finished, in any order; at least one if `wait`."""
         raise NotImplementedError
 
     def finish(self, k: int, slot: Slot) -> None:
-        """Wait until buffer k is stepped, and copy its true final observations to the device."""
+        """Wait until buffer k is stepped, and copy its true final observations to `slot` on the device."""
         with self.timed("environment"):
             self._finish(k)
         if self._finals:
@@ -143,7 +151,7 @@ class BufferedWorld:
                 self._copy_finals(k, slot)
 
     def receive(self, k: int, slot: Slot) -> None:
-        """Copy the outcome of buffer k to the device."""
+        """Copy the outcome of buffer k to `slot` on the device, without waiting."""
         self._take(k, slot, COPIED_FIELDS)
 
     def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
@@ -159,25 +167,25 @@ class BufferedWorld:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the duration of a block in the stepping thread to a part of a step."""
+        """Add the duration of a context in the stepping thread to `part` of a step, a key of `seconds`."""
         began_s = time.perf_counter()
         yield
         self._spent[part] += time.perf_counter() - began_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time the stepping thread has spent in the parts of a step so far."""
+        """Time that the stepping thread has spent in the parts of a step ("environment", "copy", "waiting") so far."""
         return dict(self._spent)
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Context needed to step every buffer `steps` times."""
+        """Context in which every buffer may be stepped `steps` times."""
         yield
 
     # IMPLEMENTED BY A SUBCLASS
 
     def _put(self, k: int, name: str, out: Tensor) -> None:
-        """Write a field of buffer k's outcome to its slice of a slot."""
+        """Write the field `name` of buffer k's outcome to `out`, its slice of a slot."""
         out.copy_(self._staging[k].on_device[name])
 
     def _reset(self) -> None:
@@ -185,7 +193,7 @@ class BufferedWorld:
         raise NotImplementedError
 
     def _begin(self, k: int, offset: int) -> None:
-        """Step buffer k, or start to."""
+        """Step buffer k, or start to step it in other threads or processes."""
         raise NotImplementedError
 
     def _help(self) -> bool:
@@ -196,14 +204,14 @@ class BufferedWorld:
         """Wait until buffer k is stepped."""
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
-        """Copy final observations of buffer k to the device."""
+        """Copy the final observations of buffer k to `slot` on the device."""
         raise NotImplementedError
 
     def _clip_actions(self, action: Tensor) -> None:
-        """Clip actions (A, n) to their bounds, in place."""
+        """Clip actions (A, n) to the bounds of a Box, in place."""
 
     def _clip_rewards(self, reward: Tensor) -> None:
-        """Clip rewards (n), in place."""
+        """Clip rewards (n) in place, if the environment is configured so."""
 
     # CLOCK
 
@@ -212,7 +220,7 @@ class BufferedWorld:
         self._tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on equal actions give equal steps."""
+        """Set the clock to `tick`: equal actions then give equal steps."""
         self._tick.fill_(tick)
 
     def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
@@ -222,24 +230,26 @@ class BufferedWorld:
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended between the last call and the last `advance`: (3 + K) float64."""
+        """Sums over the episodes that ended between the last call and the last `advance`, (3 + K) float64: count,
+        length, return, K tallies. Ignores `slot`.
+        """
         sums = self._sums.clone()
         self._sums.zero_()
         return sums
 
     @property
     def ended_tallies(self) -> Tensor | None:
-        """None: `episode_sums` consumes them."""
+        """Return None: `episode_sums` consumes the tallies of ended episodes."""
         return None
 
     @property
     def running_tallies(self) -> Tensor:
-        """Tallies of each lane's current episode, (K, N)."""
+        """Tallies (the environment's own episode statistics) of each lane's current episode, (K, N)."""
         return torch.zeros(len(self.spec.tally), self.count, device=self.device)
 
     def state(self) -> dict[str, Any]:
-        """State that a resumed run needs, by name."""
+        """Tensors that a resumed run needs, by name."""
         return {"tick": self._tick}
 
     def restored(self) -> None:
-        """Nothing to apply: `state` returns the tensors in use."""
+        """Do nothing: `state` returns the tensors in use."""

@@ -24,7 +24,9 @@ from operant.worlds.noise import NoiseSource, seed_words
 
 
 class Lanes(NamedTuple):
-    """State of the lanes between steps. Tensors outside kernels, arrays inside."""
+    """State of N lanes (parallel copies of one environment) between steps: everything but the buffers of `Slot`.
+    Tensors in `DeviceWorld`, numba arrays inside kernels.
+    """
 
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None if unused: each buffer in a launch costs time
@@ -90,12 +92,13 @@ def _kernels(
 
 
 def _has_finals(env: Env, every_final: bool) -> bool:
-    """Whether final observations can be needed."""
+    """Whether final observations can be needed: of truncated episodes, or with `every_final` of all."""
     return every_final or env.time_limit is not None
 
 
 class DeviceWorld:
-    """N lanes of an environment stepped by kernels on a device.
+    """N lanes (parallel copies) of an environment stepped by kernels on a device. Raises ValueError for an unsupported
+    `threads`, UsageError for invalid `params`.
 
     `seed` and `stream` key the random numbers (stream 0 is the run's, others are independent); `lane0` is the global
     index of the first lane. `every_final` also writes the final observation of terminated episodes, not only of
@@ -103,8 +106,6 @@ class DeviceWorld:
     shards), else the thread that steps the lane. `changing` names parameters that kernels read from memory at each
     step, initially with the values in `params`; the attribute `changing` holds their scalars by name. Worlds that are
     given the same `values`, (K) float32, share them. Not supported with pictures.
-
-    Raises ValueError for an unsupported `threads`, UsageError for invalid `params`.
     """
 
     capturable = resumes = True
@@ -182,8 +183,8 @@ class DeviceWorld:
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._has_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Slot in the form that `step` takes: of one step, or step t of a rollout, which writes observation and legal
-        actions t + 1.
+        """Convert a slot to the form that `step` takes: of one step, or step t of a rollout, which writes observation
+        and legal actions t + 1.
 
         Step -1 of a rollout is for `reset`, which writes those of step 0.
         """
@@ -203,14 +204,16 @@ class DeviceWorld:
         )
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations to a bound slot. Counts as one tick."""
+        """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
         self._kernels.reset(self.count, self._bound, slot)
         self._show(self._kernels.show, slot)
         self.lanes.tick.add_(1)
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane at tick + offset, from and to a bound slot. The caller moves the clock with `advance`."""
+        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
+        the last `advance`, which moves the clock.
+        """
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)
         if kernels.show is not None:
@@ -220,18 +223,18 @@ class DeviceWorld:
             self._show(kernels.show, slot)
 
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
-        """Launch a kernel that writes observations or pictures; nothing if there is no such kernel."""
+        """Launch a kernel that writes observations or pictures; do nothing if `kernel` is None."""
         if kernel is not None:
             kernel(self._write_threads, self._scene, slot)
 
     @property
     def whole_step(self) -> Kernel | None:
-        """Kernel that performs an entire step; None if a step takes several."""
+        """Kernel that performs an entire step of every lane; None if a step takes several kernels."""
         return self._kernels.step if self._kernels.show is None else None
 
     @property
     def bound(self) -> Lanes:
-        """First argument of that kernel: `lanes` as arrays."""
+        """First argument of `whole_step`: `lanes` as arrays."""
         return self._bound
 
     def advance(self, steps: int) -> None:
@@ -239,7 +242,7 @@ class DeviceWorld:
         self.lanes.tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock: from there on equal actions give equal steps."""
+        """Set the clock to `tick`: equal actions then give equal steps."""
         self.lanes.tick.fill_(tick)
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
@@ -249,11 +252,11 @@ class DeviceWorld:
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in an unbound slot's steps, which must be all steps since the last call: (3
-        + K) float64.
+        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
+        tallies. The slot must hold all steps since the last call.
 
-        Rows: episodes, lengths, returns, tallies. Sum over ended episodes = gain of all lanes + running sums before -
-        running sums now. The order of additions is fixed.
+        Sum over ended episodes = gain of all lanes + running sums before - running sums now. The order of additions is
+        fixed.
         """
         # Few launches: each is half a percent of a short iteration, so sums are written in place.
         lanes, (gained, now) = self.lanes, self._parts
@@ -274,7 +277,7 @@ class DeviceWorld:
         return torch.cat([sums, tallies])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """State that a resumed run needs, by name."""
+        """Tensors that a resumed run needs to continue bit for bit, by name."""
         left_out = ("workspace", "seed", "changing")
         tensors = {
             name: value
@@ -287,21 +290,23 @@ class DeviceWorld:
         return {**named, "carried": self._carried}
 
     def restored(self) -> None:
-        """Nothing to apply: `state` returns the tensors in use."""
+        """Do nothing: `state` returns the tensors in use."""
 
     @property
     def running_tallies(self) -> torch.Tensor:
-        """Tallies of each lane's current episode, (K, N)."""
+        """Tallies (the environment's own episode statistics) of each lane's current episode, (K, N)."""
         return self.lanes.running[1:]
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """Tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment has none."""
+        """Sums of the tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment
+        has none.
+        """
         return self.lanes.finished
 
     @property
     def can_truncate(self) -> bool:
-        """Whether a time limit can end an episode."""
+        """Whether a time limit can end an episode of this environment."""
         return self.spec.time_limit is not None and math.isfinite(self.spec.time_limit)
 
     @property

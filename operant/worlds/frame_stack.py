@@ -20,7 +20,9 @@ class FrameStack:
     def __init__(
         self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool
     ) -> None:
-        """`frame` (H, W, C), `observed` (h, w, k x c)."""
+        """Allocate the frames of all lanes. `frame` (H, W, C) is the raw size, `observed` (h, w, k x c) that of an
+        observation; `grey`: convert to grayscale.
+        """
         self._shape, self._grey, self._area = frame, grey, frame[0] * frame[1]
         self._taps = []
         for axis, before, after in ((1, frame[0], observed[0]), (2, frame[1], observed[1])):
@@ -34,8 +36,8 @@ class FrameStack:
         )
 
     def push(self, frames: Tensor, lanes: slice, begun: Tensor) -> Tensor:
-        """Push raw frames (n, H x W x C) and return the stacked observations (n, h x w x k x c). `begun` (n): first
-        frame of an episode.
+        """Push raw frames (n, H x W x C) of a slice of the lanes and return their stacked observations (n, h x w x k x
+        c). `begun` (n) marks the first frame of an episode.
         """
         stack, newest = self._stack[lanes], self._preprocess(frames)
         older = stack[:, :, 1:]
@@ -43,8 +45,8 @@ class FrameStack:
         return stack.flatten(1)
 
     def final(self, frames: Tensor, lanes: Tensor) -> Tensor:
-        """Stacked final observation of lanes whose episode ended with these frames. Call before `observed` pushes the
-        next episode's first.
+        """Stacked final observations of `lanes` whose episode ended with these raw frames. Call before `push` replaces
+        the stack by the next episode's first frame.
         """
         return torch.cat([self._stack[lanes][:, :, 1:], self._preprocess(frames)], 2).flatten(1)
 
@@ -68,7 +70,7 @@ class FrameStack:
 
 
 def _tap(index: object, weight: object, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pixel indices and weights along an axis of (n, H, W, C)."""
+    """Convert pixel indices and weights to tensors that broadcast along an axis of (n, H, W, C)."""
     shape = [1] * 4
     shape[axis] = -1
     return torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device).view(shape)

@@ -68,16 +68,14 @@ def make_vec(
     pixels: int | None = None,
     autoreset_mode: str | AutoresetMode = "same_step",
 ) -> OperantVectorEnv:
-    """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
+    """Make `num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`. Raises UsageError (invalid name,
+    number or parameter, an environment without pictures), MachineError (no such device), NotFoundError (no such file).
 
     `name` is an environment's name, its Gymnasium id, the path of a file ending in `.py`, or an `Env`. `params` are
     values of its `Params` by name, or a whole `Params`. Without a `seed` a random one is chosen. `output="torch"`
     returns tensors on `device`, "numpy" arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes
     each. `autoreset_mode` is "same_step", "next_step" or "disabled", or Gymnasium's enumeration; several of its
     wrappers require "next_step".
-
-    Raises UsageError (invalid name, number or parameter, an environment without pictures), MachineError (no such
-    device), NotFoundError (no such file).
     """
     env = name if isinstance(name, Env) else _find(name)
     if num_envs < 1:
@@ -94,7 +92,7 @@ def make_vec(
 
 
 class _Ended(NamedTuple):
-    """Episode sums of a step in each lane, valid where an episode ended."""
+    """Episode sums of each lane after a step, valid where an episode ended."""
 
     length: Any  # (N)
     total: Any  # (N) float64, the return
@@ -142,11 +140,12 @@ class OperantVectorEnv(VectorEnv):
         self._shown: torch.Tensor | None = None  # (O, N), observations returned last
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset every lane: observations (N, O), and an info with the mask of legal actions if there is one.
+        """Reset every lane; returns observations (N, O), and an info with the mask of legal actions if there is one.
+        Raises UsageError for invalid options.
 
         A `seed` restarts the random numbers; without one they continue (the first time from the seed of `make_vec`).
         `options={"reset_mask": mask}`, (N) bool, resets only the lanes in the mask; the last observations of the others
-        are returned. There are no other options. Raises UsageError.
+        are returned. There are no other options.
         """
         self._require_open()
         mask = self._reset_mask(options)
@@ -201,14 +200,14 @@ class OperantVectorEnv(VectorEnv):
         return mask.to(self.world.device)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every lane.
+        """Step every lane; returns observations (N, O), rewards (N), terminations (N), truncations (N), info. Raises
+        UsageError for invalid actions.
 
         `actions` is an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped
         to their bounds. Integers are validated, except in a GPU tensor, where reading them would wait for the device.
 
-        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. Arrays are copies, with
-        rewards in float64. As tensors, observations are a transposed view, rewards are float32, and results stay valid
-        until the step after the next. Raises UsageError.
+        Arrays are copies, with rewards in float64. As tensors, observations are a transposed view, rewards are float32,
+        and results stay valid until the step after the next.
         """
         self._require_open()
         if not self._started:
@@ -267,7 +266,7 @@ class OperantVectorEnv(VectorEnv):
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
     def _mask(self, slot: Slot) -> dict[str, Any]:
-        """Info entry of legal actions."""
+        """Entry `action_mask` of `info` for a slot; {} without legal actions."""
         if slot.legal is None:
             return {}
         if self._numpy:
@@ -277,7 +276,7 @@ class OperantVectorEnv(VectorEnv):
         return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
 
     def _tallies(self) -> torch.Tensor:
-        """Tallies of the episodes that this step ended, (K, N)."""
+        """Tallies (the environment's own statistics) of the episodes that this step ended, (K, N)."""
         finished = self.world.lanes.finished
         if finished is None:
             return self._no_tallies
@@ -294,12 +293,12 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("this vector environment is closed: make another with make_vec")
 
     def _next_slot(self) -> tuple[Slot, Slot]:
-        """Slot written by the step before the last, unbound and bound."""
+        """Select the slot for the next step, which the step before the last wrote: unbound and bound."""
         self._slots.reverse()
         return self._slots[0]
 
     def _observations(self, field_major: torch.Tensor) -> Any:
-        """(O, N) to (N, O), or (N, *shape): a view for tensors, a copy for arrays."""
+        """Convert observations (O, N) to (N, O), or (N, *shape): a view for tensors, a copy for arrays."""
         shape = self.single_observation_space.shape
         assert shape is not None
         if self._numpy:
@@ -364,7 +363,7 @@ def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
 
 
 def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> dict[str, Any]:
-    """Entry "final_info" as `SyncVectorEnv` builds it from ended lanes."""
+    """Entry "final_info" of `info`, as `SyncVectorEnv` builds it from ended lanes."""
     info = {"episode": _masked(episode, ended)}
     if tally:
         info["tally"] = _masked(tally, ended)
@@ -372,9 +371,8 @@ def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> d
 
 
 def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space[Any]:
-    """Gymnasium Box with the environment's bounds, or a byte's limits where none are declared.
-
-    Declared float bounds hold for default parameters only; otherwise pass `bounded=False`.
+    """Gymnasium Box with the environment's bounds, or a byte's limits where none are declared. `bounded=False` ignores
+    declared float bounds, which hold for default parameters only.
     """
     shape, dtype = box.shape or (box.size,), np.dtype(box.dtype)
     low, high = (np.array(bounds, dtype=np.float64).reshape(shape) for bounds in box.bounds())

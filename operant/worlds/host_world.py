@@ -36,17 +36,18 @@ MOST_SIDE = 480
 
 
 def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) -> np.ndarray:
-    """Seeds for `env.reset(seed=...)` of each lane at a tick, (N) int64 below 2^31. Later episodes continue their
-    generators.
+    """Seeds for `env.reset(seed=...)` of each lane at a tick (vectorised step), (N) int64 below 2^31. Later episodes of
+    a lane continue its generator.
     """
     return (np.random.SeedSequence([seed, stream, tick]).generate_state(lane0 + lanes)[lane0:] >> 1).astype(np.int64)
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment. `draws`: pictures are available (see `pictures`). `raw`: frames are copied
-    unprocessed and preprocessed on the device; default on a GPU.
+    """N lanes of an outside environment, stepped by host processes. Processes start at the first reset, and end with
+    this object, `close` or this process.
 
-    Processes start at the first reset, and end with this object, `close` or this process.
+    `draws`: the lanes can be rendered (see `pictures`). `raw`: frames are copied unprocessed and preprocessed on the
+    device; default on a GPU.
     """
 
     def __init__(
@@ -124,7 +125,9 @@ class HostWorld(BufferedWorld):
         self._age[:], self._total[:] = 0, 0.0
 
     def _begin(self, k: int, offset: int) -> None:
-        """Start stepping buffer k; without processes, step it here. Raises EnvironmentFailedError."""
+        """Start stepping buffer k (a range of lanes); without processes, step it here. Raises
+        EnvironmentFailedError.
+        """
         self._steppers.begin("step", k)
 
     def _finish(self, k: int) -> None:
@@ -134,11 +137,13 @@ class HostWorld(BufferedWorld):
         self._count(k)
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Buffers whose step has finished, in any order; with `wait` at least one. Raises EnvironmentFailedError."""
+        """Numbers of the buffers whose step has finished, in any order; at least one if `wait`. Raises
+        EnvironmentFailedError.
+        """
         return self._steppers.ready(wait=wait)
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
-        """Copy the buffer's final observations if an episode has ended."""
+        """Copy the final observations of buffer k to `slot` on the device, if an episode has ended."""
         part, blocks = self.buffers[k], self._steppers.blocks
         ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
         if self._frames is not None and len(ended):
@@ -154,7 +159,7 @@ class HostWorld(BufferedWorld):
             )
 
     def _put(self, k: int, name: str, out: Tensor) -> None:
-        """Write a field of buffer k's outcome to a slot; raw frames are preprocessed."""
+        """Write the field `name` of buffer k's outcome to `out`, its slice of a slot; raw frames are preprocessed."""
         on_device = self._staging[k].on_device
         if name == "observation" and self._frames is not None:
             out.t().copy_(
@@ -168,7 +173,7 @@ class HostWorld(BufferedWorld):
             out.copy_(on_device[name])
 
     def _copy_observation(self, out: Tensor, on_device: Tensor) -> None:
-        """Copy observations, transposing channels-first pictures."""
+        """Copy observations to `out`, transposing channels-first pictures."""
         if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
             out.t().unflatten(1, (height, width, channels)).copy_(
@@ -186,7 +191,7 @@ class HostWorld(BufferedWorld):
             reward.clamp_(-self._clip, self._clip)
 
     def _count(self, k: int) -> None:
-        """Update episode lengths and returns of buffer k."""
+        """Update episode lengths, returns and sums of buffer k."""
         blocks, part = self._steppers.blocks, self.buffers[k]
         age, total = self._age[part], self._total[part]
         age += 1
@@ -197,7 +202,9 @@ class HostWorld(BufferedWorld):
             age[ended], total[ended] = 0, 0.0
 
     def _check(self, k: int, call: str) -> None:
-        """Raise EnvironmentFailedError if a value of buffer k is not finite."""
+        """Raise EnvironmentFailedError if an observation or reward of buffer k is not finite; `call` is "reset" or
+        "step".
+        """
         blocks, part = self._steppers.blocks, self.buffers[k]
         ended = blocks.terminated[part] | blocks.truncated[part]
         for name, rows in (
@@ -242,7 +249,7 @@ class HostWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the steps taken."""
+        """Advance the clock by `steps`, and add up the sums of ended episodes."""
         super().advance(steps)
         if self._ended[:, 0].any():
             self._sums.add_(torch.from_numpy(self._ended.sum(axis=0)).to(self.device))
@@ -251,7 +258,7 @@ class HostWorld(BufferedWorld):
     # PICTURES AND PROCESSES
 
     def pictures(self, side: int) -> np.ndarray:
-        """Pictures of all lanes, (N, side, side, 3) bytes, overwritten by the next call. Raises
+        """Rendered pictures of all lanes, (N, side, side, 3) bytes, overwritten by the next call. Raises
         EnvironmentFailedError.
         """
         side = min(side, MOST_SIDE)
@@ -264,7 +271,7 @@ class HostWorld(BufferedWorld):
         return flat[:, : side * side * 3].reshape(self.count, side, side, 3)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes."""
         if self._running is not None:
             self._unpin()
             self.pinned = False
@@ -272,7 +279,7 @@ class HostWorld(BufferedWorld):
             self._running = None
 
     def _start(self) -> LaneProcesses:
-        """Start the processes, and pin the blocks for a GPU."""
+        """Start the worker processes, and pin the shared blocks for a GPU."""
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._running = steppers = LaneProcesses(
             self._source,
@@ -332,13 +339,13 @@ def _unpin_memory(address: int, device: torch.device) -> None:
 
 
 class HostPainter:
-    """Painter of a host world's lanes, as `render` shows them."""
+    """Painter of a host world's lanes, as the environments' `render` shows them."""
 
     def __init__(self, world: HostWorld) -> None:
         self._world = world
 
     def bind(self, pixels: Tensor) -> Tensor:
-        """Canvas (N, H, H, 3) of bytes."""
+        """Canvas for a tensor of pixels (N, H, H, 3) uint8: the tensor itself."""
         return pixels
 
     def __call__(self, canvas: Tensor) -> None:

@@ -40,8 +40,8 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class _Functions(NamedTuple):
-    """An environment's functions with uniform signatures over all lanes and an index, independent of the buffers it
-    declares.
+    """An environment's functions with uniform signatures: over all lanes and an index, independent of the buffers the
+    environment declares.
     """
 
     reset: Any  # (lanes, i, p, key)
@@ -121,8 +121,8 @@ def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) 
 
 
 def _values(params: Any, changing: Sequence[str]) -> Any:
-    """`(lanes)` to the tuple of all parameters, changing ones from memory. Built by composition: compiled code has no
-    heterogeneous lists.
+    """Make a function of `lanes` that returns the tuple of all parameters, `changing` ones from memory. Built by
+    composition: compiled code has no heterogeneous lists.
     """
     found: Any = _empty
     for name, value in params._asdict().items():
@@ -203,8 +203,8 @@ def shard_function(env: Env, function: Any) -> Any:
 
 
 def _observation_writers(env: Env) -> tuple[Any, Any]:
-    """Functions that write a lane's observation and final observation; no-ops for pictures, which other kernels
-    draw.
+    """Make the functions that write a lane's observation and final observation; no-ops for pictures, which other
+    kernels draw.
     """
     if env.pixels:
         return _no_op, _no_op
@@ -222,7 +222,7 @@ def _observation_writers(env: Env) -> tuple[Any, Any]:
 
 
 def _legal_writer(env: Env) -> Any:
-    """Function that writes a lane's legal actions; a no-op if the environment defines none."""
+    """Make the function that writes a lane's legal actions; a no-op if the environment defines none."""
     if not env.mask_size:
         return _no_op
     legal = _adapt_writer(env, env.legal)
@@ -262,7 +262,7 @@ def _adapt_action(env: Env, act: Any) -> Any:
 
 
 def _tally_adder(tallies: int) -> Any:
-    """Function that moves an ended episode's tallies to `finished`; a no-op without tallies."""
+    """Make the function that adds an ended episode's tallies to `finished`; a no-op without tallies."""
 
     @device
     def add_tallies(lanes, i):
@@ -279,7 +279,7 @@ def _tally_adder(tallies: int) -> Any:
 
 @device
 def _key(lanes, i, offset, purpose):
-    """Random number key of lane i at tick + offset."""
+    """Key of the random numbers of lane i at the world's tick + offset."""
     tick = lanes.tick[0] + offset
     lane = uint32(uint32(lanes.lane0) + i)
     return (
@@ -295,14 +295,13 @@ def _key(lanes, i, offset, purpose):
 def step_body(
     env: Env, params: Any, every_final: bool = True, sharded: bool = False, changing: Sequence[str] = ()
 ) -> Any:
-    """Body of one step of lane i, as described in the module docstring; with `sharded`, without the observation, which
-    `shards_body` writes.
+    """Make the kernel body of one step of lane i, as the module describes it; with `sharded`, without the observation,
+    which `shards_body` writes. Without `every_final` a terminated lane's final observation, which nothing bootstraps
+    from, is not written.
 
-    Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected.
-
-    Scattered stores by single lanes cost a GPU far more than coalesced ones. Sums over ended episodes are therefore
-    derived by `episode_sums` from values stored anyway. Without `every_final` a terminated lane's final observation,
-    which nothing bootstraps from, is not written.
+    Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected. Scattered stores
+    by single lanes cost a GPU far more than coalesced ones. Sums over ended episodes are therefore derived by
+    `episode_sums` from values stored anyway.
     """
     reset, step, write_observation, write_final, write_legal, add_tallies = _functions(env, params, changing)
     if sharded:
@@ -342,8 +341,8 @@ def step_body(
 
 
 def begin_body(env: Env, params: Any) -> Any:
-    """Body of a step of lane i up to the end of its episode; `end_body` does the rest once the final pictures are
-    drawn.
+    """Make the kernel body of a step of lane i up to the end of its episode, for an environment observed by pictures;
+    `end_body` does the rest once the final pictures are drawn.
     """
     step = _functions(env, params).step
     p = device_params(params)
@@ -363,7 +362,7 @@ def begin_body(env: Env, params: Any) -> Any:
 
 
 def end_body(env: Env, params: Any) -> Any:
-    """Body that resets lane i if `begin_body` ended its episode, and writes its legal actions."""
+    """Make the kernel body that resets lane i if `begin_body` ended its episode, and writes its legal actions."""
     reset, _, _, _, write_legal, add_tallies = _functions(env, params)
     p = device_params(params)
 
@@ -380,8 +379,8 @@ def end_body(env: Env, params: Any) -> Any:
 
 
 def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[str] = ()) -> Any:
-    """Body that resets lane i with the random numbers of the current tick; with `sharded`, without what `shards_body`
-    writes.
+    """Make the kernel body that resets lane i with the random numbers of the current tick; with `sharded`, without what
+    `shards_body` writes.
     """
     reset, _, write_observation, _, write_legal, _ = _functions(env, params, changing)
     if sharded:
@@ -402,7 +401,8 @@ def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[
 
 
 def shards_body(env: Env, params: Any, threads: int) -> Any:
-    """Body that writes the observation and legal actions of lane i % N: the shards of thread i // N of `threads`.
+    """Make the kernel body that writes the observation and legal actions of lane i % N: the shards (parts of an
+    observation) of thread i // N of `threads`.
 
     Neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pixels.Scene` of arrays. A launch of N
     at offset k runs thread k only.

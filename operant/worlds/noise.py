@@ -28,7 +28,7 @@ class Clock(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Random buffer of a rollout."""
+    """Random buffer of a rollout, to be filled."""
 
     noise: Any  # (T, U, N) float32, written
 
@@ -40,7 +40,9 @@ def seed_words(seed: int, stream: int, device: torch.device) -> torch.Tensor:
 
 @device
 def noise_body(i, clock, out, offset):
-    """U uniform numbers in [0, 1) for each of T steps of lane i: number k is word k % 4 of draw k // 4, at tick + t."""
+    """Write U uniform numbers in [0, 1) for each of T steps of lane i: number k is word k % 4 of draw k // 4, at tick +
+    t.
+    """
     lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
     count = out.noise.shape[1]
     for t in range(out.noise.shape[0]):
@@ -54,7 +56,7 @@ def noise_body(i, clock, out, offset):
 
 
 class NoiseSource:
-    """Random numbers of a world's lanes, keyed by its clock."""
+    """Random numbers of a world's lanes, keyed by its seed and its clock."""
 
     def __init__(self, tick: torch.Tensor, seed: torch.Tensor, lane0: int) -> None:
         """`tick` (1) int64 and `seed` (2), as in `Clock`, on the world's device."""

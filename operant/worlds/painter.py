@@ -20,7 +20,9 @@ def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
 
 
 class Painter:
-    """Draws a world's lanes in their current state. Compiles at the first call, which must precede a capture."""
+    """Drawing of a world's lanes in their current state, by the environment's shader. Compiles at the first call, which
+    must precede a capture.
+    """
 
     def __init__(self, world: DeviceWorld) -> None:
         self._count = world.count
@@ -43,6 +45,6 @@ class Painter:
         return bind(Canvas(pixels))
 
     def __call__(self, canvas: Canvas) -> None:
-        """Shade every pixel of a bound canvas on the current stream."""
+        """Shade every pixel of a canvas made by `bind`, on the current stream."""
         lanes, height, width, _ = canvas.pixels.shape
         self._shader(lanes * height * width, self._scene, canvas)

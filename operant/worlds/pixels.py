@@ -16,14 +16,14 @@ from operant.envs import Env
 
 
 class Scene(NamedTuple):
-    """Inputs of a shader. Tensors outside the kernel, arrays inside."""
+    """State of N lanes that a shader reads. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None if unused
 
 
 class Canvas(NamedTuple):
-    """Output of a shader."""
+    """Buffer of pictures that a shader writes."""
 
     pixels: Any  # (N, H, W, 3) uint8, written: RGB from the top row down; N * H * W < 2^32
 
@@ -57,7 +57,7 @@ def colour_function(env: Env, params: Any) -> Any:
 
 
 def _paint_function(env: Env, params: Any) -> Any:
-    """`(scene, i, pixels)`: shade pixel i of N * H * W at the point of its centre."""
+    """Make the function `(scene, i, pixels)` that shades pixel i of N * H * W at its centre."""
     colour = colour_function(env, params)
 
     @device
@@ -76,7 +76,7 @@ def _paint_function(env: Env, params: Any) -> Any:
 
 
 def shade_body(env: Env, params: Any) -> Any:
-    """Body that shades pixel i of a canvas."""
+    """Make the kernel body that shades pixel i of a canvas."""
     paint = _paint_function(env, params)
 
     @device
@@ -87,7 +87,7 @@ def shade_body(env: Env, params: Any) -> Any:
 
 
 def observe_body(env: Env, params: Any) -> Any:
-    """Body that shades pixel i of the observations (N, H, W, 3) of a `Slot`."""
+    """Make the kernel body that shades pixel i of the observations (N, H, W, 3) of a `Slot`."""
     paint = _paint_function(env, params)
 
     @device
@@ -98,8 +98,8 @@ def observe_body(env: Env, params: Any) -> Any:
 
 
 def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
-    """Body that shades pixel i of true final observations, in lanes that were truncated, or with `every_final` ended at
-    all.
+    """Make the kernel body that shades pixel i of true final observations, in lanes that were truncated or, with
+    `every_final`, whose episode ended at all.
     """
     paint = _paint_function(env, params)
 

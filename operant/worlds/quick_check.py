@@ -29,7 +29,7 @@ LANES, LONG_STEPS = 64, 1000
 
 
 class Finding(NamedTuple):
-    """Result of one check. A `warning` has passed but deserves attention."""
+    """Name and outcome of one check. A `warning` has passed but deserves attention."""
 
     name: str
     passed: bool
@@ -38,7 +38,9 @@ class Finding(NamedTuple):
 
 
 def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> list[str]:
-    """Warnings about a user's environment file. Raises ConfigError with every problem found by the quick checks."""
+    """Run the quick checks on a user's environment file and return their warnings. Raises ConfigError with every
+    problem found.
+    """
     findings = list(quick_check(env, params, device))
     if problems := [finding.detail for finding in findings if not finding.passed]:
         raise ConfigError(file.name, problems, advice=f"for the full check: operant check {file}")
@@ -77,7 +79,7 @@ def check_declaration(env: Env) -> Finding:
 
 
 def check_compilation(checked: BoundsChecked) -> Finding:
-    """Check that the functions use only what a kernel supports, and compile."""
+    """Check that the environment's functions use only what a kernel supports, and compile."""
     name = "compiles for the CPU"
     if problems := language_problems(checked.env):
         return Finding(name, False, "; ".join(problems))
@@ -89,7 +91,7 @@ def check_compilation(checked: BoundsChecked) -> Finding:
 
 
 def _check_device(env: Env, params: Any, device: torch.device) -> Finding:
-    """Check that a world of the environment steps on a device. Later worlds there reuse the kernels."""
+    """Check that a world of the environment steps on `device`. Later worlds there reuse the kernels."""
     name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
     slot = world.bind(world.slot())
     try:
@@ -104,7 +106,7 @@ def _check_device(env: Env, params: Any, device: torch.device) -> Finding:
 
 
 def _check_shader(checked: BoundsChecked) -> Finding:
-    """Check that the shader's indices are in range: a frame is drawn as soon as a monitor shows the agent."""
+    """Check that the shader's indices are in range: it runs as soon as a monitor shows the agent."""
     try:
         with muted():
             checked.draw()
@@ -114,20 +116,20 @@ def _check_shader(checked: BoundsChecked) -> Finding:
 
 
 def check_prints(env: Env) -> Iterator[Finding]:
-    """Yield a warning if a function prints."""
+    """Yield a warning if a function of the environment prints."""
     if lines := prints(env):
         yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(lines)}", warning=True)
 
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Suppress stdout."""
+    """Context that discards output to stdout."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 
 def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
-    """Yield a warning if no episode ended and there is no time limit."""
+    """Yield a warning if no episode ended within `steps` steps of `lanes` lanes and there is no time limit."""
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
         yield Finding(
@@ -139,7 +141,7 @@ def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
 
 
 def check_indices(checked: BoundsChecked, steps: int) -> Finding:
-    """Check that every index lies within its column, in a rollout with random and extreme actions."""
+    """Check that every index lies within its column, in `steps` steps with random and extreme actions."""
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
         with muted():

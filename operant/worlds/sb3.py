@@ -52,7 +52,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
 
     def reset(self) -> np.ndarray:
-        """Reset every lane, with the seed of the last call of `seed` if there was one: observations (N, O)."""
+        """Reset every lane, with the seed of the last call of `seed` if there was one; returns observations (N, O)."""
         if any(self._options):
             raise UsageError("reset has no options here: call set_options() to clear them")
         observations, _ = self.vector.reset(seed=self._seeds[0])
@@ -64,7 +64,9 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Step every lane: observations (N, O), rewards (N) float32, episode ended (N), and an info per lane."""
+        """Step every lane; returns observations (N, O), rewards (N) float32, ends of episodes (N) bool, and an info per
+        lane.
+        """
         observations, rewards, terminated, truncated, info = self.vector.step(self._actions)
         ended = terminated | truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
@@ -88,27 +90,27 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attribute of the vector environment, once per requested lane. Raises AttributeError."""
+        """Attribute of the vector environment, once per requested lane. Raises AttributeError if there is none."""
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment defines no legal actions")
         value = getattr(self.vector, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Not supported; raises UsageError."""
+        """Raise UsageError: lanes are not Python objects whose attributes could be set."""
         raise UsageError(
             f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to "
             "SB3VecEnv(params=...)"
         )
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Method "action_masks": each lane's mask (H). Raises UsageError for any other method."""
+        """Masks (H) of each requested lane for the method "action_masks". Raises UsageError for any other method."""
         if method_name == "action_masks":
             return list(self.vector.action_masks()[list(self._get_indices(indices))])
         raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """False for every lane."""
+        """Return False for every requested lane: lanes have no wrappers."""
         return [False for _ in self._get_indices(indices)]
 
     def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -13,19 +13,21 @@ from operant.worlds.device_world import DeviceWorld
 
 
 class Snapshot(NamedTuple):
-    """Copy of the lanes' state, and the slot written last, which must not change meanwhile."""
+    """Copy of the state of a world's lanes before a step or reset, to undo it in some of them; `slot`, written last,
+    must not change meanwhile.
+    """
 
     columns: tuple[torch.Tensor, ...]  # (..., N) each
     slot: Slot  # unbound
 
     @classmethod
     def of(cls, world: DeviceWorld, slot: Slot) -> Snapshot:
-        """Snapshot of a world; `slot` is that of its last step or reset."""
+        """Take a snapshot of a world; `slot` is the unbound slot of its last step or reset."""
         return cls(tuple(column.clone() for column in _columns(world)), slot)
 
     def restore(self, world: DeviceWorld, slot: Slot, lanes: torch.Tensor) -> None:
-        """Undo the step or reset that wrote `slot` in some lanes, (N) bool; their reward becomes 0 and no end is
-        reported.
+        """Undo, in the lanes of the mask `lanes` (N) bool, the step or reset that wrote `slot`; their reward becomes 0
+        and no end of an episode is reported.
         """
         for column, before in zip(_columns(world), self.columns, strict=True):
             column.copy_(torch.where(lanes, before, column))
