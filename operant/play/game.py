@@ -26,14 +26,14 @@ _SMALLEST_HOLD_STEPS = 1.5  # a key counts for at least one step
 
 
 class Score(NamedTuple):
-    """Result of a session."""
+    """Returns of the episodes that have ended in a session, and its number of steps."""
 
     returns: list[float]  # of the finished games
     steps: int
 
 
 def takes_turns(env: Env) -> bool:
-    """Whether an environment is turn-based by default: it is declared so, or its actions have no keys."""
+    """Whether an environment waits for a key each step by default: it declares `turns`, or its actions have no keys."""
     return env.turns or not KeyBindings(env).keys
 
 
@@ -43,7 +43,9 @@ def rate_of(step_s: float | None) -> float:
 
 
 class Game:
-    """Game of one person on one lane."""
+    """Game of one person on one lane: takes keys, steps the stage in real time or (`turns`) once for each key, and
+    describes the screen. It ends when `done` is set.
+    """
 
     def __init__(self, stage: Stage, buttons: KeyBindings, *, turns: bool, rate: float, title: str) -> None:
         self._stage, self._buttons, self._turns, self._rate, self._title = stage, buttons, turns, rate, title
@@ -67,7 +69,7 @@ class Game:
 
     @property
     def score(self) -> Score:
-        """Result so far."""
+        """Result of the session so far."""
         return Score(self._returns, self._steps)
 
     @property
@@ -76,15 +78,15 @@ class Game:
 
     @property
     def due_s(self) -> float | None:
-        """Time of the next step in real time; None while the game waits for a key."""
+        """Monotonic time of the next step in real time; None while the game waits for a key."""
         return None if self._still else self._next_s
 
     def pause(self) -> None:
-        """Pause until a key is pressed."""
+        """Pause until a key is pressed. Nothing if the game waits for a key anyway."""
         self._paused = not (self._turns or self._waiting or bool(self._stage.ended[0]))
 
     def tick(self, now_s: float) -> None:
-        """Take the next step in real time."""
+        """Take the step that is due, in real time."""
         action = self._buttons.action(self._held.words(now_s))
         self._step(self._last if action is None else action)  # action of the held keys, else rest, else the last action
         self._next_s = max(self._next_s + 1.0 / self._rate, now_s)
@@ -92,7 +94,7 @@ class Game:
     # KEYS
 
     def press(self, key: str, now_s: float) -> None:
-        """Handle a key. While help or a pause is shown, any key only closes it."""
+        """Handle a pressed key. While help or a pause is shown, any key only closes it."""
         if key in ("q", "esc") and not self._helping:
             self.done = True
             return
@@ -125,7 +127,7 @@ class Game:
             self._step(action)
 
     def _type(self, key: str) -> None:
-        """Append a digit to an action's number, or confirm it."""
+        """Handle a key while the player types an action's number: digits, backspace, enter."""
         action = self._stage.env.action
         assert self._typed is not None and isinstance(action, Discrete)
         if key.isdecimal():
@@ -147,9 +149,7 @@ class Game:
         self._last, self._message, self._waiting = None, "", not self._turns
 
     def _step(self, action: Action | None) -> None:
-        """Take an action if it is legal. None, before the first key if no action means rest, takes the
-        first legal one.
-        """
+        """Take an action if it is legal. None (no key so far, and no action means rest) takes a legal one."""
         stage = self._stage
         legal = self._legal(action) if action is not None else False
         if not legal:
@@ -169,7 +169,7 @@ class Game:
             self._returns.append(float(stage.returns[0]))
 
     def _legal_values(self) -> list[list[int]]:
-        """Legal values of each action component; [] if all are legal."""
+        """Legal values of each component of the action; [] if all are legal."""
         mask, action = self._stage.legal, self._stage.env.action
         if mask is None or isinstance(action, Box):
             return []
@@ -180,7 +180,7 @@ class Game:
         return all(int(value) in legal for value, legal in zip(action, self._legal_values(), strict=False))
 
     def _any_legal(self) -> Action:
-        """Rest if it is legal, else the last action, else the first legal one."""
+        """A legal action: rest, else the last action, else the first legal one."""
         for action in (self._buttons.action([]), self._last):
             if action is not None and self._legal(action):
                 return action
@@ -190,7 +190,7 @@ class Game:
     # SCREEN
 
     def shown(self) -> ScreenText:
-        """Score, a line about what to do next, and a box for longer messages."""
+        """Text for the screen: the score, a line about what to do next, and a box for longer messages."""
         stage = self._stage
         tallies = "".join(f"   {name} {text.number(value)}" for name, value in stage.tallies.items() if value)
         did = f"   {self._buttons.named(self._last)}" if self._last is not None else ""
@@ -216,7 +216,7 @@ class Game:
         return ScreenText(score, self._message or self._prompt(), box, mark)
 
     def _prompt(self) -> str:
-        """Default text of the bottom line."""
+        """Text of the screen's bottom line unless there is a message."""
         if self._board is not None and self._turns:
             passes = ", x passes" if len(self._board.help()) > 2 else ""
             return (
@@ -228,7 +228,7 @@ class Game:
         return f"{self._title}   ? keys, p pause, r restart, q quit"
 
     def _help(self) -> list[str]:
-        """Meaning of the keys, one line each."""
+        """Lines about the keys and their meaning."""
         env = self._stage.env
         if self._board is not None and self._turns:
             lines = [*self._board.help(), *self._buttons.help()]  # board games have only user-defined bindings

@@ -20,14 +20,14 @@ _PLAIN = {
 
 
 class Style(NamedTuple):
-    """Capabilities of a terminal."""
+    """Capabilities of a terminal: colours, and characters beyond ASCII."""
 
     colours: bool
     unicode: bool
 
 
 def background_of(pixels: bytes, width: int, height: int) -> bytes:
-    """Most frequent colour along the border of a picture."""
+    """Most frequent colour along the border of a picture, as 3 bytes."""
     row, last = 3 * width, 3 * width * (height - 1)
     offsets = [*range(0, row, 3), *range(last, last + row, 3), *range(0, last, row), *range(row - 3, last, row)]
     return Counter(pixels[offset : offset + 3] for offset in offsets).most_common(1)[0][0]
@@ -35,7 +35,7 @@ def background_of(pixels: bytes, width: int, height: int) -> bytes:
 
 @functools.lru_cache(16384)
 def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
-    """Cell of two pixels, one above the other."""
+    """Terminal cell that shows two pixels, one above the other."""
     if style.colours:
         # Without half blocks a cell shows one pixel: the one that differs from the background.
         if upper == lower or not style.unicode:

@@ -18,8 +18,8 @@ from operant.worlds.host_world import HostPainter, HostWorld
 
 
 class HostStage(Stage):
-    """`lanes` lanes of a host environment at the start of the first episodes of evaluation `number`, under the same
-    seed.
+    """`Stage` for an environment that is stepped on the host: `lanes` of it, in the initial states of evaluation
+    `number` with the same seed.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class HostStage(Stage):
 
     @property
     def tallies(self) -> dict[str, float]:
-        """Always empty: host environments have no tallies."""
+        """Always {}: host environments have no tallies."""
         return {}
 
     def renew(self) -> None:
-        """Start counting the next episode in every ended lane."""
+        """Set the counters of each ended lane to those of its next episode."""
         which = self.ended
         self.returns[which], self.ages[which], self.terminated[which] = 0.0, 0, False
         self.ended = np.zeros(self.lanes, bool)
@@ -56,6 +56,6 @@ class HostStage(Stage):
         self.renew()
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
-        """Draw the lanes on `canvas` and return it, (N, H, W, 3) bytes, valid until the next call."""
+        """Draw the lanes on `canvas` and return it as (N, H, W, 3) bytes, valid until the next call."""
         self._drawn(canvas)
         return canvas.cpu().numpy()

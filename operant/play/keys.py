@@ -41,21 +41,23 @@ _MOST_NAMED = 20  # maximum number of names in a message
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """Name of each action: the environment's names, or numbers. Empty unless the space is Discrete."""
+    """Name of each action, as the environment declares them, else numbers; () unless the space is Discrete."""
     if not isinstance(env.action, Discrete):
         return ()
     return env.actions if len(env.actions) == env.action.n else tuple(map(str, range(env.action.n)))
 
 
 class Key(NamedTuple):
-    """Line of the help: keys and their meaning."""
+    """Line of the help: keys, and what they do."""
 
     keys: tuple[str, ...]
     meaning: str
 
 
 class KeyBindings:
-    """Map from keys to words and from words to actions, for a Discrete, a MultiDiscrete or a Box."""
+    """Which keys select which action of a Discrete, MultiDiscrete or Box space: `keys` maps each key to a word, and the
+    words held select the action.
+    """
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -77,7 +79,7 @@ class KeyBindings:
                 self._bind_arrow(high, f"{k}:{env.action.n[k] - 1}")
 
     def _bind_arrow(self, key: str, word: str) -> None:
-        """Bind a key to a word; an arrow also binds its letter."""
+        """Bind a key to a word; an arrow also binds its letter (w, a, s, d)."""
         for name in (key, *(other for other, arrow in ARROWS.items() if arrow == key and other != key)):
             self.keys[name] = word
 
@@ -114,7 +116,7 @@ class KeyBindings:
                 self.keys[str(k)] = f"#{k}"
 
     def bind(self, text: str) -> None:
-        """Apply `--keys`: `KEY=ACTION,...`. Raises UsageError.
+        """Change bindings by the value of `--keys`, `KEY=ACTION,...`. Raises UsageError.
 
         An action is its number or its name; for a Box `-0` or `+0` sets component 0 to its lower or upper bound; for a
         MultiDiscrete `0:2` sets component 0 to 2.
@@ -132,7 +134,7 @@ class KeyBindings:
             self.keys[key] = self._word(meaning)
 
     def _word(self, meaning: str) -> str:
-        """Word of an action as written in `--keys`. Raises UsageError."""
+        """Word for an action as written in `--keys`. Raises UsageError."""
         action = self.env.action
         if isinstance(action, Discrete):
             names = [name.lower() for name in action_names(self.env)]
@@ -158,13 +160,13 @@ class KeyBindings:
         raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; write 0:2 for value 2 of component 0")
 
     def excludes(self, one: str, other: str) -> bool:
-        """Whether two words are incompatible; the newer one then replaces the older."""
+        """Whether two words cannot be held together, so that the newer one replaces the older."""
         if isinstance(self.env.action, Discrete):
             return not any({one, other} <= words for words in self._sets)
         return one.lstrip("-+").partition(":")[0] == other.lstrip("-+").partition(":")[0]
 
     def action(self, words: Sequence[str]) -> Action | None:
-        """Action of the held words, newest last; the rest action if there are none. None if no action matches."""
+        """Action that the held words select (newest last); without words the rest action. None if no action matches."""
         space = self.env.action
         if isinstance(space, Discrete):
             direct = [int(word[1:]) for word in words if word.startswith("#")]
@@ -192,14 +194,14 @@ class KeyBindings:
         return tuple(chosen)
 
     def named(self, action: Action) -> str:
-        """Format an action: its name, or its values."""
+        """Text of an action: its name, or its values."""
         names = action_names(self.env)
         if names:
             return names[int(action[0])] or "stay"
         return " ".join(f"{number:.3g}" for number in action)
 
     def help(self) -> list[Key]:
-        """Meaning of the keys, one line per word; digits that select their own number are left out."""
+        """Lines of the help, one for each word; digits that select their own number are left out."""
         by_word: dict[str, list[str]] = {}
         for key, word in self.keys.items():
             if word != f"#{key}":
@@ -217,14 +219,16 @@ class KeyBindings:
 
 
 class HeldKeys:
-    """Words of the recently pressed keys."""
+    """Words of the keys that count as held: `first_s` seconds after a press, `again_s` after each repeat, since
+    terminals report no release.
+    """
 
     def __init__(self, buttons: KeyBindings, *, first_s: float = 0.25, again_s: float = 0.12) -> None:
         self._buttons, self._first_s, self._again_s = buttons, first_s, again_s
         self._until_s: dict[str, float] = {}  # the newest last
 
     def press(self, key: str, now_s: float) -> bool:
-        """Register a key press or repeat. Returns whether the key is bound."""
+        """Register the press or repeat of a key. Returns whether the key is bound."""
         word = self._buttons.keys.get(key)
         if word is None:
             return False
@@ -244,8 +248,8 @@ class HeldKeys:
 
 
 class BoardCursor:
-    """Cursor on a board, for an environment whose actions are its points, row by row from the top left, optionally
-    followed by a pass.
+    """Cursor on a square board, for an environment whose actions are its points, row by row from the top left, and
+    possibly a pass at the end.
     """
 
     def __init__(self, side: int, count: int) -> None:
@@ -254,7 +258,7 @@ class BoardCursor:
 
     @classmethod
     def of(cls, env: Env) -> BoardCursor | None:
-        """Cursor for an environment whose actions form a square board, else None."""
+        """Cursor for an environment whose actions form a square board; None for another one."""
         count = env.action.n if isinstance(env.action, Discrete) else 0
         side = math.isqrt(count)
         return (
@@ -264,24 +268,24 @@ class BoardCursor:
         )
 
     def press(self, key: str) -> bool:
-        """Move the cursor. Returns whether the key is an arrow."""
+        """Move the cursor if the key is an arrow or its letter. Returns whether it is."""
         direction = ARROWS.get(key)
         down, right = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}.get(direction or "", (0, 0))
         self.row, self.column = (self.row + down) % self.side, (self.column + right) % self.side
         return direction is not None
 
     def action(self, key: str) -> Action | None:
-        """Action of any other key: the point for space and enter, the pass for x, else None."""
+        """Action that a key selects: the cursor's point (space, enter) or a pass (x); None for another key."""
         if key in ("space", "enter"):
             return self.point
         return (self._count - 1,) if key == "x" and self._count > self.side * self.side else None
 
     @property
     def point(self) -> Action:
-        """Action that plays at the cursor."""
+        """Action that plays at the cursor's point."""
         return (self.row * self.side + self.column,)
 
     def help(self) -> list[Key]:
-        """Meaning of the keys."""
+        """Lines of the help for the cursor's keys."""
         passing = [Key(("x",), "pass")] if self._count > self.side * self.side else []
         return [Key(("arrows", "wasd"), "move the cursor"), Key(("space", "enter"), "play there"), *passing]

@@ -26,7 +26,7 @@ _MOST_EPISODES = 1 << 24
 
 
 class EvaluationResult(NamedTuple):
-    """Result of an evaluation. `greedy` and `sampled` are `evaluate.Evaluation`s, or None if not requested."""
+    """Evaluation of a checkpoint. `greedy` and `sampled` are `evaluate.Evaluation`s, None if not requested."""
 
     id: str
     checkpoint: Path
@@ -38,7 +38,7 @@ class EvaluationResult(NamedTuple):
     sampled: Any
 
     def document(self) -> dict[str, Any]:
-        """Document for `--json`; the values of the greedy policy (or else the sampled one) are also at
+        """JSON document of this evaluation; the values of the greedy policy (without it the sampled one) are also at
         the top level.
         """
         main = self.greedy or self.sampled
@@ -59,7 +59,7 @@ class EvaluationResult(NamedTuple):
 
 
 class LoadedPolicy(NamedTuple):
-    """Checkpoint with its configuration and the policy with its parameters on a device."""
+    """A checkpoint ready to act: its configuration, and the policy with its parameters on a device."""
 
     id: str
     checkpoint: Path
@@ -78,7 +78,8 @@ def load(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> LoadedPolicy:
-    """Load a checkpoint of the run `what`, searched in `scope`, or one given by its path.
+    """Load a checkpoint's policy: `what` is a run, searched in `scope`, or the path of a checkpoint. `trusted` allows
+    code that is not known to be this user's.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` receives a line about each
     damaged checkpoint that is skipped. Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError,
@@ -134,8 +135,8 @@ def evaluate_policy(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint on `episodes` complete episodes. `seed` None is the run's seed. Other arguments and errors
-    as in `load`; also raises UsageError.
+    """Evaluate a checkpoint on `episodes` complete episodes, with `greedy` by most likely actions, with `sampled` by
+    sampled ones, or both. `seed` None is the run's. Other arguments and errors as in `load`; also raises UsageError.
     """
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; must be from 1 to {_MOST_EPISODES:,}")
@@ -159,7 +160,7 @@ def evaluate_policy(
 
 
 def _checkpoint_path(what: str) -> Path | None:
-    """Folder of a checkpoint given by its path or by that of a file in it; None if `what` is neither."""
+    """Folder of a checkpoint, given by its path or that of a file in it; None if `what` is neither."""
     try:
         path = Path(what).expanduser()
         folder = path.parent if path.is_file() else path
@@ -175,9 +176,7 @@ def _checkpoint_path(what: str) -> Path | None:
 
 
 def _run_around(checkpoint: Path, what: str) -> runs.Run:
-    """Run that contains a checkpoint, RUN/checkpoints/step-*. `what` is the argument for the message. Raises
-    NotFoundError.
-    """
+    """Run whose folder contains a checkpoint. `what` is the user's argument, for the message. Raises NotFoundError."""
     run = runs.load(checkpoint.parent.parent)
     if run is None:
         raise NotFoundError(
@@ -199,7 +198,7 @@ def _load(store: Any, which: str | None) -> Any:
 
 
 def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
-    """The run's policy with the checkpoint's parameters."""
+    """Build the run's policy on a device and copy the checkpoint's parameters into it."""
     import torch
 
     from operant.training.build import make_actor

@@ -47,7 +47,7 @@ _NAMES = {
 
 
 def require(what: str) -> None:
-    """Raise UsageError unless there is a terminal that can show `what` (such as "--render term")."""
+    """Raise UsageError unless the standard streams are a terminal large enough for `what` (such as "--render term")."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get(
         "TERM", ""
@@ -69,17 +69,17 @@ def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
 
 
 class Picture(Widget):
-    """Rows of cells, of which only changed ones are sent: suitable for SSH."""
+    """Widget that shows rows of coloured cells. Only changed rows are sent, which suits SSH."""
 
     class Resized(Message):
-        """Posted when the widget's size changes."""
+        """Posted when the picture's size changes."""
 
     def __init__(self) -> None:
         super().__init__(id="picture")
         self._rows: Rows = []
 
     def show(self, rows: Rows) -> None:
-        """Show rows of cells, repainting only changed ones."""
+        """Show other rows of cells, repainting only those that have changed."""
         before, self._rows = self._rows, rows
         if [len(row) for row in before] != [len(row) for row in rows]:
             self.refresh()
@@ -93,11 +93,11 @@ class Picture(Widget):
             self.refresh(*changed)
 
     def on_resize(self) -> None:
-        """Post `Resized`."""
+        """Post `Resized`, so that the screen draws the picture in the new size."""
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
-        """Strip of one line, padded to the widget's width."""
+        """Line `y` of the picture, padded to the widget's width."""
         row = self._rows[y] if y < len(self._rows) else []
         segments = [
             Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)
@@ -106,7 +106,7 @@ class Picture(Widget):
 
 
 class GameScreen(App[None], inherit_bindings=False):
-    """Shows a game until it is done, or until Ctrl-C. Ctrl-Z suspends it."""
+    """Textual app that shows a game (`Playable`) until it is done, or until Ctrl-C. Ctrl-Z suspends it."""
 
     CSS = """
     Screen, Container, Static { background: ansi_default; color: ansi_default; }
@@ -127,7 +127,7 @@ class GameScreen(App[None], inherit_bindings=False):
         self._first_s: float | None = None  # time of the first frame
 
     def compose(self) -> ComposeResult:
-        """Create the picture, its box, and two lines."""
+        """Create the picture of the game, the box over it, and the score and prompt lines."""
         with Container(id="field"):
             yield Picture()
             yield Static(id="box", markup=False)
@@ -135,11 +135,13 @@ class GameScreen(App[None], inherit_bindings=False):
         yield Static(id="prompt", markup=False)
 
     def on_picture_resized(self) -> None:
-        """Draw for the new size."""
+        """Draw the game in the picture's new size."""
         self._draw()
 
     def on_key(self, event: events.Key) -> None:
-        """Pass a key to the game; keys typed before the first frame are dropped."""
+        """Pass a key to the game; Ctrl-C ends the app and Ctrl-Z suspends it. Keys typed before the first frame are
+        dropped.
+        """
         event.prevent_default()
         if event.key == "ctrl+c":
             self.exit()
@@ -165,7 +167,7 @@ class GameScreen(App[None], inherit_bindings=False):
         self._draw()
 
     def _draw(self) -> None:
-        """Show the game, and set the timer of its next step."""
+        """Show the game's current state, and set the timer of its next step."""
         if self._timer is not None:
             self._timer.stop()
         if self._game.done:

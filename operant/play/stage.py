@@ -27,7 +27,7 @@ _TICKS = 1 << 32  # evaluation N starts at tick N * 2^32
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """Copy of the environment with a reset that does nothing. Cached, so that it compiles once per process."""
+    """Copy of the environment whose reset does nothing. Cached, so that it compiles once per process."""
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:
@@ -41,7 +41,8 @@ def _without_reset(env: Env) -> Env:
 
 
 class Stage:
-    """`lanes` lanes of an environment at the start of the first episodes of evaluation `number`, under the same seed.
+    """A few lanes of an environment, stepped one step at a time with pictures. They begin in the initial states of
+    evaluation `number` with the same seed.
 
     After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` belong to the
     current episodes, and to ended ones until the next step.
@@ -67,7 +68,7 @@ class Stage:
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
-        """Compile every kernel at construction: take a step, then restore the lanes."""
+        """Take a step so that every kernel compiles now, then restore the lanes."""
         self._begin(np.ones(self.lanes, bool))
         self.step(self._slot.action)
         if self._painter is not None:
@@ -79,28 +80,30 @@ class Stage:
 
     @property
     def observation(self) -> torch.Tensor:
-        """Current observation, (O, N); of an ended lane, its last."""
+        """Current observation (O, N); of an ended lane its last."""
         return self._slot.observation
 
     @property
     def legal(self) -> torch.Tensor | None:
-        """Mask of legal actions, (H, N) of 0 and 1; None if the environment has none."""
+        """Mask of legal actions (H, N), 0 or 1; None if all actions are legal."""
         return self._slot.legal
 
     @property
     def action(self) -> NDArray[Any]:
-        """Last action, (A, N)."""
+        """Last action of each lane, (A, N)."""
         return self._slot.action.cpu().numpy()
 
     @property
     def tallies(self) -> dict[str, float]:
-        """Tallies of the first lane's episode, and of an ended one until the next step."""
+        """Tallies (sums that the environment declares) of the first lane's episode, by name; of an ended one until the
+        next step.
+        """
         lanes = self._world.lanes
         tallies = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
         return dict(zip(self.env.tally, tallies.tolist(), strict=True))
 
     def rollout(self, actor: Actor) -> Rollout:
-        """Rollout that lets an actor choose actions for these lanes."""
+        """Buffers through which an actor chooses actions for these lanes."""
         return Rollout(actor, self._world, slot=self._slot)
 
     def renew(self) -> None:
@@ -113,8 +116,8 @@ class Stage:
         self._begin(np.ones(self.lanes, bool))
 
     def step(self, action: torch.Tensor) -> None:
-        """Take an action (A, N) in every lane; in an ended lane it belongs to the next episode, so call `renew` before
-        choosing.
+        """Take an action (A, N) in every lane. In an ended lane it is the first of the next episode, so call `renew`
+        before choosing it.
         """
         self.renew()
         self._slot.action.copy_(action)
@@ -127,17 +130,19 @@ class Stage:
         self.ages += 1
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
-        """Draw the lanes on `canvas` and return it, (N, H, W, 3) bytes, valid until the next call."""
+        """Draw the lanes on `canvas` and return it as (N, H, W, 3) bytes, valid until the next call."""
         assert self._painter is not None, "this environment draws no picture"
         self._painter(self._painter.bind(canvas))
         return canvas.cpu().numpy()
 
     def canvas(self, side: int) -> torch.Tensor:
-        """Memory for pictures of `side` x `side` pixels per lane."""
+        """Zeroed buffer for `picture`, `side` x `side` pixels for each lane."""
         return torch.zeros(self.lanes, side, side, 3, dtype=torch.uint8, device=self.device)
 
     def _begin(self, which: NDArray[np.bool_]) -> None:
-        """Reset the lanes `which` with the random numbers of the last tick, as a world does at an episode's end."""
+        """Reset the lanes with a true entry in `which`, with the random numbers of the last step, as a world does at an
+        episode's end.
+        """
         old, new = self._world.lanes, self._resets.lanes
         new.state.copy_(old.state)
         if new.int_state is not None:
@@ -161,14 +166,16 @@ class Stage:
 
 
 class Player:
-    """Policy that plays a stage, greedily or sampled, with the random numbers of an evaluation."""
+    """Lets a policy play the lanes of a stage, with the random numbers of an evaluation. `greedy`: most likely actions
+    instead of sampled ones.
+    """
 
     def __init__(self, stage: Stage, actor: Actor, *, greedy: bool) -> None:
         self._stage, self._greedy = stage, greedy
         self._rollout = stage.rollout(actor)
 
     def step(self) -> None:
-        """Take one step in every lane."""
+        """Choose and take one action in every lane."""
         self._stage.renew()
         if not self._greedy:
             self._rollout.draw()

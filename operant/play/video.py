@@ -41,7 +41,7 @@ _FFMPEG_FAILED = "ffmpeg could not write the MP4: see its message above"
 
 
 class Pace(NamedTuple):
-    """Speed of a video."""
+    """Frames per second of a video, and steps per frame (`every`)."""
 
     fps: float  # frames per second
     every: int  # steps from one frame to the next
@@ -50,8 +50,8 @@ class Pace(NamedTuple):
 def pace(
     step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0
 ) -> Pace:
-    """Speed of a video: as given, else real time for steps of `step_s` seconds (None: unknown), at most `most_fps`
-    frames per second.
+    """Speed of a video: as given, else real time for steps of `step_s` seconds (None: unknown, `usual_fps`), at most
+    `most_fps` frames per second.
     """
     if every is None:
         every = max(1, math.ceil(1.0 / (step_s * most_fps) - 1e-6)) if step_s is not None else 1
@@ -61,7 +61,8 @@ def pace(
 
 
 def check(out: Path, *, force: bool) -> str:
-    """Check the output path before anything is computed and return the format (gif, png or mp4).
+    """Check the output path before anything is computed. Returns its format: gif, png or mp4. `force` allows an
+    existing file.
 
     Raises UsageError for an unknown suffix or an existing file, NotFoundError for a missing folder, MachineError if a
     library is missing.
@@ -114,7 +115,9 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 class VideoWriter:
-    """Writer of pictures of one size. They are kept compressed, which for flat colours takes a fiftieth."""
+    """Base of the writers of a video file: collects pictures of one size, compressed in memory, until `finish` writes
+    them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -127,26 +130,26 @@ class VideoWriter:
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
     def picture(self, index: int) -> Picture:
-        """Return the picture at `index`."""
+        """Picture number `index` of those added."""
         return np.frombuffer(zlib.decompress(self._waiting[index]), np.uint8).reshape(self._shape)
 
     def finish(self) -> int:
-        """Write the file and return its number of frames."""
+        """Write the file. Returns its number of frames."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Stop writing; after `finish` this does nothing."""
+        """Stop writing and free resources; nothing after `finish`."""
 
 
 class GifWriter(VideoWriter):
-    """GIF that loops."""
+    """Writer of a GIF that loops."""
 
     def __init__(self, path: Path, fps: float) -> None:
         super().__init__(path)
         self._fps = min(fps, _GIF_FPS)
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture. Raises UsageError if there are too many."""
+        """Append a copy of a picture. Raises UsageError if the pictures are too many for memory."""
         count = len(self._waiting)
         if (count + 1) * picture.size // 3 > MOST_BYTES:
             raise UsageError(
@@ -156,8 +159,8 @@ class GifWriter(VideoWriter):
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file. Durations are rounded cumulatively to hundredths of a second, a GIF's unit, so that long
-        videos keep their speed.
+        """Write the file. Returns its number of frames. Frame times are rounded to hundredths of a second, a GIF's
+        unit, cumulatively, so that long videos keep their speed.
         """
         from PIL import Image
 
@@ -180,7 +183,9 @@ class GifWriter(VideoWriter):
 
 
 class ContactSheet(VideoWriter):
-    """PNG with `frames` pictures evenly spaced from the first to the last; if 1, the last."""
+    """Writer of a PNG with `frames` pictures, evenly spaced from the first to the last one added; with 1 only the
+    last.
+    """
 
     def __init__(self, path: Path, frames: int) -> None:
         super().__init__(path)
@@ -193,7 +198,7 @@ class ContactSheet(VideoWriter):
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file."""
+        """Write the file. Returns its number of pictures."""
         from PIL import Image
 
         count = min(self._frames, len(self._waiting))
@@ -205,7 +210,7 @@ class ContactSheet(VideoWriter):
 
 
 class Mp4Writer(VideoWriter):
-    """MP4 (H.264) that ffmpeg encodes while pictures are added: even sides, 4:2:0, for all players."""
+    """Writer of an MP4 (H.264, 4:2:0, even sides, for all players). ffmpeg encodes while pictures are added."""
 
     def __init__(self, path: Path, fps: float) -> None:
         super().__init__(path)
@@ -237,7 +242,9 @@ class Mp4Writer(VideoWriter):
         self._count += 1
 
     def finish(self) -> int:
-        """Wait until the file is complete. Raises MachineError if frames are missing."""
+        """Wait until ffmpeg has written the file. Returns its number of frames. Raises MachineError if frames are
+        missing.
+        """
         from imageio_ffmpeg import count_frames_and_secs
 
         self.abandon()
@@ -250,20 +257,20 @@ class Mp4Writer(VideoWriter):
         return self._count
 
     def abandon(self) -> None:
-        """End ffmpeg."""
+        """End the ffmpeg process."""
         if self._writer is not None:
             self._writer.close()
 
 
 def open_video(path: Path, form: str, *, fps: float, frames: int) -> VideoWriter:
-    """Writer of a format: gif, png or mp4. `frames` applies to png, `fps` to the others."""
+    """Writer for a format: gif, png or mp4. `frames` applies to png, `fps` to the others."""
     return (
         ContactSheet(path, frames) if form == "png" else GifWriter(path, fps) if form == "gif" else Mp4Writer(path, fps)
     )
 
 
 class Recording(NamedTuple):
-    """Contents of a recorded video."""
+    """Steps and ended episodes of a recorded video. `cut`: a limit ended it within an episode."""
 
     steps: int  # of each lane
     episodes: list[dict[str, Any]]  # finished ones: lane, return, length
@@ -271,7 +278,9 @@ class Recording(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits of a recording; the first one reached ends it."""
+    """Maximum numbers of frames, steps and episodes of a recording, which ends at the first one reached; 0 episodes: no
+    limit.
+    """
 
     frames: int
     steps: int  # of each lane
@@ -319,7 +328,7 @@ def record(
 
 
 def tile(pictures: NDArray[np.uint8], across: int, gap: int, ground: int = 0) -> Picture:
-    """Arrange pictures (N, H, W, 3) in a grid of `across` columns, `gap` pixels of grey level `ground` apart."""
+    """Arrange N pictures (N, H, W, 3) in a grid of `across` columns, `gap` pixels of grey level `ground` apart."""
     count, height, width, _ = pictures.shape
     down = -(-count // across)
     whole = np.full((down * (height + gap) - gap, across * (width + gap) - gap, 3), ground, np.uint8)

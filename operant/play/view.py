@@ -26,7 +26,7 @@ Mark = tuple[float, float, float]
 
 
 class ScreenText(NamedTuple):
-    """Text of the screen around the picture."""
+    """Text of a game's screen: score and prompt lines, a box over the picture, and a mark drawn in it."""
 
     score: str
     prompt: str
@@ -35,7 +35,7 @@ class ScreenText(NamedTuple):
 
 
 class Playable(Protocol):
-    """Interface of a game to its screen. Times are those of `time.monotonic`."""
+    """Interface of a game to its screen. Times are those of `time.monotonic`. The screen closes when `done` is set."""
 
     done: bool  # close the screen
 
@@ -47,24 +47,24 @@ class Playable(Protocol):
         """Handle a key: an arrow, space, enter, tab, backspace, esc or a printable ASCII character."""
 
     def tick(self, now_s: float) -> None:
-        """Advance; called at `due_s`."""
+        """Advance the game to `now_s`; called at `due_s`."""
 
     def pause(self) -> None:
-        """Pause until a key is pressed."""
+        """Pause the game until a key is pressed."""
 
     def shown(self) -> ScreenText:
-        """Current text."""
+        """Current text for the screen."""
 
 
 class View:
-    """Draws a stage's first lane. `largest` limits the picture's side, in pixels."""
+    """Draws the first lane of a stage as terminal cells. `largest` limits the picture's width and height in pixels."""
 
     def __init__(self, stage: Stage, *, largest: int | None = None) -> None:
         self._stage, self._largest = stage, largest or _MOST_SIDE
         self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
 
     def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
-        """Draw the lane as `height` rows of `width` cells."""
+        """Draw the lane as `height` rows of `width` cells. `mark` is a place in the picture to highlight."""
         if not self._stage.env.draws:
             rows, across = self._observation_rows(width, height), width
         else:
@@ -94,7 +94,7 @@ class View:
 
 
 def _marked(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
-    """Draw the corners of a square around a point in magenta."""
+    """Copy of a picture with the corners of a magenta square around a point. Coordinates are fractions of the side."""
     marked = pixels.copy()
     side = len(pixels)
     first = [min(max(math.floor((center - half_side) * side), 0), side - 1) for center in (y, x)]

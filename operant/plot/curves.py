@@ -22,8 +22,8 @@ _SHORTEST_TAIL: Final = 0.01
 
 
 class Band(NamedTuple):
-    """Curve of a group: mean and 95 % bootstrap interval, (G) each; no interval for a single run. `marked`: x positions
-    of the measured values. `tails`: curves (x, values) of single runs after the first run of the group ended.
+    """Curve of a group over G points: mean and 95 % bootstrap interval (None for a single run). `marked`: x of the
+    measured values. `tails`: curves (x, values) of single runs beyond the end of the shortest.
     """
 
     x: Floats
@@ -35,8 +35,8 @@ class Band(NamedTuple):
 
 
 def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
-    """Grid of a group's curve, (G), from the latest start to the earliest end of its runs; and the positions of the
-    values if there are few, else None.
+    """Grid of x values (G) for a group's curve, from the latest start to the earliest end of its runs. Also the x of
+    the measured values if they are few, else None.
     """
     first, last = max(x.min() for x in xs), min(x.max() for x in xs)
     x_grid, positions = np.linspace(first, max(first, last), GRID_POINTS), np.unique(np.concatenate(xs))
@@ -45,7 +45,7 @@ def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
 
 
 def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
-    """Resample values on the grid, (G): the mean over a trailing window of `smooth` times the grid's range.
+    """Resample a run's values on the grid, (G): mean over a trailing window of `smooth` times the grid's range.
 
     A window without values, and smoothing 0, give linear interpolation.
     """
@@ -62,7 +62,9 @@ def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
 
 
 def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floats, Floats] | None:
-    """Curve of a run after the end of its group's grid; None if it is shorter than a hundredth of the grid."""
+    """Curve of a run (x, values) beyond the end of its group's grid; None if that is shorter than a hundredth of the
+    grid.
+    """
     end, last = x_grid[-1], float(x.max())
     if last - end < _SHORTEST_TAIL * (end - x_grid[0]):
         return None
@@ -71,7 +73,7 @@ def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floa
 
 
 def band(x_grid: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:
-    """Mean of R runs, (G) each, and its percentile bootstrap interval."""
+    """Mean of the curves of R runs, (G) each, with its percentile bootstrap interval."""
     rows = np.stack(curves)
     if len(rows) < 2:
         return Band(x_grid, rows[0], None, None, marked)

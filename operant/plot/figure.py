@@ -56,8 +56,8 @@ def learning_curves(
     target: Mapping[str, float],
     note: str,
 ) -> Figure:
-    """Figure with a panel per environment: a line and its band for each group, markers if values are few, and the
-    target if all runs share it. `metrics`: label of the y axis by environment.
+    """Figure of learning curves, a panel for each environment: a line and band for each group, markers if values are
+    few, and the target if all runs share it. `metrics`: label of the y axis by environment.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))
@@ -92,8 +92,8 @@ def learning_curves(
 def profiles(
     panels: Mapping[str, tuple[Floats, Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]]]], *, note: str
 ) -> Figure:
-    """Performance profiles, a panel per environment: share of runs that score above each threshold. A panel has its
-    thresholds, and lines by label.
+    """Figure of performance profiles, a panel for each environment: share of runs that score above each threshold. A
+    panel is its thresholds and (label, (value, low, high)) lines.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))
@@ -114,7 +114,9 @@ def profiles(
 
 
 def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, note: str) -> Figure:
-    """Statistics with their intervals: a row of panels per environment, one panel per statistic, one bar per group."""
+    """Figure of statistics with intervals: a row of panels for each environment, a panel for each statistic, a bar for
+    each group.
+    """
     with mpl.rc_context(STYLE):
         bars = max(len(estimates) for columns in panels.values() for estimates in columns.values())
         across = max(map(len, panels.values()))
@@ -149,14 +151,14 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the same figure gives the same bytes. Raises OSError."""
+    """Write a figure. Equal figures give equal bytes. Raises OSError."""
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
     with mpl.rc_context(STYLE):
         figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
 
 
 def _wrapped(text: str, characters: int) -> str:
-    """Text in lines that fit, two at most."""
+    """Text wrapped to at most two lines of `characters`, with ` ...` if it is cut."""
     return "\n".join(textwrap.wrap(text, characters, max_lines=2, placeholder=" ...")) or text
 
 
@@ -175,7 +177,7 @@ def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Fig
 
 
 def _finish(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
-    """Add the legend and the note."""
+    """Add a legend above the panels (`legend`, if there are several lines) and the note below."""
     handles: dict[str, Any] = {}
     for ax in axes:
         handles |= {

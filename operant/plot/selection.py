@@ -24,7 +24,7 @@ _HIGHEST = 1e100  # sums and squares of smaller values are finite
 
 
 class Entry(NamedTuple):
-    """Run with its records and its configuration by key."""
+    """A run to compare, with its records and its configuration by dotted key."""
 
     run: Run
     columns: Columns
@@ -32,24 +32,26 @@ class Entry(NamedTuple):
 
     @property
     def environment(self) -> str:
-        """Name of the environment."""
+        """Name of the run's environment; "?" if unknown."""
         return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
 
     @property
     def seed(self) -> Any:
-        """Seed, or None if unknown."""
+        """Seed of the run; None if unknown."""
         return self.config.get("run.seed", runs.integer_of(self.run.document, "seed"))
 
     @property
     def rules(self) -> str:
-        """Configuration and hashes of user code as text, without the seed and keys that do not affect learning."""
+        """Text that is equal for runs of one group: configuration and hashes of user code, without the seed and keys
+        that do not affect learning.
+        """
         rules = {key: value for key, value in self.config.items() if key not in _NOT_COMPARED}
         own = {"config": rules, "sources": self.run.document.get("sources")} if rules else {"id": self.run.id}
         return json.dumps(own, sort_keys=True, default=str)
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Steps, seconds and values of the records in which a metric has a finite value that can be drawn. Evaluations
-        have exact steps.
+        come with their exact steps.
         """
         columns = self.columns
         if metric == EVALUATION and (evaluations := runs.evaluated(self.run.path)):
@@ -67,8 +69,8 @@ class Entry(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean return of the last evaluation, or without one of the last tenth of the records; NaN if
-        there is neither.
+        """Mean return of the last evaluation; without evaluations that of the last tenth of the records; NaN without
+        either.
         """
         evaluations = self.values(EVALUATION)[2]
         if len(evaluations):
@@ -78,7 +80,9 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ only in their seed, with a label. Groups of a method on several environments share `method`."""
+    """Runs that differ only in their seed, and their label. Groups of one method on several environments have the same
+    `method`.
+    """
 
     label: str
     entries: tuple[Entry, ...]
@@ -86,7 +90,7 @@ class Group(NamedTuple):
 
 
 def load_entries(listed: Sequence[Run]) -> list[Entry]:
-    """Runs with their records, without duplicates. Raises NotFoundError for a run without records."""
+    """Read the records and configuration of runs, each once. Raises NotFoundError for a run without records."""
     entries = []
     for run in {os.path.realpath(run.path): run for run in listed}.values():
         columns = runs.columns(run)
@@ -97,8 +101,8 @@ def load_entries(listed: Sequence[Run]) -> list[Entry]:
 
 
 def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[tuple[Entry, Entry]]]:
-    """Split runs into those that count and pairs (left out, counted) of equal configuration and seed: the one with the
-    most steps counts, of several the first one.
+    """Split runs into those that count, and pairs (left out, counted) of equal configuration and seed. Of equal runs
+    the one with the most steps counts, else the first.
     """
     counted: dict[tuple[str, str], Entry] = {}
     keys = [(entry.rules, str(entry.run.path if entry.seed is None else entry.seed)) for entry in entries]
@@ -113,7 +117,9 @@ def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[tuple[Entry, E
 
 
 def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) -> list[Group]:
-    """Group runs, in the order in which they were first named. `names` are labels by the path of a run."""
+    """Group runs that differ only in their seed, in the order of their first runs. `names`: labels by the path of a
+    run.
+    """
     names = names or {}
     members_of: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -133,7 +139,7 @@ def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) ->
 
 
 def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
-    """Keys in which groups differ, with the value of each group; None if a group lacks the key."""
+    """Keys in which groups differ, with the value in each group; None where a group lacks the key."""
     configs = [group.entries[0].config for group in grouped]
     keys = sorted({key for config in configs for key in config if key not in _NOT_COMPARED})
     values = {key: [config.get(key) for config in configs] for key in keys}
@@ -141,8 +147,8 @@ def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[str, str]]:
-    """Short labels of groups, with and without the environment: the given one, or the algorithm and if needed the keys
-    that differ. `firsts` are the first runs of the groups.
+    """Short (label, method) of groups, given their first runs: the name in `named`, else the algorithm and, if needed,
+    the keys that differ. A label may add the environment.
     """
     algorithms = [
         str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts

@@ -19,7 +19,7 @@ RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
-    """Statistic with its interval; None for both ends if a task has a single run."""
+    """A statistic with the ends of its 95 % interval; None for both if a task has a single run."""
 
     value: float
     low: float | None
@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
-    """Mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are left
+    """Mean of the middle half of all scores. The lowest and highest quarters, rounded down to whole runs, are left
     out.
     """
     return _estimated(
@@ -36,13 +36,13 @@ def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
 
 
 def mean(tasks: Sequence[Floats]) -> Estimate:
-    """Mean of all scores."""
+    """Mean of all scores of all tasks."""
     return _estimated(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
 
 
 def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
-    """Probability that a run of the first group scores higher than one of the second on the same task, ties counting
-    half; mean over tasks.
+    """Probability that a run of the first group (`tasks`) scores higher than one of the second (`others`) on the same
+    task. Ties count half; mean over tasks.
     """
     count = len(tasks)
 

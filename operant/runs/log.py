@@ -96,7 +96,7 @@ class Tail:
             os.close(descriptor)
 
     def last_words(self) -> tuple[str, ...]:
-        """Output of the last worker about its end, at most 40 lines: from its last traceback or `error: ` line on, else
+        """Output of the last worker about its end, at most 60 lines: from its last traceback or `error: ` line on, else
         its last 20 lines.
         """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]

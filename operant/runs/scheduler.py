@@ -116,7 +116,7 @@ class Scheduler(Generic[AnyTrial]):
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> bool:
         """Train until no trial is left. Returns False if it was stopped before; unfinished trials then stay open in the
-        journal. `after_turn` is called about every look at the workers.
+        journal. `after_turn` is called after each look at the workers.
         """
         try:
             self.trials.extend(self._journal.unfinished())

@@ -30,7 +30,9 @@ _MOST_FAILURES: Final = 5  # failed trials before the first that has not failed
 
 @dataclass(eq=False, kw_only=True)
 class SweepTrial(Trial):
-    """A trial of the search engine. Runs differ in run.seed alone."""
+    """A trial of a sweep: the search engine's trial and its values. Its runs differ in run.seed alone; `results` and
+    `reported` are filled by their index as they end.
+    """
 
     engine: Any  # optuna.Trial
     values: dict[str, Any]
@@ -40,7 +42,9 @@ class SweepTrial(Trial):
 
 
 def worker_count(plan: Plan, workers: int | None) -> tuple[int, int]:
-    """Number of runs that train at a time on this machine, and of GPUs they are spread over."""
+    """Number of runs that train at the same time on this machine (`workers`, None: by the plan), and number of GPUs
+    they are spread over.
+    """
     import torch
 
     device, wanted = plan.config.run.device, workers or plan.settings.workers
@@ -50,7 +54,9 @@ def worker_count(plan: Plan, workers: int | None) -> tuple[int, int]:
 
 
 class SweepJournal(Journal[SweepTrial]):
-    """Trials of a sweep. `say` takes a sentence about each trial that has ended."""
+    """Trials of a sweep for the scheduler, stored by the search engine. `say` takes a sentence about each trial that
+    has ended. `trusted` allows code that is not known to be this user's.
+    """
 
     def __init__(self, plan: Plan, *, devices: int, say: Callable[[str], None], trusted: bool) -> None:
         self.plan, self.study = plan, Study(plan)
@@ -62,7 +68,7 @@ class SweepJournal(Journal[SweepTrial]):
     # trials
 
     def unfinished(self) -> list[SweepTrial]:
-        """Take over trials of processes that are gone, with the results that their runs have."""
+        """Trials taken over from processes that have ended, with the results that their runs have."""
         with self.study.turn():
             return [self._take_over(trial) for trial in self.study.abandoned()]
 
@@ -90,7 +96,7 @@ class SweepJournal(Journal[SweepTrial]):
         return trial
 
     def next_trial(self) -> SweepTrial | None:
-        """Ask the engine for a trial; None if the budget is spent."""
+        """Ask the search engine for a new trial; None if the budget is spent."""
         with self.study.turn():
             if self.study.exhausted() is not None:
                 return None
@@ -106,11 +112,13 @@ class SweepJournal(Journal[SweepTrial]):
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether runs are so short that the time of the engine counts; it then knows one result less."""
+        """Whether runs are so short that the search engine's time matters. A trial created ahead does not know the
+        latest result.
+        """
         return self._usual_s < _SHORT_S
 
     def _ids(self, number: int) -> list[str]:
-        """Ids of the runs of a trial."""
+        """Intended ids of the runs of trial `number`."""
         own = self.plan.settings.seeds
         seeds = [f".{self.plan.config.run.seed + index}" if own > 1 else "" for index in range(own)]
         return [f"{self.plan.name}.{number}{seed}" for seed in seeds]
@@ -118,7 +126,7 @@ class SweepJournal(Journal[SweepTrial]):
     # runs
 
     def request(self, trial: SweepTrial, index: int, worker: int) -> Mapping[str, Any]:
-        """The configuration of the sweep, with the values of the trial, the seed and the device."""
+        """Configuration of the sweep with the trial's values, and the seed and the device of the run."""
         device = self.plan.config.run.device
         overrides = self.plan.overrides(trial.values)
         overrides += [f"run.seed={self.plan.config.run.seed + index}", "run.seeds=1", f"run.name={trial.ids[index]}"]
@@ -127,12 +135,14 @@ class SweepJournal(Journal[SweepTrial]):
         return replace(self.plan.request, overrides=tuple(overrides)).document()
 
     def is_resumable(self, run: Run) -> bool:
-        """Whether a run may have several sessions: not where seconds are measured, which are those of the last one."""
+        """Whether a run that has ended is resumed. Not where seconds are the objective: only those of the last session
+        are known.
+        """
         timed = self.plan.settings.pareto or self.plan.settings.objective == "time_to_target"
         return not timed and super().is_resumable(run) and run.config_path.is_file()
 
     def save_ids(self, trial: SweepTrial) -> None:
-        """Record the ids of the runs in the engine, and report names that other runs have."""
+        """Record the ids of a trial's runs in the search engine, and report each intended id that another run has."""
         self.study.claim(trial.engine, list(trial.ids.values()))
         for index, name in enumerate(self._ids(trial.number)):
             if trial.ids[index] != name and os.path.lexists(self.root / name):
@@ -141,7 +151,7 @@ class SweepJournal(Journal[SweepTrial]):
                 )
 
     def run_ended(self, trial: SweepTrial, index: int, run: Run, code: int) -> None:
-        """Record the result of a run. A stop from outside prunes the trial, a failure fails it."""
+        """Record the result of a trial's run. A run stopped by others prunes the trial, a failed one fails it."""
         trial.results[index] = results.of_run(run)
         trial.finished += code == 0
         if code == 0 or trial.verdict == "fail" or (code == StoppedError.exit_code and trial.verdict):
@@ -157,7 +167,7 @@ class SweepJournal(Journal[SweepTrial]):
     # results
 
     def observe(self, trial: SweepTrial) -> None:
-        """Report new evaluations to the engine; end the trial if it is hopeless."""
+        """Report new evaluations to the pruner, and end the trial if it is hopeless. Nothing with two objectives."""
         settings = self.plan.settings
         if settings.pareto:
             return
@@ -183,14 +193,16 @@ class SweepJournal(Journal[SweepTrial]):
             trial.end("pruned", f"{values[new[-1]]:.6g} at {percent} % was not enough")
 
     def _points(self, trial: SweepTrial, index: int) -> tuple[results.Point, ...]:
-        """Evaluations of a run so far."""
+        """Evaluations so far of run `index` of a trial."""
         if index in trial.results:
             return trial.results[index].points
         run = self.load(trial, index) if index in trial.active else None
         return () if run is None else results.points(run)
 
     def trial_ended(self, trial: SweepTrial) -> None:
-        """Record the result of a trial in the engine. Raises OperantError if the first trials have all failed."""
+        """Record the result of a trial in the search engine. Raises OperantError if the first trials have all
+        failed.
+        """
         settings, steps = self.plan.settings, self.plan.config.run.steps
         if trial.verdict == "pruned" and trial.finished == settings.seeds:  # all had finished before the stop
             trial.verdict = trial.reason = ""

@@ -39,7 +39,7 @@ JOURNAL = "journal.log"
 
 
 class Settings(Section, use_attribute_docstrings=True):
-    """Settings in `[sweep]`, without the search space."""
+    """Keys of `[sweep]` apart from the search space: budget, objective, sampler and pruner."""
 
     trials: Count | None = Field(None, ge=1, le=1_000_000)
     """Number of trials."""
@@ -68,7 +68,7 @@ class Settings(Section, use_attribute_docstrings=True):
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep as its folder describes it, for reading: no code that it names is imported."""
+    """A sweep as its folder describes it, enough for showing it: no code that it names is imported."""
 
     name: str
     folder: Path
@@ -83,7 +83,7 @@ class Outline:
 
     @property
     def trials(self) -> int | None:
-        """Number of trials; None if only steps or minutes end the sweep."""
+        """Maximum number of trials; None if only steps or minutes limit the sweep."""
         own = self.settings
         return (
             own.trials
@@ -92,7 +92,7 @@ class Outline:
         )
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of a configuration for values that the engine has stored."""
+        """Configuration values for the `params` of a stored trial: a list is stored as text."""
         lists = {
             dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
         }
@@ -100,35 +100,38 @@ class Outline:
 
     @property
     def place(self) -> str:
-        """Folder as a person types it."""
+        """Path of the folder for messages, relative if it lies below the working directory."""
         return runs.display_path(self.folder)
 
 
 @dataclass(frozen=True)
 class Plan(Outline):
-    """A sweep to work on. `request` has the configuration of all trials."""
+    """A sweep that this process can work on: its outline, and the request and configuration that all trials share."""
 
     request: Request
     config: load.Config
 
     def values(self, sampler: Any) -> dict[str, Any]:
-        """Sample a value for each searched key."""
+        """Sample a value for each searched key whose conditions hold."""
         return space.values(self.space, sampler)
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Values as overrides of the command line."""
+        """Values as overrides `section.key=value`."""
         return [space.override(key, value) for key, value in values.items()]
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """Values of the configuration for the searched keys, as the engine stores them; {} if outside the space."""
+        """Values of the searched keys in the shared configuration, as the engine stores them; {} if one lies outside
+        the search space.
+        """
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})
 
 
 def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
-    """Make the plan of a command line, and its folder or check the existing one. Raises ConfigError, UsageError and
-    MachineError.
+    """Make the plan of a command line and its folder, or check that an existing sweep is equal. `root`: value of
+    --runs; `name`: name of the sweep. `trusted` allows code that is not known to be this user's. Raises ConfigError,
+    UsageError and MachineError.
     """
     written = raw.read(request.source, request.all_overrides())
     table = written.data.get("sweep", {})
@@ -162,8 +165,8 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
 
 
 def join(folder: Path, trusted: bool = False) -> Plan:
-    """Load the plan of a sweep from its folder, to work on it. Raises NotFoundError, ConfigError, UntrustedError, and
-    UsageError if the folder holds symbolic links.
+    """Load the plan of an existing sweep from its folder. `trusted` allows code that is not known to be this user's.
+    Raises NotFoundError, ConfigError, UntrustedError, and UsageError if the folder holds symbolic links.
     """
     sketch = outline(folder)
     _check_links(folder)
@@ -177,7 +180,7 @@ def join(folder: Path, trusted: bool = False) -> Plan:
 
 
 def outline(folder: Path) -> Outline:
-    """Read a sweep from its folder; imports and writes nothing of it. Raises NotFoundError and ConfigError."""
+    """Read the outline of a sweep from its folder without importing code. Raises NotFoundError and ConfigError."""
     if not (folder / FILE).is_file():
         raise NotFoundError(
             f"{runs.display_path(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
@@ -188,7 +191,7 @@ def outline(folder: Path) -> Outline:
 
 
 def _check_links(folder: Path) -> None:
-    """Raise UsageError if a file that the sweep would write is a symbolic link or no regular file."""
+    """Raise UsageError if the folder holds a symbolic link or a special file where the sweep would write."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             regular = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
@@ -200,7 +203,9 @@ def _check_links(folder: Path) -> None:
 
 
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
-    """Settings and search space of `[sweep]`. Raises ConfigError with all problems."""
+    """Settings and search space from `table`, the section `[sweep]`. Raises ConfigError with all problems, which are
+    added to `written`.
+    """
     if not isinstance(table, dict) or not table:
         example = "algo.learning_rate = {log = [1e-4, 1e-2]}"
         raise ConfigError(written.title, [f"no [sweep] section with keys to search, such as {example}"])
@@ -239,7 +244,9 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
 def _check_values(
     request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool
 ) -> None:
-    """Raise ConfigError if a value of the space is invalid for its key, or if the objective cannot be measured."""
+    """Raise ConfigError if a value of the search space is invalid for its key, or if the objective cannot be measured.
+    `trusted` allows code that is not known to be this user's.
+    """
     problems = []
     for dimension in dimensions:
         for value in dimension.samples():
@@ -264,8 +271,8 @@ def _check_values(
 
 
 def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
-    """Raise UsageError if a sweep that has begun has another configuration. Keys added by a later version count with
-    their defaults.
+    """Raise UsageError if the sweep in `folder` has another configuration than `text`, a sweep.toml. Keys added by a
+    later version have their defaults.
     """
     begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
     before, after = (dict(raw.flat(_fixed_keys(one))) for one in (_file_text(begun.config, table), text))
@@ -279,12 +286,12 @@ def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
 
 
 def _file_text(config: load.Config, table: Any) -> str:
-    """Text of sweep.toml."""
+    """Text of sweep.toml: the configuration and `table`, the section `[sweep]`."""
     return load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
 
 
 def _fixed_keys(text: str) -> dict[str, Any]:
-    """Configuration of a sweep.toml without the keys that may change."""
+    """Tables of a sweep.toml without the keys that may change once the sweep has begun."""
     data = tomli.loads(text)
     data["sweep"] = {key: value for key, value in data["sweep"].items() if key not in _FREE}
     return data

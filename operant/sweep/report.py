@@ -30,8 +30,8 @@ _UNITS = {
 
 
 def load_sweep(folder: Path) -> tuple[Outline, study.Trials]:
-    """Read the sweep of a folder; imports and writes nothing of it. Raises NotFoundError, ConfigError and
-    BadFileError.
+    """Read the outline and the trials of the sweep in a folder without importing code. Raises NotFoundError,
+    ConfigError and BadFileError.
     """
     from operant.sweep import plan as planning
 
@@ -40,7 +40,9 @@ def load_sweep(folder: Path) -> tuple[Outline, study.Trials]:
 
 
 def state(plan: Outline, trial: Any) -> str:
-    """State of a trial: the engine's in lower case, or "interrupted" if nothing works on an unfinished trial."""
+    """State of a trial in lower case, as the engine stores it; "interrupted" for a running one that no process works
+    on.
+    """
     if trial.state.name != "RUNNING" or not study.is_gone(trial):
         return str(trial.state.name.lower())
     ids = study.claim(trial).get("runs") or ()
@@ -48,7 +50,7 @@ def state(plan: Outline, trial: Any) -> str:
 
 
 def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
-    """Number of trials by state."""
+    """Number of trials in each state."""
     count = dict.fromkeys(("complete", "pruned", "fail", "running", "interrupted"), 0)
     for trial in trials:
         word = state(plan, trial)
@@ -57,7 +59,9 @@ def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
 
 
 def repeats(trials: Sequence[Any]) -> dict[int, int]:
-    """Complete trials with the values, and so the seeds, of an earlier one: its number by theirs. They count once."""
+    """Complete trials with the values, and so the seeds, of an earlier one: number to the earlier number. They count
+    once.
+    """
     first: dict[str, int] = {}
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     numbers = [
@@ -67,7 +71,7 @@ def repeats(trials: Sequence[Any]) -> dict[int, int]:
 
 
 def ranked(plan: Outline, trials: Sequence[Any]) -> list[Any]:
-    """Complete trials, best first, without repetitions."""
+    """Complete trials, best first, without `repeats`."""
     repeated = repeats(trials)
     return sorted(
         (trial for trial in trials if trial.state.name == "COMPLETE" and trial.number not in repeated),
@@ -77,7 +81,7 @@ def ranked(plan: Outline, trials: Sequence[Any]) -> list[Any]:
 
 
 def overrides_line(trial: Any, plan: Outline) -> str:
-    """Values of a trial as overrides in a line."""
+    """Values of a trial in one line, such as `learning_rate=0.001 gamma=0.99`."""
     values = plan.decoded(trial.params)
     return "  ".join(
         f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
@@ -117,8 +121,8 @@ def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
 
 
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
-    """Write best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives:
-    the trial of the best first one.
+    """Write best.toml: the recipe of the best trial, with the evidence in comments. Returns its path; None before a
+    trial is complete. With two objectives the trial that is best by the first.
     """
     front = search.best()
     if not front:
@@ -137,7 +141,9 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
 
 
 def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
-    """Comment lines above the recipe."""
+    """Comment lines of best.toml above the recipe: trials, scores and importances behind it. `chosen`: overrides of the
+    `best` trial.
+    """
     trials, own = search.trials(), plan.settings
     repeated, complete = len(repeats(trials)), ranked(plan, trials)
     states, seeds = counts(plan, trials), [value for value in study.result(best).get("values", ()) if value is not None]
@@ -176,8 +182,8 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
 
 
 def plots(plan: Plan, search: study.Study) -> list[Path] | str:
-    """Draw best-so-far, importance, parallel coordinates, and with two objectives the Pareto front. Returns the files,
-    or a sentence why none was drawn.
+    """Draw progress, importance and parallel coordinates, with two objectives also the Pareto front. Returns the files,
+    or a sentence that says why there are none.
     """
     try:
         import matplotlib as mpl
@@ -256,8 +262,8 @@ def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> b
 
 
 def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw parallel coordinates: a line per trial through its value of each key, colored by the objective, the best on
-    top.
+    """Draw parallel coordinates: a line for each trial through its value of each key, colored by the objective, the
+    best on top. Returns whether anything was drawn.
     """
     import matplotlib as mpl
 
@@ -288,7 +294,9 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
 
 
 def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:
-    """Table of a sweep: a line for the sweep, then the trials that train, then the best ones."""
+    """Table of a sweep: a line of totals, the trials that train (`active`), then the best ones, at most `columns`
+    wide.
+    """
     trials = search.trials()
     states, repeated, complete = counts(plan, trials), repeats(trials), ranked(plan, trials)
     done = sum(states[word] for word in ("complete", "pruned", "fail"))

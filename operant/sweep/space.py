@@ -28,22 +28,22 @@ _FIXED = {
 
 
 class Sampler(Protocol):
-    """Source of values: a trial of the search engine."""
+    """Protocol of what samples values: a trial of the search engine. `name` is the searched key."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Sample a float of [low, high]."""
+        """Sample a float of [low, high], in multiples of `step` from `low`; `log`: log-uniformly."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Sample an integer of [low, high]."""
+        """Sample an integer of [low, high], in multiples of `step` from `low`; `log`: log-uniformly."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         """Sample one of the choices."""
 
 
 class Dimension(NamedTuple):
-    """A searched key."""
+    """A searched key: its range or choices, and the conditions on other keys (`when`) under which it is sampled."""
 
     key: str
     kind: str  # of _KINDS
@@ -55,7 +55,7 @@ class Dimension(NamedTuple):
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # conditions: (key, allowed values)
 
     def sample(self, sampler: Sampler) -> Any:
-        """Sample a value."""
+        """Sample a value of this key."""
         if self.kind == "choice":
             named = {stored(choice): choice for choice in self.choices}
             return named[sampler.suggest_categorical(self.key, list(named))]
@@ -66,12 +66,12 @@ class Dimension(NamedTuple):
         return sampler.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def samples(self) -> tuple[Any, ...]:
-        """Both ends, or all choices: if these are valid, all values are."""
+        """Values whose validity shows that of all: both ends, or every choice."""
         ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
         return self.choices if self.kind == "choice" else ends
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is in the range."""
+        """Whether this range contains a value."""
         if self.kind == "choice":
             return value in self.choices
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
@@ -82,7 +82,9 @@ class Dimension(NamedTuple):
         )
 
     def height(self, value: Any) -> float:
-        """Position of a stored value between the lowest (0) and the highest (1); NaN for None."""
+        """Relative position of a stored value in this range, 0 for the lowest to 1 for the highest, on a log axis for a
+        log range; NaN for None.
+        """
         if value is None:
             return math.nan
         if self.kind == "choice":
@@ -93,12 +95,12 @@ class Dimension(NamedTuple):
 
 
 def stored(choice: Any) -> Any:
-    """A choice as the engine stores it: lists as JSON text."""
+    """Choice as the engine stores it: lists and tables as JSON text."""
     return json.dumps(choice) if isinstance(choice, list | dict) else choice
 
 
 def values(space: Sequence[Dimension], sampler: Sampler) -> dict[str, Any]:
-    """Sample a value for each key whose conditions hold. In the space a key comes after those of its conditions."""
+    """Sample a value for each key whose conditions hold. `space` has each key after those of its conditions."""
     chosen: dict[str, Any] = {}
     for dimension in space:
         if all(key in chosen and chosen[key] in allowed for key, allowed in dimension.when):
@@ -107,7 +109,9 @@ def values(space: Sequence[Dimension], sampler: Sampler) -> dict[str, Any]:
 
 
 def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored values of a configuration for the searched keys; {} if a value is outside the space."""
+    """Values of a configuration (`configured`, by dotted key) for the searched keys, as the engine stores them; {} if
+    one lies outside the space.
+    """
     chosen: dict[str, Any] = {}
     for dimension in space:
         if all(key in chosen and chosen[key] in allowed for key, allowed in dimension.when):
@@ -118,7 +122,7 @@ def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, 
 
 
 def override(key: str, value: Any) -> str:
-    """A value as an override of the command line."""
+    """Override `key=value` of the command line."""
     return f"{key}={value if isinstance(value, float) else json.dumps(value)}"
 
 
@@ -127,7 +131,9 @@ def override(key: str, value: Any) -> str:
 
 
 def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """Search space of nested tables, ordered by conditions; `problem` takes each invalid key and a message."""
+    """Search space from the nested tables of `[sweep]`, each key after those of its conditions. `problem` is called
+    with each invalid key and a message.
+    """
     dimensions: dict[str, Dimension] = {}
     for path, table in _dimensions(tables, problem):
         key = ".".join(path)
@@ -159,7 +165,7 @@ def _dimensions(
 
 
 def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
-    """Dimension of a table, or a message."""
+    """Parse the table of a searched key. Returns a message if it is invalid."""
     kinds = [word for word in _KINDS if word in table]
     if unknown := [word for word in table if word not in _WORDS]:
         return f"unknown word {unknown[0]!r} (allowed: {', '.join(_WORDS)})"
@@ -214,7 +220,9 @@ def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]
 
 
 def _ordered(dimensions: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """Order the keys: each after those of its conditions."""
+    """Dimensions sorted so that each key follows those of its conditions. `problem` is called for conditions that are
+    circular or not searched.
+    """
     ordered: dict[str, Dimension] = {}
     left = dict(dimensions)
     while ready := [key for key, dimension in left.items() if all(other in ordered for other, _ in dimension.when)]:

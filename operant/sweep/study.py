@@ -29,28 +29,28 @@ _MOST_BYTES: Final = 256 << 20  # of a journal that is read
 
 
 class Trials:
-    """Trials of a sweep, for reading."""
+    """Trials of a sweep as the search engine (Optuna) stores them, for reading."""
 
     def __init__(self, plan: Outline, study: optuna.Study) -> None:
         self._outline, self._study = plan, study
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All trials by number, not copied: read only."""
+        """All trials by number. Not copied: do not change them."""
         return self._study.get_trials(deepcopy=False)
 
     @property
     def pruner(self) -> str:
-        """Name of the pruner; "none" with two objectives."""
+        """Name of the pruner in use; "none" with two objectives."""
         return "none" if self._outline.settings.pareto else self._outline.settings.pruner
 
     def best(self) -> list[optuna.trial.FrozenTrial]:
-        """Best trial, or with two objectives the Pareto front; empty before a trial is complete."""
+        """The best trial, or with two objectives the Pareto front; [] before a trial is complete."""
         if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
             return []
         return self._study.best_trials if self._outline.settings.pareto else [self._study.best_trial]
 
     def importances(self) -> dict[str, float]:
-        """Importance of each key for the best trials (PED-ANOVA); {} with too few trials."""
+        """Importance of each searched key (PED-ANOVA), most important first; {} with too few trials."""
         import optuna
 
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -60,7 +60,9 @@ class Trials:
 
 
 class Study(Trials):
-    """Trials of a sweep, for a command that works on it. Raises MachineError if Optuna is not installed."""
+    """Trials of a sweep for a process that works on it: creates them, records results, and locks the sweep. Raises
+    MachineError if Optuna is not installed.
+    """
 
     def __init__(self, plan: Plan) -> None:
         optuna = _imported()
@@ -75,7 +77,7 @@ class Study(Trials):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the lock of the sweep: no other command takes a trial meanwhile."""
+        """Hold the lock of the sweep in the block, so that no other process creates or takes over a trial."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
@@ -86,8 +88,8 @@ class Study(Trials):
     # trials
 
     def ask(self, ids: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """Take a new trial: the engine's trial and its values. `ids` maps its number to the ids of its runs. Within
-        `turn`.
+        """Create a trial. Returns the engine's trial and its values. `ids` maps its number to the ids of its runs. Call
+        it within `turn`.
 
         The first trial has the values of the configuration if they are in the space: the baseline of the search.
         """
@@ -98,7 +100,9 @@ class Study(Trials):
         return trial, self._plan.values(trial)
 
     def take_over(self, trial: optuna.trial.FrozenTrial, ids: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """Take a trial of a process that is gone: the engine's trial and its values. Within `turn`."""
+        """Claim a trial of a process that has ended. Returns the engine's trial and its values. Call it within
+        `turn`.
+        """
         import optuna
 
         own = optuna.Trial(self._study, trial._trial_id)
@@ -107,15 +111,15 @@ class Study(Trials):
 
     @staticmethod
     def claim(trial: optuna.Trial, ids: list[str]) -> None:
-        """Record the process that works on a trial, and the ids of its runs."""
+        """Record this process as the owner of a trial, and the ids of its runs."""
         trial.set_user_attr("claim", {"owner": runs.identity(), "runs": ids})
 
     def abandoned(self) -> list[optuna.trial.FrozenTrial]:
-        """Trials in state RUNNING whose process is known to be gone."""
+        """Running trials whose process is known to have ended."""
         return [trial for trial in self.trials() if trial.state.name == "RUNNING" and is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
-        """Record the state of a trial: "complete" with its values, "pruned" or "fail"."""
+        """Record the outcome of a trial: "complete" with its values, "pruned" or "fail"."""
         import optuna
 
         self._study.tell(number, values, state=optuna.trial.TrialState[state.upper()], skip_if_finished=True)
@@ -123,7 +127,7 @@ class Study(Trials):
     # budget
 
     def exhausted(self) -> str | None:
-        """Spent budget in words; None while another trial may start. Within `turn`."""
+        """Budget that is spent, such as "100 trials"; None while another trial may start. Call it within `turn`."""
         plan, trials = self._plan, self.trials()
         if plan.trials is not None and len(trials) >= plan.trials:
             return f"{plan.trials:,} trials"
@@ -138,7 +142,7 @@ class Study(Trials):
 
 
 def read(plan: Outline) -> Trials:
-    """Read the trials of a sweep; writes nothing. Raises BadFileError if the journal is damaged, and MachineError if
+    """Read the trials of a sweep from its folder. Raises BadFileError if the journal is damaged, and MachineError if
     Optuna is not installed.
     """
     optuna = _imported()
@@ -162,7 +166,9 @@ def read(plan: Outline) -> Trials:
 
 
 def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
-    """Whether a complete trial has a number for each objective, and every trial plain parameters."""
+    """Whether a trial read from a file is plausible: plain parameters, and if it is complete a number for each of the
+    objectives.
+    """
     values = trial.values or ()
     complete = len(values) == objectives and all(isinstance(value, float) for value in values)
     plain = all(isinstance(value, str | int | float | None) for value in trial.params.values())
@@ -190,8 +196,8 @@ class _File:
 
 
 class _Copy:
-    """Journal of the engine in memory, from the lines of a file up to the first damaged one. Records of the engine are
-    added to the copy only.
+    """Copy of the engine's journal file in memory, up to the first damaged line. What the engine appends is not written
+    to the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -210,16 +216,16 @@ class _Copy:
                 self._records.extend(map(json.loads, itertools.takewhile(lambda line: line.endswith(b"\n"), file)))
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Records from a number on."""
+        """Yield the records from a number on."""
         return iter(self._records[log_number_from:])
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Add records to the copy."""
+        """Add records to the copy in memory."""
         self._records.extend(logs)
 
 
 def _imported() -> Any:
-    """Optuna, quiet. Raises MachineError if it is not installed."""
+    """Import Optuna with its messages silenced. Raises MachineError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -231,7 +237,7 @@ def _imported() -> Any:
 
 
 def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
-    """Open the study of a sweep in a storage, or create it."""
+    """Open or create the study `name` of a sweep in an Optuna storage."""
     import optuna
 
     better, cheaper = (
@@ -248,7 +254,7 @@ def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: A
 
 
 def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
-    """Seconds in which at least one trial ran; a running trial counts until now."""
+    """Seconds in which at least one trial was running; a running one counts until now."""
     now = time.time()
     spans = sorted(
         (
@@ -266,7 +272,7 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
 
 
 def claim(trial: Any) -> dict[str, Any]:
-    """Process that works on a trial ("owner") and the ids of its runs ("runs"); without entries that are invalid."""
+    """Owner of a trial ("owner": identity of the process) and the ids of its runs ("runs"); {} if unknown."""
     attribute = trial.user_attrs.get("claim")
     claimed = attribute if isinstance(attribute, dict) else {}
     owner, ids = claimed.get("owner"), claimed.get("runs")
@@ -275,13 +281,13 @@ def claim(trial: Any) -> dict[str, Any]:
 
 
 def result(trial: Any) -> dict[str, Any]:
-    """Result of a trial that has ended: steps, seconds, values of its runs, reason."""
+    """Steps, seconds, values of the runs and reason of a trial that has ended; {} before."""
     attribute = trial.user_attrs.get("result")
     return attribute if isinstance(attribute, dict) else {}
 
 
 def is_gone(trial: Any) -> bool:
-    """Whether the process of a trial is known to have ended; False for one of another machine."""
+    """Whether the process that owns a trial is known to have ended; False if it is of another machine."""
     return runs.is_alive(claim(trial).get("owner") or {}) is False
 
 
