@@ -159,7 +159,8 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
         )
     if resume:
         return Request(folder / "config.toml", tuple(overrides), None, Path(directory))
-    return Request(source and recipes.find_source(source), tuple(overrides), file and Path(file), Path(directory))
+    source_path = recipes.find_source(source) if source else None
+    return Request(source_path, tuple(overrides), Path(file) if file else None, Path(directory))
 
 
 def make(

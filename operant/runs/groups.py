@@ -33,6 +33,7 @@ from operant.runs.index import names_in
 from operant.runs.scheduler import Journal, Scheduler, Trial
 
 FILE: Final = "group.json"
+_MODULE: Final = "operant.runs.groups"
 # fmt: off
 _T95: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -277,7 +278,7 @@ def start(group: Group) -> None:
     """
     if group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
-    command = [*launch.module_command("operant.runs.groups"), str(group.path)]
+    command = [*launch.module_command(_MODULE), str(group.path)]
     process = launch.spawn(command, group.path / "group.log")
     while (loaded := load(group.path)) is not None and not loaded.live and process.poll() is None:
         time.sleep(0.01)
@@ -289,8 +290,10 @@ def ask_stop(group: Group) -> bool:
     if not group.live or not isinstance(supervisor, dict):
         return False
     with contextlib.suppress(OSError):
-        os.kill(supervisor["pid"], signal.SIGTERM)
-        return True
+        # group.json may come from somebody else: a process that trains no group is not signalled.
+        if _MODULE.encode() in Path(f"/proc/{supervisor['pid']:d}/cmdline").read_bytes():
+            os.kill(supervisor["pid"], signal.SIGTERM)
+            return True
     return False
 
 

@@ -170,7 +170,9 @@ def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.
     `log`, opened with `mode`. Raises MachineError.
     """
     try:
-        with open(log, mode) as output:
+        with open(open_log(log.parent, log.name), mode) as output:
+            if mode == "wb":
+                output.truncate()
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ class Worker:
         if self._process is not None:
             return
         try:
-            with open(self._log, "ab") as log:
+            with open(launch.open_log(self._log.parent, self._log.name), "ab") as log:
                 self._process = subprocess.Popen(
                     self._argv,
                     stdin=subprocess.PIPE,

@@ -4,13 +4,16 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 
 import pytest
 from toys import MY_ENV
 
 from operant import runs
 from operant.config import request
-from operant.runs import groups
+from operant.errors import MachineError
+from operant.runs import groups, pool
 from operant.sweep import plan as planning
 from operant.sweep import report, study
 
@@ -224,3 +227,27 @@ def test_a_users_own_group_is_not_asked_about(tmp_path, here, monkeypatch):
     assert here("resume", "many").code == 0 and started == ["many"]
     group.path.chmod(0o777)
     assert here("resume", "many").code == 2 and started == ["many"]
+
+
+@pytest.mark.parametrize("name", ["group.log", "worker-0.log"])
+def test_a_group_writes_through_no_link_in_its_folder(tmp_path, name):
+    group, outside = group_of(tmp_path / "runs"), tmp_path / "outside"
+    outside.write_text("mine")
+    (group.path / name).symlink_to(outside)
+    with pytest.raises(MachineError, match="is not a regular file"):
+        groups.start(group) if name == "group.log" else pool.Worker(group.path / name).warm()
+    assert outside.read_text() == "mine"
+
+
+def test_a_process_that_trains_no_group_is_not_signalled(tmp_path, here):
+    victim = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        group = group_of(tmp_path / "runs")
+        identity = runs.identity() | {"pid": victim.pid, "pid_start_ticks": runs.start_ticks(victim.pid)}
+        runs.write_json(group.path / "group.json", group.document | {"supervisor": identity})
+        assert groups.load(group.path).live, "the identity is right"
+        for words in (("stop", "many"), ("stop", "--all")):
+            assert here(*words).code in (0, 2, 3) and victim.poll() is None, words
+    finally:
+        victim.communicate()
+    assert victim.returncode == 0
