@@ -9,7 +9,7 @@ OperantError                 1   failed in training
 ├── DivergedError            5   a loss or a parameter is not finite
 ├── BusyError                6   the run folder has a running trainer
 ├── DeviceError              7   GPU fault or out of memory
-├── EnvironmentFailedError   1   an outside environment raised, hung, died, or returned a value that is not finite
+├── EnvironmentFailedError   1   an outside environment raised, hung, died, or returned a wrong value
 ├── BadFileError             3   a named run, checkpoint or file is damaged or of an incompatible version
 └── StoppedError           130   stopped with a checkpoint
 """

@@ -100,6 +100,8 @@ def declare(source: Source) -> HostEnv:
         raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
     except spaces.UnsupportedSpaceError as error:
         raise OperantError(f"{source.name}: {error}") from None
+    except spaces.InvalidValueError as error:
+        raise OperantError(f"{source.name}: {error}, after reset") from None
     except OperantError:
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ import numpy as np
 
 from operant.host.image import resized
 from operant.host.source import Lane, Source, SourceError
+from operant.host.spaces import MASK, InvalidValueError
 
 
 class BlockLayout(NamedTuple):
@@ -88,9 +89,11 @@ class Blocks:
 class LaneError(Exception):
     """An environment raised an error or cannot be made; carries lane, call, action and traceback."""
 
-    def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException) -> None:
+    def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException, step: int = 0) -> None:
+        """`step` of the episode, for a value that is not in its space."""
         super().__init__(str(error))
-        self.lane, self.doing, self.action = lane, doing, action
+        self.lane, self.doing, self.action, self.step = lane, doing, action, step
+        self.invalid = (error.what, error.problem) if isinstance(error, InvalidValueError) else None
         self.raised = f"{type(error).__name__}: {error}" if not isinstance(error, SourceError) else str(error)
         self.traceback = "".join(traceback.format_exception(error)) if not isinstance(error, SourceError) else ""
 
@@ -100,18 +103,20 @@ class LaneError(Exception):
             "lane": self.lane,
             "doing": self.doing,
             "action": self.action,
+            "step": self.step,
+            "invalid": self.invalid,
             "raised": self.raised,
             "traceback": self.traceback,
         }
 
 
 @contextlib.contextmanager
-def _lane_errors(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[None]:
-    """Convert an environment's error to a LaneError with its lane, call and action."""
+def _lane_errors(lane: int, doing: str) -> Iterator[None]:
+    """Convert an environment's error to a LaneError with its lane and call."""
     try:
         yield
     except Exception as error:
-        raise LaneError(lane, doing, None if action is None else action.tolist(), error) from error
+        raise LaneError(lane, doing, None, error) from error
 
 
 class LaneGroup:
@@ -142,28 +147,36 @@ class LaneGroup:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
             with _lane_errors(lane, "reset"):
                 mask = self._lanes[lane].reset(int(blocks.seed[lane]), blocks.observation[lane])
-            self._write_mask(lane, mask, self._lanes[lane].action.sizes)
+                self._write_mask(lane, mask, self._lanes[lane].action.sizes)
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
         """Step every lane of a buffer with its action in the blocks, and reset those whose episode ended."""
+        lane = -1
+        try:
+            for lane in self._buffers[buffer]:
+                self._step(lane, self._lanes[lane])
+        except LaneError:
+            raise
+        except Exception as error:
+            stepped, action = self._lanes[lane], self._blocks.action[lane].tolist()
+            raise LaneError(lane, stepped.doing, action, error, stepped.age) from error
+
+    def _step(self, lane: int, stepped: Lane) -> None:
         blocks = self._blocks
-        for lane in self._buffers[buffer]:
-            blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
-            with _lane_errors(lane, "step", blocks.action[lane]):
-                outcome = self._lanes[lane].step(blocks.action[lane], row)
-            blocks.reward[lane] = outcome.reward
-            blocks.terminated[lane], blocks.truncated[lane] = outcome.terminated, outcome.truncated
-            mask = outcome.mask
-            if outcome.terminated or outcome.truncated:
-                blocks.final_observation[lane] = row
-                if blocks.side[0]:  # keep the final picture until the next step
-                    self._draw(lane)
-                    blocks.drawn[lane] = 1
-                with _lane_errors(lane, "reset", blocks.action[lane]):
-                    mask = self._lanes[lane].reset(None, row)
-            self._write_mask(lane, mask, self._lanes[lane].action.sizes)
-            blocks.busy[lane] = 0
+        blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
+        outcome = stepped.step(blocks.action[lane], row)
+        blocks.reward[lane] = outcome.reward
+        blocks.terminated[lane], blocks.truncated[lane] = outcome.terminated, outcome.truncated
+        mask = outcome.mask
+        if outcome.terminated or outcome.truncated:
+            blocks.final_observation[lane] = row
+            if blocks.side[0]:  # keep the final picture until the next step
+                self._draw(lane)
+                blocks.drawn[lane] = 1
+            mask = stepped.reset(None, row)
+        self._write_mask(lane, mask, stepped.action.sizes)
+        blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
         """Render every lane of a buffer into the blocks, as a square picture of the requested side."""
@@ -186,11 +199,14 @@ class LaneGroup:
             ).reshape(-1)
 
     def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
-        """Write the legal actions `mask` of a lane; all are legal if the environment gives none or allows none."""
+        """Write the legal actions `mask` of a lane; all are legal if the environment gives none. Raises
+        InvalidValueError if a choice has no legal value, and so no distribution.
+        """
         if self._blocks.shape.mask:
             row, first = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask
-            for count in sizes:  # a choice without a legal value has no distribution
+            for count in sizes:
                 if not row[first : first + count].any():
-                    row[first : first + count] = 1
+                    where = "" if len(sizes) == 1 else f" in entries {first} to {first + count - 1}"
+                    raise InvalidValueError(f"the {MASK}", f"allows no action{where}")
                 first += count

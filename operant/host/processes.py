@@ -189,6 +189,12 @@ class LaneProcesses:
         lane, doing = document["lane"], document["doing"]
         if doing == "make":
             return EnvironmentFailedError(f"{self._name}: {document['raised']}", detail=document["traceback"])
+        if document["invalid"] is not None:
+            what, problem = document["invalid"]
+            when = f"action {document['action']} in step {document['step']:,} of its episode"
+            return EnvironmentFailedError(
+                f"{self._name}: {what} of lane {lane} {problem}, after {when if doing == 'step' else 'reset'}"
+            )
         after = f", after action {document['action']}" if document["action"] is not None else ""
         return EnvironmentFailedError(
             f"{self._name}: `{doing}` of lane {lane}{after} raised {document['raised']}", detail=document["traceback"]

@@ -17,6 +17,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import logging
 import math
 import os
 import tempfile
@@ -31,6 +32,8 @@ from operant.host import spaces
 from operant.host.atari import Game
 from operant.host.image import grayscale, resized
 from operant.host.names import install_command
+
+log = logging.getLogger("operant")
 
 
 class SourceError(Exception):
@@ -324,17 +327,18 @@ class Lane:
         except spaces.UnsupportedSpaceError as error:
             raise SourceError(f"its action cannot be given: {error}") from None
         self._frames = np.zeros((source.frame_stack, self.view.one), self.view.dtype)
-        self._age, self._before, self._draw = 0, None, np.random.default_rng(0)
+        self.age, self.doing = 0, "reset"  # steps of the episode, and the call under way
+        self._before, self._draw = None, np.random.default_rng(0)
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 
     def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
         """Begin an episode and write its first observation (O). Returns the legal actions, if given. With `seed` None
         the generator continues.
         """
+        self.age, self.doing, self._before = 0, "reset", None
         value, info = self.env.reset(seed=seed)
         if seed is not None:
             self._draw = np.random.default_rng(seed)
-        self._age, self._before = 0, None
         self.view.frame(value, self._frames[0])
         self._frames[1:] = self._frames[0]
         self.view.stacked(self._frames, row)
@@ -344,7 +348,7 @@ class Lane:
         """Take an action (A) and write the observation after it (O): at an episode's end, its true final one. Raises
         whatever the environment raises.
         """
-        source, total, terminated, truncated = self._source, 0.0, False, False
+        source, total, terminated, truncated, self.doing = self._source, 0.0, False, False, "step"
         action = self.action.read(chosen)
         value: Any = None
         info: Mapping[str, Any] = {}
@@ -356,8 +360,8 @@ class Lane:
             total += float(reward)
             if terminated or truncated:
                 break
-        self._age += 1
-        if source.time_limit is not None and self._age >= source.time_limit:
+        self.age += 1
+        if source.time_limit is not None and self.age >= source.time_limit:
             truncated = True
         self._frames[:-1] = self._frames[1:]
         self.view.frame(value, self._frames[-1])
@@ -376,5 +380,8 @@ class Lane:
         return picture[..., :3].astype(np.uint8)
 
     def close(self) -> None:
-        """Close the environment."""
-        self._close()
+        """Close the environment. Nothing depends on it, so an error is a warning."""
+        try:
+            self._close()
+        except Exception as error:
+            log.warning("%s: `close` raised %s: %s", self._source.name, type(error).__name__, error)

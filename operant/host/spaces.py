@@ -6,6 +6,9 @@ MultiDiscrete or MultiBinary with at most 256 values, the row is bytes, and Disc
 categorical features, read one-hot. Everything else is float32: Discrete and MultiDiscrete one-hot, MultiBinary 0 and 1,
 uint8 divided by 255. Parts of a Dict or Tuple follow in their order, named as Python would access them: `position`,
 `hand[1]`.
+
+A value of another shape, and a whole number that its space does not contain, raise InvalidValueError: a row would hold
+another value. Numbers of a float Box beyond its bounds are used as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +28,14 @@ _CATEGORIES = 256  # values of a byte
 
 class UnsupportedSpaceError(Exception):
     """A space that cannot be a row; the message is a sentence."""
+
+
+class InvalidValueError(Exception):
+    """A value that its space does not contain: `what` and `problem` are two parts of a sentence."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what} {problem}")
+        self.what, self.problem = what, problem
 
 
 class Part(NamedTuple):
@@ -165,13 +176,95 @@ def _numbers(space: Any) -> int:
     return math.prod(space.shape) if choices is None else len(choices[0])
 
 
+# VALUES
+
+
+def check_shape(values: np.ndarray, shape: tuple[int, ...], name: str) -> None:
+    """Raise InvalidValueError if an observation has another shape than its space."""
+    if values.shape != shape:
+        raise InvalidValueError(_whole(name), f"has the shape {values.shape}, its space {shape}")
+
+
+def _whole(name: str) -> str:
+    """Name of a part in a sentence: parts of a Tuple begin with their index."""
+    return f"observation{name}" if name.startswith("[") else f"the {name}"
+
+
+def whole_numbers(part: Part) -> Callable[[Any], Any]:
+    """`read(value)` of a part of whole numbers: its entries, (n) or for Discrete one number, from 0 on for Discrete and
+    MultiDiscrete. `read` raises InvalidValueError for another shape, and for an entry that is no whole number or not in
+    the space.
+    """
+    name, space, choices = part.name, part.space, _choices(part.space)
+    shape = tuple(space.shape)
+    lows = np.asarray(space.low, np.int64).ravel() if choices is None else np.asarray(choices[1], np.int64)
+    highs = np.asarray(space.high, np.int64).ravel() if choices is None else lows + choices[0] - 1
+    added = lows if choices is None and lows.any() else None
+    spans, beyond, from_zero = (highs - lows).astype(np.uint64), np.empty(len(lows), np.bool_), not lows.any()
+    any_byte = from_zero and spans.min() >= 255
+    low, span = int(lows[0]), int(spans[0])
+
+    def read(value: Any) -> np.ndarray:
+        values = np.asarray(value)
+        if values.shape != shape and not values.size == len(lows) == 1:
+            check_shape(values, shape, name)
+        flat = values.reshape(-1)
+        if any_byte and flat.dtype == np.uint8:
+            return flat
+        if flat.dtype.kind not in "iub":
+            flat = _without_fractions(flat)
+        if from_zero and flat.dtype == np.int64:
+            offsets = flat
+        else:
+            offsets = np.subtract(flat, lows, dtype=np.int64, casting="unsafe")
+        # a negative number is a large one without its sign; the fastest test of a few values
+        np.greater(offsets.view(np.uint64), spans, out=beyond)
+        if 1 in beyond.tobytes():
+            k = int(beyond.argmax())
+            raise InvalidValueError(_entry(name, shape, k), f"is {flat[k]}, its space has {lows[k]} to {highs[k]}")
+        return offsets if added is None else offsets + added
+
+    def read_one(value: Any) -> Any:
+        if isinstance(value, int | np.integer):
+            offset = int(value) - low
+            if 0 <= offset <= span:
+                return offset
+        return read(value)
+
+    def _without_fractions(flat: np.ndarray) -> np.ndarray:
+        if flat.dtype.kind != "f":
+            raise InvalidValueError(_whole(name), f"is {flat.dtype}, its space {space.dtype}")
+        if len(positions := np.flatnonzero(flat != np.trunc(flat))):
+            k = int(positions[0])
+            raise InvalidValueError(
+                _entry(name, shape, k), f"is {flat[k]:.7g}, its space has whole numbers from {lows[k]} to {highs[k]}"
+            )
+        return np.clip(flat, -(2.0**62), 2.0**62).astype(np.int64)
+
+    return read if shape else read_one
+
+
+def _entry(name: str, shape: tuple[int, ...], k: int) -> str:
+    """Name of the k-th entry of a part: `observation[2, 0]`."""
+    if not shape:
+        return _whole(name)
+    return f"{_whole(name).removeprefix('the ')}[{', '.join(map(str, map(int, np.unravel_index(k, shape))))}]"
+
+
+# ROWS
+
+
 def _picture(space: Any) -> Observation:
+    declared, read = tuple(space.shape), whole_numbers(Part("observation", (), space))
     turned = channels_first(space.shape)
     height, width, *planes = space.shape[1:] + space.shape[:1] if turned else space.shape
     shape = (int(height), int(width), int(planes[0]) if planes else 1)
 
     def write(value: Any, row: np.ndarray) -> None:
         picture = np.asarray(value)
+        if picture.shape != declared or picture.dtype != np.uint8:
+            check_shape(picture, declared, "observation")
+            picture = read(picture).astype(np.uint8).reshape(declared)
         row.reshape(shape)[:] = (picture.transpose(1, 2, 0) if turned else picture).reshape(shape)
 
     size = math.prod(shape)
@@ -192,12 +285,12 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
             categories += [int(k) if k > 1 else 0 for k in choice[0]]
             high += [float(k - 1) for k in choice[0]]
         fields.append(Field(part.name, offset, offset + count))
-        plans.append((part.path, slice(offset, offset + count), 0 if choice is None else choice[1]))
+        plans.append((part.path, slice(offset, offset + count), whole_numbers(part)))
         offset += count
 
     def write(value: Any, row: np.ndarray) -> None:
-        for path, columns, least in plans:
-            row[columns] = np.asarray(_reach(value, path)).ravel() - least
+        for path, columns, read in plans:
+            row[columns] = read(_reach(value, path))
 
     return Observation(
         offset, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write
@@ -215,33 +308,59 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
         count = _numbers(part.space) if plain else int(choice[0].sum())
         fields.append(Field(part.name, offset, offset + count))
         if choice is None:
-            scale = 1 / 255 if str(part.space.dtype) == "uint8" else 1.0
+            in_bytes = str(part.space.dtype) == "uint8"
+            scale = 1 / 255 if in_bytes else 1.0
             low += (np.asarray(part.space.low, np.float64).ravel() * scale).tolist()
             high += (np.asarray(part.space.high, np.float64).ravel() * scale).tolist()
-            plans.append((part.path, offset, offset + count, None, None, scale))
+            fill = _fill_scaled(part, scale) if in_bytes else _fill_plain(part)
         else:
             low += [0.0] * count
             high += [1.0] * count
-            one_hot = None if plain else offset + np.concatenate([[0], np.cumsum(choice[0])[:-1]]).astype(np.int64)
-            plans.append((part.path, offset, offset + count, one_hot, None if plain else choice[1], 1.0))
+            fill = _fill_scaled(part, 1.0) if plain else _fill_one_hot(part, choice[0])
+        plans.append((part.path, slice(offset, offset + count), fill))
         offset += count
 
     def write(value: Any, row: np.ndarray) -> None:
-        for path, start, stop, one_hot, least, scale in plans:
-            values = np.asarray(_reach(value, path)).ravel()
-            if one_hot is None:
-                row[start:stop] = values if scale == 1.0 else values * scale
-            else:
-                row[start:stop] = 0.0
-                row[one_hot + (values - least)] = 1.0
+        for path, columns, fill in plans:
+            fill(_reach(value, path), row[columns])
 
-    only = leaves[0]
-    if len(leaves) == 1 and not only.path and choices[0] is None and str(only.space.dtype) != "uint8":
-
-        def write(value: Any, row: np.ndarray) -> None:  # the common case
-            row[:] = np.asarray(value).reshape(-1)
-
+    if len(plans) == 1 and not plans[0][0]:  # the common case
+        write = plans[0][2]
     return Observation(offset, "float32", tuple(low), tuple(high), (), 0, tuple(fields), write)
+
+
+def _fill_plain(part: Part) -> Callable[[Any, np.ndarray], None]:
+    """`fill(value, out)` of a Box of any numbers."""
+    name, shape = part.name, tuple(part.space.shape)
+
+    def fill(value: Any, out: np.ndarray) -> None:
+        values = np.asarray(value)
+        if values.shape != shape:
+            check_shape(values, shape, name)
+        out[:] = values.reshape(-1)
+
+    return fill
+
+
+def _fill_scaled(part: Part, scale: float) -> Callable[[Any, np.ndarray], None]:
+    """`fill(value, out)` of bytes, which are scaled, and of MultiBinary."""
+    read = whole_numbers(part)
+
+    def fill(value: Any, out: np.ndarray) -> None:
+        np.multiply(read(value), scale, out=out, casting="unsafe")
+
+    return fill
+
+
+def _fill_one_hot(part: Part, sizes: np.ndarray) -> Callable[[Any, np.ndarray], None]:
+    """`fill(value, out)` of Discrete and MultiDiscrete."""
+    read, first = whole_numbers(part), np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+
+    def fill(value: Any, out: np.ndarray) -> None:
+        out[:] = 0.0
+        out[first + read(value)] = 1.0
+
+    return fill
 
 
 # ACTIONS
@@ -317,7 +436,9 @@ def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
 
 
 def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """Legal actions, (H) of 0 and 1, from `info` or a Dict observation; None if neither has them."""
+    """Legal actions, (H) of 0 and 1, from `info` or a Dict observation; None if neither has them. Raises
+    InvalidValueError for another number of entries.
+    """
     mask = info.get(MASK) if isinstance(info, dict) else None
     if mask is None and isinstance(value, dict):
         mask = value.get(MASK)
@@ -329,5 +450,5 @@ def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
         else np.asarray(mask).ravel()
     )
     if len(flat) != sum(sizes):
-        return None
+        raise InvalidValueError(f"the {MASK}", f"has {len(flat)} entries for {sum(sizes)} actions")
     return (flat != 0).astype(np.uint8)

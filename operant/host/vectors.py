@@ -182,7 +182,7 @@ class VectorGroup(LaneGroup):
         self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1
     ) -> None:
         super().__init__(source, blocks, buffers, draws=draws)
-        self._threads = threads
+        self._threads, self._age = threads, np.zeros(blocks.shape.lanes, np.int64)
         self._vectors: list[Vector | None] = []
         self.calls = {name: self._guarded(name, call) for name, call in self.calls.items()}
 
@@ -194,6 +194,8 @@ class VectorGroup(LaneGroup):
                     self._blocks.busy[lanes] = 1
                     call(buffer)
                     self._blocks.busy[lanes] = 0
+            except LaneError:
+                raise
             except Exception as error:
                 lane_range = f"{lanes[0]} to {lanes[-1]}" if lanes else "-"
                 raise LaneError(
@@ -213,7 +215,8 @@ class VectorGroup(LaneGroup):
         self._view, self._action = view_of(self._source, first), spaces.action(first.single_action_space)
         # Fast path for one Box and one Discrete: all rows are one copy (pictures unchanged).
         self._kind, space = first.single_action_space.dtype, first.single_observation_space
-        self._channels_first = channels_first(space)
+        self._channels_first, self._shape = channels_first(space), tuple(space.shape or ())
+        self._read_bytes = spaces.whole_numbers(spaces.Part("observation", (), space)) if self._channels_first else None
         self._plain = self._channels_first or (type(space).__name__ == "Box" and str(space.dtype) != "uint8")
         self._start = (
             int(first.single_action_space.start) if type(first.single_action_space).__name__ == "Discrete" else None
@@ -224,7 +227,8 @@ class VectorGroup(LaneGroup):
         vector, lanes = self._vectors[buffer], self._buffers[buffer]
         assert vector is not None
         value, info = vector.reset(self._blocks.seed[lanes])
-        self._write(lanes, value, info, self._blocks.observation)
+        self._age[lanes] = 0
+        self._write(lanes, value, info)
 
     def step(self, buffer: int) -> None:
         """Step every lane of a buffer with its action in the blocks; ended episodes are followed by the next."""
@@ -240,29 +244,56 @@ class VectorGroup(LaneGroup):
             done.terminated,
             done.truncated,
         )
-        self._write(lanes, done.observation, done.info, blocks.observation)
+        self._age[lanes[0] : lanes[-1] + 1] += 1
         for k in np.flatnonzero(done.terminated | done.truncated).tolist():
-            last, row = spaces.select(done.final, k), blocks.final_observation[lanes[k]]
-            if self._plain:
-                row[:] = np.asarray(last).reshape(-1)
-            else:
-                self._view.frame(last, row)
+            try:
+                self._write_observation(spaces.select(done.final, k), blocks.final_observation[lanes[k]])
+            except spaces.InvalidValueError as error:
+                raise self._invalid(lanes[k], error) from error
+            self._age[lanes[k]] = 0
+        self._write(lanes, done.observation, done.info)
 
-    def _write(self, lanes: Sequence[int], value: Any, info: Any, rows: np.ndarray) -> None:
-        if self._plain:
-            rows[lanes[0] : lanes[-1] + 1] = np.asarray(value).reshape(len(lanes), -1)
-            if not self._blocks.shape.mask:
-                return
-        for k, lane in enumerate(lanes):
-            observation = spaces.select(value, k)
-            if not self._plain:
-                self._view.frame(observation, rows[lane])
-            masks = info.get(spaces.MASK) if isinstance(info, dict) else None
-            self._write_mask(
-                lane,
-                spaces.mask_of({} if masks is None else {spaces.MASK: masks[k]}, observation, self._action.sizes),
-                self._action.sizes,
-            )
+    def _write(self, lanes: Sequence[int], value: Any, info: Any) -> None:
+        """Write observations and legal actions of all lanes."""
+        rows = self._blocks.observation
+        whole = self._plain and self._write_all(lanes, np.asarray(value), rows)
+        if whole and not self._blocks.shape.mask:
+            return
+        masks, lane = info.get(spaces.MASK) if isinstance(info, dict) else None, lanes[0]
+        try:
+            for k, lane in enumerate(lanes):
+                observation = spaces.select(value, k)
+                if not whole:
+                    self._write_observation(observation, rows[lane])
+                mask = {} if masks is None else {spaces.MASK: masks[k]}
+                self._write_mask(lane, spaces.mask_of(mask, observation, self._action.sizes), self._action.sizes)
+        except spaces.InvalidValueError as error:
+            raise self._invalid(lane, error) from error
+
+    def _write_all(self, lanes: Sequence[int], values: np.ndarray, rows: np.ndarray) -> bool:
+        """Write all observations in one copy; False if their values must be checked one by one."""
+        try:
+            spaces.check_shape(values, (len(lanes), *self._shape), "observation")
+        except spaces.InvalidValueError as error:
+            raise self._invalid(lanes[0], error, f"{lanes[0]} to {lanes[-1]}") from error
+        if self._channels_first and values.dtype != np.uint8:
+            return False
+        rows[lanes[0] : lanes[-1] + 1] = values.reshape(len(lanes), -1)
+        return True
+
+    def _write_observation(self, value: Any, row: np.ndarray) -> None:
+        if not self._plain:
+            self._view.frame(value, row)
+            return
+        values = np.asarray(value)
+        spaces.check_shape(values, self._shape, "observation")
+        checked = self._read_bytes is not None and values.dtype != np.uint8
+        row[:] = self._read_bytes(values) if checked and self._read_bytes is not None else values.reshape(-1)
+
+    def _invalid(self, lane: int, error: spaces.InvalidValueError, name: str = "") -> LaneError:
+        """LaneError of a value of a lane, or of several lanes of that `name`."""
+        step, action = int(self._age[lane]), self._blocks.action[lane].tolist()
+        return LaneError(name or lane, "step" if step else "reset", action, error, step)
 
     def draw(self, buffer: int) -> None:
         """Write the newest observed frame of every lane of a buffer to the blocks as a picture."""

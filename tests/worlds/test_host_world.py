@@ -195,6 +195,62 @@ def test_a_number_that_is_not_finite_is_named():
         played(HostWorld(env_of(f"{MINE}:not_finite"), 1, seed=SEED), 9)
 
 
+WRONG_VALUES = {
+    "shrunk": r"the observation of lane \S+ has the shape \(1,\), its space \(3,\)",
+    "scalar": r"the observation of lane \S+ has the shape \(\), its space \(3,\)",
+    "transposed": r"the observation of lane \S+ has the shape \(2, 3\), its space \(3, 2\)",
+    "byte": r"observation\[2\] of lane \S+ is 300, its space has 0 to 255",
+    "negative": r"hand\[1\] of lane \S+ is -1, its space has 0 to 3",
+    "choice": r"the observation of lane \S+ is 9, its space has 0 to 2",
+    "one_hot": r"the observation of lane \S+ is 305, its space has 5 to 304",
+    "binary": r"observation\[0\]\[0\] of lane \S+ is 2, its space has 0 to 1",
+    "fraction": r"observation\[0, 0, 0\] of lane \S+ is 0.7, its space has whole numbers from 0 to 255",
+    "cropped": r"the observation of lane \S+ has the shape \(19, 20, 1\), its space \(20, 20, 1\)",
+    "channels": r"observation\[0, 0, 0\] of lane \S+ is 300, its space has 0 to 255",
+    "no_action": r"the action_mask of lane \S+ allows no action",
+    "long_mask": r"the action_mask of lane \S+ has 3 entries for 2 actions",
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VALUES)
+def test_a_value_that_is_not_in_its_space_ends_the_run_with_a_sentence(case):
+    """It was broadcast, cut to a byte or ignored."""
+    with pytest.raises(
+        EnvironmentFailedError,
+        match=rf"toys.py:wrong: {WRONG_VALUES[case]}, after action \[[01]\] in step 4 of its episode$",
+    ):
+        played(HostWorld(env_of(f"{MINE}:wrong", kwargs=(("case", case),)), 2, seed=SEED), 9)
+
+
+@pytest.mark.parametrize("case", ["byte", "choice", "fraction", "channels", "no_action", "long_mask"])
+def test_a_vector_environments_value_that_is_not_in_its_space_too(case):
+    with pytest.raises(EnvironmentFailedError, match=rf"{WRONG_VALUES[case]}, after action \[[01]\] in step 4 of"):
+        played(HostWorld(env_of(f"{MINE}:wrong_vector", kwargs=(("case", case),)), 2, seed=SEED), 9)
+
+
+def test_a_vector_environments_wrong_shape_names_its_lanes():
+    with pytest.raises(EnvironmentFailedError, match=r"of lane 0 to 1 has the shape \(2, 1\), its space \(2, 3\)"):
+        played(HostWorld(env_of(f"{MINE}:wrong_vector", kwargs=(("case", "shrunk"),)), 4, seed=SEED), 9)
+
+
+def test_a_wrong_first_value_is_named_by_a_worker_process():
+    """The mask may be empty where an episode ends, but not where one begins."""
+    world = HostWorld(env_of(f"{MINE}:without_first_action", processes=1), 2, seed=SEED)
+    with pytest.raises(EnvironmentFailedError, match=r"the action_mask of lane 0 allows no action, after reset$"):
+        played(world, 9)
+    world.close()
+
+
+def test_an_environment_whose_close_raises_is_trained_with_a_warning(caplog):
+    env = env_of(f"{MINE}:unclosable")
+    assert "toys.py:unclosable: `close` raised OSError: the display is gone" in caplog.text
+    caplog.clear()
+    world = HostWorld(env, 2, seed=SEED)
+    assert played(world, 3)[-1]["observation"].tolist() == [[3, 3]]
+    world.close()
+    assert caplog.text.count("`close` raised OSError") == 2
+
+
 HOLDS = """
 import sys, time
 sys.path[:0] = sys.argv[1:3]
