@@ -88,7 +88,7 @@ TASKS = {
         0.99,
         60,
     ),
-    "count_recall_hard": Task(
+    "count_recall_ranks": Task(
         "count_recall", "env.params.decks=4 env.params.kinds=13 algo.horizon=207 run.steps=40M", 0.99, 60
     ),
     "higher_lower": Task("higher_lower", "", 1.0, 100, fresh=16_384),

@@ -7,8 +7,9 @@ Rules
   including the current one.
 - Reward: 1 / (cards - 1) if the count is correct, otherwise -1 / (cards - 1). The episode ends when the decks are
   dealt, after cards - 1 steps.
-- `decks`, `kinds` = 1, 2 (colours); 2, 4 (suits); 4, 13 (ranks) are POPGym's easy, medium and hard. (Other combinations
-  may have more than 26 cards of one kind, a count that no action can express.)
+- 27 actions, the counts 0 to 26. `decks`, `kinds` = 1, 2 (colours) and 2, 4 (suits) are POPGym's easy and medium. 4, 13
+  (ranks) has the cards and rewards of its hard, where 17 actions are enough: here 10 more are always wrong. (Other
+  combinations may have more than 26 cards of one kind, a count that no action can express.)
 
 Optimum: 1. Without memory: at most -0.923, -0.924, -0.881 (the most frequent correct count for each shown and queried
 kind).

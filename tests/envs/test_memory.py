@@ -145,7 +145,8 @@ def lay(name, theirs, seen, start):
 
 def check_beside_popgym(name, level, lane_class, seed):
     theirs, env, params = games(name, level)
-    assert theirs.action_space.n <= env.action.n
+    # the one level that is not POPGym's: it has 16 cards of a kind, and 27 actions here
+    assert theirs.action_space.n == (17 if (name, level) == ("count_recall", 2) else env.action.n)
     lane, generator = lane_class(env, seed, **params), np.random.default_rng(seed)
     start = lane.kept() if name == "concentration" else None
     kinds = params.get("kinds", 2) if name == "count_recall" else 0
