@@ -33,6 +33,7 @@ import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
 from operant.algos.ppo import PPO
+from operant.algos.ppo.ppo import Stats
 from operant.compute.graphs import Graphed
 from operant.kernels.dense.select import with_config
 from operant.nn import mlp
@@ -149,7 +150,7 @@ def repeatable(precision: str, iterations: int = 200) -> str:
                     value.copy_(saved[name])
             ppo.collect()
             ppo.update()
-        if ppo.stats[8] != 0:
+        if Stats(*ppo.stats).not_finite != 0:
             return b"not finite"
         return ppo.policy.flat.values.detach().cpu().numpy().tobytes()
 

@@ -32,6 +32,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
     """One run in a separate process: episodes and sum of returns of each iteration, or an error."""
     from fused_probe import CARTPOLE, trainer
 
+    from operant.algos.ppo.ppo import Stats
     from operant.nn import mlp
 
     kernels, precision, seed, tiny = task
@@ -63,7 +64,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
     verdict = (
         "ok"
-        if ppo.stats[8] == 0 and (ppo.kernels == "fused") == (kernels == "fused")
+        if Stats(*ppo.stats).not_finite == 0 and (ppo.kernels == "fused") == (kernels == "fused")
         else "FAILED: not finite, or the wrong path"
     )
     return {

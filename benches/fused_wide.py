@@ -23,6 +23,7 @@ from gpu import seconds
 from records import Records, side_by_side
 
 from operant.algos.ppo import PPO
+from operant.algos.ppo.ppo import Stats
 from operant.kernels.dense import tuning
 from operant.kernels.dense.select import with_config
 from operant.kernels.spec import describe
@@ -149,7 +150,7 @@ def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
                     value.copy_(saved[name])
             ppo.collect()
             ppo.update()
-        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if ppo.stats[8] == 0 else b""
+        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if Stats(*ppo.stats).not_finite == 0 else b""
 
     reference = run()
     verdicts = {
@@ -320,7 +321,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
         "tflops": done / update_s / 1e12,
         "peak_tflops": peak / 1e12,
         "share": done / update_s / peak,
-        "not_finite": float(ppo.stats[8]),
+        "not_finite": float(Stats(*ppo.stats).not_finite),
         "verdict": "ok",
     }
 

@@ -30,6 +30,7 @@ from fused_sac import microseconds, replay_microseconds
 from operant import envs
 from operant.algos.ppo import PPO
 from operant.algos.ppo.config import PPOConfig
+from operant.algos.ppo.ppo import Stats
 from operant.nn import NetConfig
 from operant.worlds import DeviceWorld
 
@@ -157,7 +158,7 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     )
     once.collect()
     once.update()
-    kl = float(once.stats[3])
+    kl = float(Stats(*once.stats).approx_kl)
     good = found["gradient"] <= LIMITS[precision] and found["again"] and abs(kl) < 1e-5
     return {**found, "kl_of_acting_and_learning": kl, "verdict": "ok" if good else "FAILED"}
 
@@ -211,7 +212,7 @@ def acting(
         "lanes": sizes["lanes"],
         "at_once": ppo.backend.learner.acts_in_one_launch,
         **told,
-        "kl": float(ppo.stats[3]),
+        "kl": float(Stats(*ppo.stats).approx_kl),
         "verdict": verdict,
     }
 
@@ -319,7 +320,7 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
                     value.copy_(saved[name])
             ppo.collect()
             ppo.update()
-        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if ppo.stats[8] == 0 else b""
+        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if Stats(*ppo.stats).not_finite == 0 else b""
 
     reference = run()
     verdicts = {
@@ -420,7 +421,7 @@ def rates(ppo: PPO) -> dict[str, object]:
         "M_SPS": round(ppo.steps_per_iteration / whole, 1),
         "collect_us": round(collect),
         "update_us": round(update),
-        "not_finite": float(ppo.stats[8]),
+        "not_finite": float(Stats(*ppo.stats).not_finite),
     }
 
 

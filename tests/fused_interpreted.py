@@ -12,6 +12,7 @@ from fused_q import iterations_case as q_case  # noqa: F401
 from fused_rounded import both_gradients, expected
 from triton import language as tl
 
+from operant.algos.ppo.ppo import Stats
 from operant.compute.exchange import Link
 from operant.data import replay
 from operant.kernels import exchange
@@ -144,7 +145,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False, scheduled=None):
         "moved": difference(
             ours.policy.flat.values, trainer(env_of(env), mlp.Config(**net), **config).policy.flat.values
         ),
-        "not_finite": [float(ours.stats[8]), float(theirs.stats[8])],
+        "not_finite": [float(Stats(*ours.stats).not_finite), float(Stats(*theirs.stats).not_finite)],
     }
 
 
